@@ -277,7 +277,7 @@ def test_the_time_went_where_the_summary_says(sound: Path, open_page: Open):
 
 
 def worse_after(run: Path, to: Path) -> Path:
-    """A run of whose last evaluation the first two problems are lost, the second cut off, and the third failed."""
+    """A run of whose last evaluation the first two problems fell, the second cut off, and the third failed."""
     shutil.copytree(run, to)
     rows = [json.loads(line) for line in (to / "rollouts/eval-000000.jsonl").read_text().splitlines()]
     for row in rows[:3]:
@@ -299,11 +299,11 @@ def test_what_went_wrong_in_an_evaluation_is_flagged_and_each_flag_shows_its_pro
     page.wait_for_selector(".row")
     flags = page.locator(".evaluations .insights li").all_inner_texts()
     assert [flag.split(" of ")[0] for flag in flags] == [
-        "3 lost right more often before than after",
+        "3 fell right more often before than after",
         "1 cut off",
         "1 failed",
     ]
-    for flag, tasks in (("3 lost", [0, 1, 2]), ("1 cut off", [1]), ("1 failed", [2])):
+    for flag, tasks in (("3 fell", [0, 1, 2]), ("1 cut off", [1]), ("1 failed", [2])):
         page.get_by_role("button", name=flag).click()
         until(page, "n => document.querySelectorAll('.evaluations .row').length === n", len(tasks))
         under = page.locator(".evaluations .row .under").all_inner_texts()

@@ -8,6 +8,7 @@ import fcntl
 import io
 import os
 import signal
+import struct
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -135,11 +136,24 @@ def reopen_streams() -> None:
         setattr(sys, f"__{name}__", stream)
 
 
+PR_SET_MM, PR_SET_MM_MAP = 35, 14
+ROOM: list[int] = []  # where the first name of this process and of those that it was forked from began and ended
+
+
 def name_process(command: Sequence[str]) -> None:
-    """What `ps` shows. The words take the place of this process's own, which the template was given long ones for; what is too
-    much stands before the program's name as slashes, since a shorter text would end in empty words."""
-    fields = open("/proc/self/stat").read().rpartition(")")[2].split()  # noqa: SIM115
-    start, end = int(fields[45]), int(fields[46])
+    """What `ps` shows. The words stand at the end of the room of this process's own, which the template was given long ones for; the
+    kernel is told that they begin there (prctl(2), PR_SET_MM_MAP). Where it refuses that, what is too much are slashes."""
+    fields = [int(one) for one in open("/proc/self/stat").read().rpartition(")")[2].split()[1:]]  # noqa: SIM115
+    if not ROOM:
+        ROOM.extend(fields[44:46])
+    start, end = ROOM
     words = b"\0".join(word.encode() for word in command) + b"\0"
-    if len(words) <= end - start:
-        ctypes.memmove(start, b"/" * (end - start - len(words)) + words, end - start)
+    if len(words) > end - start:
+        return
+    ctypes.memmove(start, b"/" * (end - start - len(words)) + words, end - start)
+    libc = ctypes.CDLL(None)
+    libc.sbrk.restype = ctypes.c_void_p
+    code, stack, data, environment = fields[22:24], fields[24], fields[41:43], fields[46:48]
+    places = [*code, *data, fields[43], libc.sbrk(0), stack, end - len(words), end, *environment]
+    wanted = struct.pack("11QQIi", *places, 0, 0, -1)
+    libc.prctl(PR_SET_MM, PR_SET_MM_MAP, wanted, ctypes.c_ulong(len(wanted)), 0)

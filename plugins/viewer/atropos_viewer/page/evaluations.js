@@ -1,9 +1,9 @@
-// The held-out problems, before and after: which were won, which were lost, and what was said.
+// The held-out problems, before and after: which figures rose, which fell, and what was said.
 
 import { debounced, el, fill, show } from "./dom.js";
 import { List } from "./list.js";
 
-const CHANGES = { "": "all problems", won: "won", lost: "lost", right: "right in both", wrong: "wrong in both", cut: "cut off after", failed: "failed after" };
+const CHANGES = { "": "all problems", rose: "rose", fell: "fell", right: "right in both", wrong: "wrong in both", same: "same in both", cut: "cut off after", failed: "failed after" };
 
 export class Evaluations {
   constructor(app) {
@@ -136,11 +136,12 @@ export class Evaluations {
   changeOf({ before, after }) {
     const [from, to] = [this.share(this.first, before), this.share(this.second, after)];
     if (from === null || to === null) return "";
-    return to > from ? "won" : to < from ? "lost" : to > 0 ? "right" : "wrong";
+    if (to !== from) return to > from ? "rose" : "fell";
+    return !this.isGraded || (to > 0 && to < 1) ? "same" : to ? "right" : "wrong";
   }
 
   drawSummary() {
-    const counts = { won: 0, lost: 0, right: 0, wrong: 0 };
+    const counts = { rose: 0, fell: 0, right: 0, wrong: 0, same: 0 };
     for (const row of this.rows) {
       const change = this.changeOf(row);
       if (change) counts[change] += 1;
@@ -154,8 +155,8 @@ export class Evaluations {
     fill(this.summary,
       el("p", {}, el("span", { class: "soft" }, this.isGraded ? "accuracy " : "reward "),
         el("strong", { class: "figure" }, this.figure(mean(this.first, "before"))), " → ", el("strong", { class: "figure" }, this.figure(mean(this.second, "after"))),
-        el("span", { class: "soft" }, ` of the ${show(both.length)} problems in both; `), el("span", { class: "good" }, `${show(counts.won)} won`), ", ", el("span", { class: "poor" }, `${show(counts.lost)} lost`),
-        el("span", { class: "soft" }, `, ${show(counts.right)} right in both, ${show(counts.wrong)} wrong in both`)));
+        el("span", { class: "soft" }, ` of the ${show(both.length)} problems in both; `), el("span", { class: "good" }, `${show(counts.rose)} rose`), ", ", el("span", { class: "poor" }, `${show(counts.fell)} fell`),
+        el("span", { class: "soft" }, `, ${this.isGraded ? `${show(counts.right)} right in both, ${show(counts.wrong)} wrong in both, ` : ""}${show(counts.same)} the same in both`)));
   }
 
   // What a reader should look at first, each a way to these problems.
@@ -164,7 +165,7 @@ export class Evaluations {
     const [cut, cutBefore, failed] = [this.rows.filter((one) => this.is(one, "cut")).length, this.first.cut.filter((one) => one).length, this.rows.filter((one) => this.is(one, "failed")).length];
     const flag = (change, name, text) => el("li", { class: "flag" }, el("button", { class: "link", onclick: () => { this.change.value = change; this.chosen({}); } }, name), ` ${text}`);
     fill(this.flags,
-      counts.lost ? flag("lost", `${show(counts.lost)} lost`, this.isGraded ? "right more often before than after" : "less reward after than before") : null,
+      counts.fell ? flag("fell", `${show(counts.fell)} fell`, this.isGraded ? "right more often before than after" : "less reward after than before") : null,
       cut ? flag("cut", `${show(cut)} cut off`, `of ${show(all)} replies reached max_tokens; ${show(cutBefore)} before`) : null,
       failed ? flag("failed", `${show(failed)} failed`, `of ${show(all)} problems`) : null);
   }
@@ -187,10 +188,10 @@ export class Evaluations {
   drawRow(row, one) {
     const change = this.changeOf(one);
     row.append(
-      el("span", { class: `reward ${change === "won" || change === "right" ? "good" : change ? "poor" : ""}` }, `${this.figure(this.share(this.first, one.before))} → ${this.figure(this.share(this.second, one.after))}`),
+      el("span", { class: `reward ${change === "rose" || change === "right" ? "good" : change === "fell" || change === "wrong" ? "poor" : ""}` }, `${this.figure(this.share(this.first, one.before))} → ${this.figure(this.share(this.second, one.after))}`),
       el("span", { class: "main" }, el("span", { class: "preview" }, this.second.question[one.after].replaceAll(/\s+/g, " ").slice(0, 160)),
-        el("span", { class: "under" }, `${this.second.task[one.after]}${change && change !== "lost" ? ` · ${CHANGES[change]}` : ""}`,
-          [["lost", "lost"], ["cut", "cut off"], ["failed", "failed"]].filter(([name]) => this.is(one, name)).map(([, title]) => el("span", { class: "out" }, ` · ${title}`)))));
+        el("span", { class: "under" }, `${this.second.task[one.after]}${change && change !== "fell" ? ` · ${CHANGES[change]}` : ""}`,
+          [["fell", "fell"], ["cut", "cut off"], ["failed", "failed"]].filter(([name]) => this.is(one, name)).map(([, title]) => el("span", { class: "out" }, ` · ${title}`)))));
   }
 
   drawDetail(one) {
