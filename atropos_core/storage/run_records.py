@@ -7,7 +7,6 @@ Everything is read when it is requested, and again at the next call: whoever fol
 from __future__ import annotations
 
 import fcntl
-import json
 import math
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -20,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atropos_core.errors import DataError, RunDirectoryError
-from atropos_core.storage.reading import numbered
+from atropos_core.storage.reading import numbered, parse_json, read_file, read_text
 from atropos_core.storage.token_file import SequenceTokens, TokenFile
 from atropos_core.types import Message
 
@@ -196,14 +195,16 @@ class RunRecords:
         """config.toml. Raises RunDirectoryError where it cannot be read."""
         path = self.directory / "config.toml"
         try:
-            return tomllib.loads(path.read_text())
-        except (ValueError, OSError) as error:
+            return tomllib.loads(read_text(path))
+        except (ValueError, OSError, RecursionError) as error:
             raise RunDirectoryError(f"{path} cannot be read: {error}") from error
 
     @property
     def is_going_on(self) -> bool:
         """Whether a process holds the run's lock."""
         try:
+            if not (self.directory / "lock").is_file():
+                return False
             with (self.directory / "lock").open("rb") as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 return False
@@ -216,7 +217,7 @@ class RunRecords:
     def summary(self) -> Mapping[str, Any]:
         """summary.json, which a run writes at its end; empty where there is none that can be read."""
         try:
-            found = json.loads((self.directory / "summary.json").read_text())
+            found = parse_json(read_file(self.directory / "summary.json"))
         except (OSError, ValueError):
             return {}
         return found if isinstance(found, dict) else {}
@@ -225,7 +226,7 @@ class RunRecords:
     def finished_steps(self) -> int:
         """How many a run that has ended well has done; -1 where it has not."""
         steps = self.summary.get("steps", -1)
-        return steps if isinstance(steps, int) else -1
+        return steps if _is_step(steps) else -1
 
     def metrics(self) -> MetricTable:
         """The same as columns."""
@@ -285,12 +286,12 @@ class RunRecords:
 def json_rows(path: Path) -> Iterator[dict[str, Any]]:
     """The objects of a file of JSON lines; an empty one for each line that is none. Nothing where there is no file."""
     try:
-        lines = path.read_text(errors="replace").splitlines()
+        lines = read_file(path).decode(errors="replace").splitlines()
     except OSError:
         return
     for line in lines:
         try:
-            row = json.loads(line)
+            row = parse_json(line)
         except ValueError:
             row = None
         yield row if isinstance(row, dict) else {}
@@ -300,7 +301,7 @@ def metric_rows(directory: Path) -> tuple[list[dict[str, float]], int]:
     """Every step as metrics.jsonl has it; what was no finite number is NaN. And how many lines are broken."""
     steps, broken = [], 0
     for row in json_rows(directory / METRICS):
-        if isinstance(row.get("step"), int) and all(map(_is_number, row.values())):
+        if _is_step(row.get("step")) and all(map(_is_number, row.values())):
             steps.append({name: _number(value) for name, value in row.items()})
         else:
             broken += 1
@@ -309,21 +310,28 @@ def metric_rows(directory: Path) -> tuple[list[dict[str, float]], int]:
 
 def health_rows(directory: Path) -> list[dict[str, Any]]:
     """The whole lines of health.jsonl."""
-    return [row for row in json_rows(directory / HEALTH) if {"step", "check", "state", "since"} <= row.keys()]
+    return [
+        row
+        for row in json_rows(directory / HEALTH)
+        if _is_step(row.get("step"))
+        and _is_step(row.get("since"))
+        and all(isinstance(row.get(name, ""), str) for name in ("check", "state", "says", "do"))
+        and {"check", "state"} <= row.keys()
+    ]
 
 
 def _whole_rows(path: Path) -> Iterator[dict[str, Any]]:
     """Raises DataError for a file that cannot be read, or a line that is no JSON object."""
     try:
-        lines = path.read_bytes().split(b"\n")
+        lines = read_file(path).split(b"\n")
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}.") from error
     for number, line in enumerate(lines[:-1] if not lines[-1] else lines):
         try:
-            row = json.loads(line)
+            row = parse_json(line)
             if not isinstance(row, dict):
                 raise ValueError(f"a {type(row).__name__}, not an object")
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             raise _damaged(path, number, str(error)) from error
         yield row
 
@@ -407,8 +415,12 @@ def _of_type(kind: type[T], row: Mapping[str, Any], name: str) -> T | None:
     return value
 
 
+def _is_step(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
+
+
 def _is_number(value: object) -> bool:
-    return value is None or (isinstance(value, int | float) and abs(value) < 1e300) or value != value
+    return value is None or (isinstance(value, int | float) and (abs(value) < 1e300 or value != value))
 
 
 def _number(value: Any) -> float:

@@ -87,6 +87,8 @@ class TokenFile:
 
         self.path = path
         try:
+            if path.exists() and not path.is_file():  # it would wait for a pipe
+                raise OSError("it is not a file")
             self._file: Any = safe_open(path, framework="numpy")  # the library has no types
             self._check()
         except (OSError, SafetensorError) as error:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -325,3 +328,69 @@ def test_options_without_effect_are_refused():
             JsonlOptions.model_validate(options)
     resumed = JsonlOptions(rollouts_every=0).model_dump()  # a config.toml names every option
     assert JsonlOptions.model_validate(resumed).rollouts_every == 0
+
+
+def as_pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def as_directory(path: Path) -> None:
+    path.mkdir()
+
+
+def as_loop(path: Path) -> None:
+    path.symlink_to(path)
+
+
+def as_device(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def as_bytes(content: bytes) -> Callable[[Path], object]:
+    return lambda path: path.write_bytes(content)
+
+
+WAYS = {
+    "a pipe": as_pipe, "a directory": as_directory, "a loop of links": as_loop, "a device": as_device, "empty": as_bytes(b""),
+    "no text": as_bytes(b"\xff\xfe\x00" * 99), "deep": as_bytes(b"[" * 200_000), "long": as_bytes(b"x" * 3_000_000),
+    "a list": as_bytes(b"[1]\n"), "other types": as_bytes(b'{"step": [], "check": 1, "state": {}, "since": null, "steps": "x"}\n'),
+    "long numbers": as_bytes(b'{"step": 1%s, "since": 1%s, "check": "a", "state": "ok", "steps": 1%s}\n' % ((b"0" * 400,) * 3)),
+    "not finite": as_bytes(b'{"step": NaN, "since": Infinity, "check": "a", "state": "ok", "steps": NaN}\n'),
+}  # fmt: skip
+FILES = ("config.toml", "metrics.jsonl", "health.jsonl", "summary.json", "lock", "rollouts/tools.jsonl", "rollouts/step-000001.jsonl",
+         "rollouts/step-000001.safetensors", "rollouts/eval-000000.jsonl", "checkpoints", "rollouts")  # fmt: skip
+
+
+@pytest.mark.parametrize("file", FILES)
+async def test_a_damaged_file_is_one_error_or_left_out_and_nothing_waits(tmp_path, file):
+    (tmp_path / "whole").mkdir()
+    whole, sink = a_run(tmp_path / "whole")
+    await write(sink, 1)
+    for number, (way, damage) in enumerate(WAYS.items()):
+        run = shutil.copytree(whole, tmp_path / str(number))
+        if (run / file).is_dir():
+            shutil.rmtree(run / file)
+        else:
+            (run / file).unlink(missing_ok=True)
+        damage(run / file)
+        for read in (
+            lambda records: records.config,
+            lambda records: records.metrics(),
+            lambda records: (
+                records.health(),
+                records.summary,
+                records.finished_steps,
+                records.is_going_on,
+                records.tools(),
+            ),
+            lambda records: (records.steps(), records.evaluation_steps(), records.checkpoint_steps()),
+            lambda records: (
+                records.step(1).why_no_tokens,
+                [records.step(1).sequences(one) for one in records.step(1).episodes],
+            ),
+            lambda records: records.evaluation(0),
+        ):
+            try:
+                read(RunRecords(run))
+            except (DataError, RunDirectoryError) as error:
+                assert str(run) in str(error), way
