@@ -46,6 +46,7 @@ LOOK_S = 0.2  # at tasks that are made as they are read, before a run begins
 MAX_DEPTH = 64  # of lists and mappings in what is left to environments
 ID_BOUND = 1 << 31  # token ids and versions are below it
 MOST_STOP_IDS = 4096  # of one call
+MOST_STOPS = 16  # texts that end a reply
 NUMBER_BOUND = 1 << 63  # numbers of draws and seeds are below it
 SPLITS = ("train", "test")
 
@@ -189,6 +190,11 @@ def check_sampling(sampling: Any) -> None:
         or not all(type(one) is int and 0 <= one < ID_BOUND for one in stops)
     ):
         _refuse("sampling.stop_ids", stops, f"must be a tuple of at most {MOST_STOP_IDS:,} token ids")
+    texts = sampling.stop
+    if type(texts) is not tuple or len(texts) > MOST_STOPS or not all(type(one) is str and one for one in texts):
+        _refuse("sampling.stop", texts, f"must be a tuple of at most {MOST_STOPS} texts that are not empty")
+    for one in texts:
+        check_name("sampling.stop", one)
 
 
 def check_temperature(name: str, value: Any) -> None:

@@ -44,15 +44,21 @@ class Sampling:
     top_p: float = 1.0
     top_k: int = 0  # 0: all
     stop_ids: tuple[int, ...] = ()  # that end a completion beside the model's own ends; one call's, never a run's
+    stop: tuple[str, ...] = ()  # texts that end a reply: a policy's `sample` sees to it, engines know ids
 
     @property
     def truncated(self) -> bool:
         """Whether the distribution was cut, so that a rollout's logprobs are renormalised over what was kept."""
         return self.top_p < 1.0 or self.top_k > 0
 
-    def of_run(self) -> dict[str, int | float]:
-        """What a run sets, by name."""
-        return {name: value for name, value in vars(self).items() if name != "stop_ids"}
+    def of_run(self) -> dict[str, Any]:
+        """What a run sets, by name, as JSON has it; `stop` only if there is any."""
+        kept = {name: value for name, value in vars(self).items() if name not in ("stop_ids", "stop")}
+        return kept | ({"stop": list(self.stop)} if self.stop else {})
+
+    @classmethod
+    def from_run(cls, values: Mapping[str, Any]) -> Sampling:
+        return cls(**{**values, "stop": tuple(values.get("stop", ()))})
 
 
 @dataclass(frozen=True)

@@ -102,6 +102,8 @@ class ChatModel(Engine):
             }  # fmt: skip
             if sampling.top_p != 1.0:
                 body["top_p"] = sampling.top_p
+            if sampling.stop:
+                body["stop"] = list(sampling.stop)
             if tools:
                 body["tools"] = [dict(tool) for tool in tools]
             bodies.append(body)

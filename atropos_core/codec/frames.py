@@ -42,7 +42,9 @@ RECORDS: dict[str, type[Any]] = {
         types.ScoredGroup, types.Column, types.Ragged, types.Batch, interfaces.ModelInfo,
     )
 }  # fmt: skip
-OPTIONAL = {types.Sampling: "stop_ids"}  # a last field that is written only where there is any: older ends know none
+OPTIONAL = {
+    types.Sampling: ("stop_ids", "stop")
+}  # last fields that are written only if there are any: older ends know none
 _FIELDS = {
     record: attrgetter(*(field.name for field in dataclasses.fields(record))) for record in RECORDS.values()
 }  # none has fewer than two, so each gives a tuple
@@ -131,8 +133,9 @@ def encode(value: Any) -> list[Buffer]:
             return put_array(item)
         if kind is types.ScoredGroup and (columns := GroupColumns.of(item)) is not None:
             return {"~g": put_columns(columns)}
-        if kind is types.Sampling and not item.stop_ids:
-            return {"~r": "Sampling", "~f": [walk(entry) for entry in _FIELDS[kind](item)[:-1]]}
+        if kind is types.Sampling and not item.stop:
+            fewer = -1 if item.stop_ids else -2
+            return {"~r": "Sampling", "~f": [walk(entry) for entry in _FIELDS[kind](item)[:fewer]]}
         if fields := _FIELDS.get(kind):
             return {"~r": kind.__name__, "~f": [walk(entry) for entry in fields(item)]}
         if kind is list:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from atropos_core import console
 from atropos_core.config.component import Component, ComponentOnDevices, RewardComponent, TrainerComponent, Weighted
@@ -23,7 +23,7 @@ from atropos_core.config.error_text import NAMED as NAMED
 from atropos_core.config.error_text import explain
 from atropos_core.config.health_options import HealthSection
 from atropos_core.errors import ConfigError, DataError
-from atropos_core.group_schema import RUN_PARTS, check_temperature
+from atropos_core.group_schema import RUN_PARTS, check_sampling, check_temperature
 from atropos_core.guards.patience import Patience
 from atropos_core.plugins.option_numbers import NoBooleanIsANumber
 from atropos_core.plugins.option_paths import AbsolutePath, WrittenIn
@@ -97,6 +97,19 @@ class SamplingSection(Section):
     )
     top_k: int = Field(0, ge=0, description="sample from so many of the likeliest tokens; 0: from all")
 
+    stop: tuple[str, ...] = Field(
+        (), description="texts at which a reply ends, in evaluations as well; the reply and its tokens have the text"
+    )
+
+    @field_validator("stop")
+    @classmethod
+    def _stops(cls, stop: tuple[str, ...]) -> tuple[str, ...]:
+        try:
+            check_sampling(Sampling(stop=stop))
+        except DataError as error:
+            raise ValueError(Exception.__str__(error)) from None
+        return stop
+
     @model_validator(mode="after")
     def _greedy_is_not_cut(self) -> SamplingSection:
         greedy_is_not_cut("sampling", self.temperature, self.top_p, self.top_k)
@@ -147,11 +160,11 @@ class EvaluationSection(Section):
     max_tokens: int | None = Field(None, ge=1, description="longest reply, in tokens; unset: as sampling.max_tokens")
 
     def sampling(self, run: Sampling) -> Sampling:
-        """Its own, with the run's max_tokens unless it has one. What is greedy is not cut as well."""
+        """Its own, with the run's stop texts, and its max_tokens unless this has one. What is greedy is not cut as well."""
         max_tokens = self.max_tokens or run.max_tokens
         if self.temperature == 0:
-            return Sampling(max_tokens, 0.0)
-        return Sampling(max_tokens, self.temperature, self.top_p, self.top_k)
+            return Sampling(max_tokens, 0.0, stop=run.stop)
+        return Sampling(max_tokens, self.temperature, self.top_p, self.top_k, stop=run.stop)
 
     def ks(self) -> tuple[int, ...]:
         return ((self.samples,) if self.samples > 1 else ()) if self.pass_at is None else self.pass_at

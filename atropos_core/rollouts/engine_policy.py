@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from atropos_core.errors import DataError
 from atropos_core.guards.apart import apart_if_long
 from atropos_core.guards.deadlines import within
 from atropos_core.interfaces import Engine, Policy
+from atropos_core.rollouts.stop_texts import cut_at_stop, sample_to_stop
+from atropos_core.rollouts.tokenizer import ChatTokenizer
 from atropos_core.seeds import of_replies
 from atropos_core.types import Completion, Message, Sampling, Tokens
 
@@ -67,6 +70,17 @@ class ChatFormat(Protocol):
     def parse(self, ids: Tokens, prompt: Tokens | None = None) -> Message: ...
 
 
+class _Texts:
+    def __init__(self, tokenizer: ChatTokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    async def text(self, ids: Tokens) -> str:
+        return self._tokenizer.decode(ids)
+
+    async def ids_that_may_complete(self, texts: Sequence[str]) -> Sequence[int]:
+        return await asyncio.to_thread(self._tokenizer.ids_that_may_complete, texts)
+
+
 class EnginePolicy(Policy):
     """One rollout's view of the engine. `key` is where it stands among others in a deterministic run."""
 
@@ -111,11 +125,18 @@ class EnginePolicy(Policy):
     ) -> list[Completion]:
         if not len(prompt):
             raise DataError("a prompt of no tokens cannot be continued")
+        sampling = sampling or self.sampling
         deadline_s = self._deadline_s if deadline_s is None else min(deadline_s, self._deadline_s)
+        if sampling.stop and isinstance(self._tokenizer, ChatTokenizer):  # others have the engine see to it
+            ending, texts = replace(sampling, stop=()), _Texts(self._tokenizer)
+            sampled = await within(
+                sample_to_stop(self, prompt, n, sampling.stop, ending, seed, texts), deadline_s, "the engine: sample()"
+            )
+            return [await cut_at_stop(one, sampling.stop, texts) for one in sampled]
         if self._turnstile is not None:
             await self._turnstile.wait(self._key)
         return await within(
-            self._engine.sample(prompt, n, sampling or self.sampling, of_replies(seed, n), deadline_s),
+            self._engine.sample(prompt, n, sampling, of_replies(seed, n), deadline_s),
             deadline_s,
             "the engine: sample()",
         )

@@ -1,13 +1,73 @@
-"""Where a reply ends for whoever named stop texts, though the policy sampled on: behind the first token that completes one.
-
-No token is split.
+"""Replies that end at a stop text. Engines know ids only: they end at each token that may be the last of a stop text, and if it was not,
+the same reply is continued. No token is split: the token that completes the text is the last one, with all that it says.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import replace
+from typing import Protocol
 
-from atropos_core.types import Tokens
+import numpy as np
+
+from atropos_core.group_schema import MOST_STOP_IDS
+from atropos_core.interfaces import Policy
+from atropos_core.seeds import derive
+from atropos_core.types import Completion, Sampling, Tokens
+
+MOST_CONTINUED = 8  # times, in one reply: an engine may compute the prompt again each time
+
+
+class Texts(Protocol):
+    async def text(self, ids: Tokens) -> str:
+        """What these ids say, without the tokens that frame a turn."""
+
+    async def ids_that_may_complete(self, texts: Sequence[str]) -> Sequence[int]:
+        """Tokens that may be the last of one of these texts; none if there is no tokenizer."""
+
+
+async def sample_to_stop(
+    policy: Policy, prompt: Tokens, n: int, stops: Sequence[str], sampling: Sampling, seed: int, texts: Texts
+) -> list[Completion]:
+    """`n` completions. One may go past its stop text: its engine need not know `Sampling.stop_ids`, too many tokens may
+    complete the text, or it was continued too often. `cut_at_stop` ends it there."""
+    own = sampling.stop_ids
+    ids = await texts.ids_that_may_complete(stops) if stops else ()
+    if not 0 < len(ids) + len(own) <= MOST_STOP_IDS or not ids:
+        return await policy.sample(prompt, n=n, sampling=sampling, seed=seed)
+    ended = frozenset(ids) - frozenset(own)
+    stop_ids = tuple(sorted(ended | frozenset(own)))
+    first = await policy.sample(prompt, n=n, sampling=replace(sampling, stop_ids=stop_ids), seed=seed)
+
+    async def whole(sampled: Completion, seed: int) -> Completion:
+        for again in range(1, MOST_CONTINUED + 1):
+            left = sampling.max_tokens - len(sampled.tokens)
+            if not left or not _ended_at(sampled, ended) or await _has_stop(sampled, stops, texts):
+                break
+            [more] = await policy.sample(
+                np.concatenate([prompt, sampled.tokens]),
+                sampling=replace(sampling, max_tokens=left, stop_ids=stop_ids if again < MOST_CONTINUED else own),
+                seed=derive(seed, again),
+            )
+            sampled = _joined(sampled, more)
+        return sampled
+
+    return list(await asyncio.gather(*(whole(one, derive(seed, "stop", at)) for at, one in enumerate(first))))
+
+
+async def cut_at_stop(sampled: Completion, stops: Sequence[str], texts: Texts) -> Completion:
+    """What was sampled up to the token that completes a stop text, and no more: it has then ended by itself."""
+    size, stop = await end_at_stop(sampled.tokens, stops, texts.text)
+    if not stop:
+        return sampled
+    return replace(
+        sampled,
+        tokens=sampled.tokens[:size],
+        logprobs=sampled.logprobs[:size],
+        policy_version=sampled.policy_version[:size],
+        finish="stop",
+    )
 
 
 async def end_at_stop(
@@ -36,3 +96,21 @@ async def smallest(most: int, holds: Callable[[int], Awaitable[bool]]) -> int:
         else:
             low = middle
     return high
+
+
+def _ended_at(sampled: Completion, ids: Collection[int]) -> bool:
+    return sampled.finish == "stop" and len(sampled.tokens) > 0 and int(sampled.tokens[-1]) in ids
+
+
+async def _has_stop(sampled: Completion, stops: Sequence[str], texts: Texts) -> bool:
+    said = await texts.text(sampled.tokens)
+    return any(stop in said for stop in stops)
+
+
+def _joined(sampled: Completion, more: Completion) -> Completion:
+    return replace(
+        more,
+        tokens=np.concatenate([sampled.tokens, more.tokens]),
+        logprobs=np.concatenate([sampled.logprobs, more.logprobs]),
+        policy_version=np.concatenate([sampled.policy_version, more.policy_version]),
+    )

@@ -268,6 +268,7 @@ IN_A_RUN: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # what is seen o
     "run.reward.use": ({"reward.one.use": "environment"}, {"reward.one.use": "format"}),
     "run.reward.weight": ({"reward.one.use": "environment"}, {"reward.one.weight": 3.0}),
     "run.sampling.max_tokens": ({}, {"sampling.max_tokens": 9}),
+    "run.sampling.stop": ({}, {"sampling.stop": [" ", "e"]}),
     "run.sampling.temperature": ({}, {"sampling.temperature": 0.1}),
     "run.sampling.top_k": ({}, {"sampling.top_k": 2}),
     "run.sampling.top_p": ({}, {"sampling.top_p": 0.1}),

@@ -23,12 +23,12 @@ def lines() -> list[str]:
         for name, made in sorted(vars(errors).items())
         if isinstance(made, type) and issubclass(made, errors.AtroposError)
     ]
-    optional = [f"optional {made.__name__}: {name}" for made, name in codec.OPTIONAL.items()]
+    optional = [f"optional {made.__name__}: {name}" for made, names in codec.OPTIONAL.items() for name in names]
     return [f"magic {codec.MAGIC.decode()}", *records, *optional, f"columns: {_fields(GroupColumns)}", *known]
 
 
 def _fields(made: type) -> str:
-    return " ".join(field.name for field in dataclasses.fields(made) if field.name != codec.OPTIONAL.get(made))
+    return " ".join(field.name for field in dataclasses.fields(made) if field.name not in codec.OPTIONAL.get(made, ()))
 
 
 def broken(before: list[str], now: list[str]) -> list[str]:

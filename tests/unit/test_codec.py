@@ -93,6 +93,7 @@ def test_any_value_comes_back_as_it_was(value: Any) -> None:
     [
         Sampling(7, 0.5, 0.9, 3),
         Sampling(7, 0.5, 0.9, 3, (5, 6)),
+        Sampling(7, 0.5, 0.9, 3, (), ("a", "\u00e9")),
         Task("id", ({"role": "user", "content": "hé"},), None, {"a": [1, {"b": np.arange(3)}]}),
         ModelInfo("A", 1, 2, "float32", "cpu", "f", 2),
         TopK(np.array([0, 0, 2]), np.array([3, 4], np.int32), np.array([-1, -2], np.float32)),
@@ -108,6 +109,13 @@ def test_a_record_comes_back_as_it_was(record: Any) -> None:
 
 def test_a_sampling_without_stop_ids_is_written_as_before_there_were_any() -> None:
     assert b'{"~r":"Sampling","~f":[7,0.5,0.9,3]}' in encode_bytes(Sampling(7, 0.5, 0.9, 3))
+    assert b'{"~r":"Sampling","~f":[7,0.5,0.9,3,{"~t":[5]}]}' in encode_bytes(Sampling(7, 0.5, 0.9, 3, (5,)))
+
+
+def test_what_a_run_sets_of_sampling_comes_back_from_json() -> None:
+    for made in (Sampling(7, 0.5), Sampling(7, 0.5, stop=("a", "b"))):
+        assert Sampling.from_run(json.loads(json.dumps(made.of_run()))) == made
+    assert "stop" not in Sampling().of_run(), "older ends know none"
 
 
 def test_a_batch_with_columns_comes_back_as_it_was() -> None:

@@ -44,6 +44,8 @@ def test_an_evaluation_may_be_greedy_and_training_may_not() -> None:
         ({"temperature": np.ones(3)}, "temperature is a ndarray"), ({"top_p": 0}, "top_p is 0"), ({"top_p": "1"}, "top_p"),
         ({"top_k": -1}, "top_k"), ({"top_k": HUGE}, "top_k"), ({"max_tokens": 0}, "max_tokens"), ({"max_tokens": 1.0}, "max_tokens"),
         ({"stop_ids": [1]}, "stop_ids is a list"), ({"stop_ids": (-1,)}, "stop_ids"), ({"stop_ids": (HUGE,)}, "stop_ids"),
+        ({"stop": ["a"]}, "stop is a list"), ({"stop": ("",)}, "not empty"), ({"stop": ("a",) * 17}, "at most 16"),
+        ({"stop": ("a" * 501,)}, "more than 500"), ({"stop": "ab"}, "stop"),
         ({"stop_ids": (True,)}, "stop_ids"), ({"stop_ids": (1,) * 4097}, "at most 4,096"),
     ],
     ids=str,
@@ -51,7 +53,7 @@ def test_an_evaluation_may_be_greedy_and_training_may_not() -> None:
 def test_a_sampling_that_cannot_be_is_refused(changes: dict[str, Any], named: str) -> None:
     with pytest.raises(DataError, match=named):
         check_sampling(Sampling(**changes))
-    check_sampling(Sampling(temperature=0, stop_ids=(3, 5)))
+    check_sampling(Sampling(temperature=0, stop_ids=(3, 5), stop=("\nQ:", "x")))
 
 
 def test_two_tasks_of_one_id_are_named_with_their_numbers() -> None:

@@ -36,6 +36,11 @@ def recipe(run: RunConfig, options: AdapterOptions, model: str) -> dict[str, Any
     take over from the run file."""
     _refuse(run)
     training, tokens = run.training, run.sampling.max_tokens
+    if run.sampling.stop:
+        raise ConfigError(
+            "sampling.stop is not carried over to ROLL, which would sample past it.",
+            remedy="Remove it here, and set stop_strings of actor_infer.generating_args in the file that was written.",
+        )
     batch = training.groups_per_step * training.group_size
     length = options.sequence_length or 1024 + options.max_turns * tokens
     problems = run.evaluation.problems

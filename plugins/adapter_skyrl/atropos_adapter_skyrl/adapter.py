@@ -112,6 +112,11 @@ def arguments(run: RunConfig, options: SkyRLOptions, model: str) -> dict[str, An
     if (rate := run.trainer.options.get("learning_rate")) is not None:
         made["trainer.policy.optimizer_config.lr"] = rate
     sampling = run.sampling.record()
+    if sampling.stop:
+        raise ConfigError(
+            "sampling.stop is not carried over to SkyRL, which would sample past it.",
+            remedy="Remove it here, and give SkyRL's own engines generator.sampling_params.stop after skyrl.sh.",
+        )
     evaluated_by = evaluation.sampling(sampling)
     if options.source == "api":  # one size and one way of sampling for all groups of a session
         made["generator.eval_n_samples_per_prompt"], evaluated_by = training.group_size, sampling

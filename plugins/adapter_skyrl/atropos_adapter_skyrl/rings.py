@@ -164,7 +164,7 @@ async def _run_job(client: WorkClient, rollout_runner: RolloutRunner, job: Job, 
 
 async def _trajectories(rollout_runner: RolloutRunner, job: Job, attempts: int) -> list[list[TrainingRow]]:
     request = json.loads(job.payload)
-    draw, n, sampling = Draw(*request["draw"]), request["n"], Sampling(**request["sampling"])
+    draw, n, sampling = Draw(*request["draw"]), request["n"], Sampling.from_run(request["sampling"])
     if draw.environment not in rollout_runner.environments:
         raise DataError(f"this worker does not run {draw.environment!r}, but {', '.join(rollout_runner.environments)}")
     group = await rollout_runner.run(draw, rollout_runner.schedule_keys(draw, n), n, sampling, attempts=attempts)

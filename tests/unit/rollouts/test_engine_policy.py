@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -11,7 +13,7 @@ from atropos_core.errors import DataError, DeadlineExceeded
 from atropos_core.guards.deadlines import within
 from atropos_core.rollouts.engine_policy import EnginePolicy, Turnstile
 from atropos_core.seeds import derive
-from atropos_core.types import Sampling, tokens
+from atropos_core.types import Completion, Sampling, tokens
 from tests.unit.parts import ASSISTANT, END, TOKENIZER, USER, SayingEngine, SilentEngine, ids
 
 PROMPT = tokens([USER, 5, ASSISTANT])
@@ -34,6 +36,69 @@ async def test_the_runs_sampling_is_used_where_none_is_given():
     await policy(engine).sample(PROMPT, seed=3)
     await policy(engine).sample(PROMPT, seed=3, sampling=Sampling(temperature=0))
     assert [sampling for _, sampling, _, _ in engine.requests] == [Sampling(max_tokens=9), Sampling(temperature=0)]
+
+
+class Obedient(SayingEngine):
+    """Ends at the token ids that it is given, as engines do, and then at the end of `text`, which it continues."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(lambda prompt, seed: text[len(prompt) - len(PROMPT) :])
+
+    def _completion(self, text: str, sampling: Sampling) -> Completion:
+        made = super()._completion(text, sampling)
+        at = [n for n, one in enumerate(made.tokens.tolist()) if one in (END, *sampling.stop_ids)]
+        size = min([*(n + 1 for n in at[:1]), sampling.max_tokens])
+        finish: Any = "stop" if at and at[0] < size else "length"
+        kept = {name: getattr(made, name)[:size] for name in ("tokens", "logprobs", "policy_version")}
+        return replace(made, **kept, finish=finish)
+
+
+@pytest.mark.parametrize(
+    ("stop", "max_tokens", "said", "finish"),
+    [
+        (("bba",), 20, "abba", "stop"),
+        (("bc", "ba"), 20, "abba", "stop"),
+        (("zz",), 20, "abba abc", "stop"),  # the model's own end
+        (("c",), 20, "abba abc", "stop"),
+        (("abc",), 6, "abba a", "length"),
+        (("abc",), 8, "abba abc", "stop"),
+        (("bba", "ab"), 20, "ab", "stop"),
+    ],
+)
+async def test_a_reply_ends_with_the_token_that_completes_a_stop_text(stop, max_tokens, said, finish):
+    for engine in (Obedient("abba abc"), SayingEngine(lambda prompt, seed: "abba abc"[:max_tokens])):
+        engine_policy = EnginePolicy(engine, TOKENIZER, Sampling(max_tokens=max_tokens, stop=stop), deadline_s=10)
+        if isinstance(engine, Obedient) is False and finish == "length":
+            continue  # it ends every reply by itself
+        [sampled] = await engine_policy.sample(PROMPT, seed=3)
+        assert TOKENIZER.decode(sampled.tokens) == said
+        assert sampled.finish == finish
+        assert len(sampled.tokens) == len(sampled.logprobs) == len(sampled.policy_version)
+        assert all(not sampling.stop for _, sampling, _, _ in engine.requests), "engines know ids"
+
+
+async def test_stop_texts_and_the_stop_ids_of_a_call_go_together():
+    engine = Obedient("abba abc")
+    both = Sampling(max_tokens=20, stop=("bc",), stop_ids=(ids("a")[0],))
+    [sampled] = await EnginePolicy(engine, TOKENIZER, both, deadline_s=10).sample(PROMPT, seed=3)
+    assert (TOKENIZER.decode(sampled.tokens), sampled.finish, len(engine.requests)) == ("a", "stop", 1)
+
+
+async def test_in_a_deterministic_run_replies_that_are_continued_keep_their_turns():
+    turnstile = Turnstile()
+    engine = Obedient("abba abc")
+    sampling = Sampling(max_tokens=20, stop=("abc",))
+
+    async def one(place: int) -> str:
+        mine = EnginePolicy(engine, TOKENIZER, sampling, deadline_s=10, turnstile=turnstile, key=(place,))
+        try:
+            return TOKENIZER.decode((await mine.sample(PROMPT, seed=place))[0].tokens)
+        finally:
+            turnstile.leave((place,))
+
+    for place in range(3):
+        turnstile.enter((place,))
+    assert await asyncio.gather(*(one(place) for place in range(3))) == ["abba abc"] * 3
 
 
 async def test_one_sample_has_the_seed_given_and_several_have_seeds_derived_from_it():

@@ -27,13 +27,13 @@ from atropos_agent_api.sessions.options import SessionOptions
 from atropos_agent_api.sessions.prompts import Prompt, PromptBuilder
 from atropos_agent_api.sessions.record import SessionRecord, call_records, metrics_of
 from atropos_agent_api.sessions.replies import choice_of, reply_of
-from atropos_agent_api.sessions.sampling import sample_to_stop
 from atropos_agent_api.tokens.account import account_of, name_of
 from atropos_agent_api.tokens.canonical import digest
 from atropos_agent_api.tokens.formats import ChatFormat
 from atropos_agent_api.tokens.token_tree import Reply, TokenTree, Turn
 from atropos_core.errors import AtroposError
 from atropos_core.interfaces import Policy
+from atropos_core.rollouts.stop_texts import sample_to_stop
 from atropos_core.seeds import derive
 from atropos_core.types import Sampling
 
@@ -168,7 +168,9 @@ class Session:
     async def _sample(self, call: Call, turn: Turn, prompt: Prompt, sampling: Sampling) -> Answer:
         unused = 0  # where it fails: it may have sampled all that it could
         try:
-            completions = await sample_to_stop(self._policy, prompt.ids, call, sampling, turn.seed, self._format)
+            completions = await sample_to_stop(
+                self._policy, prompt.ids, call.n, call.stop, sampling, turn.seed, self._format
+            )
             unused = call.n * sampling.max_tokens - sum(len(one.tokens) for one in completions)
             replies = [await reply_of(call, turn, prompt, one, self._format, at) for at, one in enumerate(completions)]
             choices = [await choice_of(call, reply, self._format) for reply in replies]

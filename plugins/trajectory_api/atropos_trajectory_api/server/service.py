@@ -511,7 +511,7 @@ class Service:
         self.draws.begin(None, [draw for number, draw in self._draw_of.items() if number >= self._first_id], anew=False)
         if (kept := meta["trainer"]) is None:
             return
-        policy, sampling = Policy(**kept["policy"]), Sampling(**kept["sampling"])
+        policy, sampling = Policy(**kept["policy"]), Sampling.from_run(kept["sampling"])
         trainer = Trainer(**{**kept, "policy": policy, "sampling": sampling})
         self.policy = policy
         self.hub.max_staleness = trainer.max_staleness
