@@ -7,6 +7,7 @@ needs or what only the update needs, whichever is more.
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -38,6 +39,7 @@ class PlanRow:
 class MemoryPlan:
     rows: tuple[PlanRow, ...]
     available: Mapping[str, int]  # by device, where known
+    model: str = ""  # as the user names it
 
     def needed(self) -> dict[str, int]:
         """By device, at most."""
@@ -67,12 +69,16 @@ class MemoryPlan:
             parts = ", ".join(
                 f"{row.component}: {row.holding.what} {_gb(row.holding.size_bytes)}" for row in largest[:4]
             )
-            changes = list(dict.fromkeys(row.holding.change for row in largest if row.holding.change))
+            changes = list(
+                dict.fromkeys(one for row in largest if row.holding.change for one in row.holding.change.split(", or "))
+            )
             raise FitError(
                 f"this run needs about {_gb(needed)} on {device}, which has {_gb(self.available[device])} to give. "
                 f"Largest: {parts}.",
                 remedy="; or ".join(changes[:4])
-                + ". `atropos run --dry-run` prints the plan; --set oversubscribe=true starts regardless.",
+                + ". `atropos run --dry-run` prints the plan"
+                + (f", and `atropos plan --model {shlex.quote(self.model)}` searches for what fits" if self.model else "")
+                + "; --set oversubscribe=true starts regardless.",
             )  # fmt: skip
 
 
@@ -101,7 +107,7 @@ def plan_memory(plan: Plan, directory: Path, available: Mapping[str, int] | None
         rows += [PlanRow(resolved.label, one, one in kept) for kept in (peak(said),) for one in said]
     if config.training.max_staleness == 0 and config.api is None:  # workers of elsewhere sample when they like
         rows = in_turn(rows)
-    return MemoryPlan(tuple(rows), available)
+    return MemoryPlan(tuple(rows), available, config.model)
 
 
 def in_turn(rows: Sequence[PlanRow]) -> list[PlanRow]:

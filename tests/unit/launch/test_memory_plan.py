@@ -64,7 +64,12 @@ def test_an_on_policy_run_alone_holds_in_turn_what_sampling_and_the_update_need(
 
 def test_what_cannot_fit_is_refused_with_its_largest_parts_and_what_to_change():
     made = plan(
-        row(int(60e9), what="activations", change="lower trainer.tokens_per_microbatch"),
+        row(
+            int(60e9),
+            what="activations",
+            change="lower trainer.tokens_per_microbatch, or set trainer.gradient_checkpointing=true",
+        ),
+        row(1000, what="work", change="set trainer.gradient_checkpointing=true"),
         row(int(30e9), component="engine", what="keys and values", change="lower engine.kv_cache_gb"),
         row(int(500e9), counts=False),
         cpu=int(80e9),
@@ -73,8 +78,11 @@ def test_what_cannot_fit_is_refused_with_its_largest_parts_and_what_to_change():
         made.check()
     text = str(caught.value)
     assert text.index("trainer: activations 60.00 GB") < text.index("engine: keys and values 30.00 GB")
+    assert text.count("set trainer.gradient_checkpointing=true") == 1, "once, though two parts name it"
     assert text.index("lower trainer.tokens_per_microbatch") < text.index("lower engine.kv_cache_gb")
     assert "oversubscribe=true" in text
+    with pytest.raises(FitError, match=r"atropos plan --model 'my model'` searches for what fits"):
+        replace(made, model="my model").check()
     replace(made, available={"cpu": int(90e9)}).check()
     replace(made, available={}).check()  # where nothing is known, nothing is refused
 
