@@ -18,7 +18,7 @@ from atropos_core.builtin.numbers import only_value, stated_answer, written_out
 
 DECIMALS = 6  # of a number that is not whole; of one below 1, significant digits
 _LATEX = [LatexExtractionConfig()]
-_REPEATED = re.compile(r"(\d+)\.(\d*)\\overline\{(\d+)\}")
+_REPEATED = re.compile(r"(\d{1,99})\.(\d{0,99})\\overline\{(\d{1,99})\}")
 _DATE = re.compile(r"\d{4}-\d\d?-\d\d?|\d\d?[/.-]\d\d?[/.-]\d{2,4}")
 _MARKED = re.compile(r"(?<!\\)\$[^$]+(?<!\\)\$|\\\(|\\\[")
 _MISSING = re.compile(r"[-+]?(?:nan|inf|infinity|none|null|n/?a)", re.IGNORECASE)  # as Python and pandas write no value

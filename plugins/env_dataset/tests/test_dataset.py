@@ -241,6 +241,16 @@ def test_an_answer_in_raw_latex_is_read_whole(answer, right, wrong):
     assert equal(answer, answer), "a reply that is the answer as it stands"
 
 
+@pytest.mark.parametrize(
+    "reply", ["0.\\overline{%s}" % ("9" * 5000), "1e999999999", "9" * 9000, "\\boxed{1/0}", "\x00\ud800"]
+)
+def test_a_reply_that_no_number_holds_is_wrong_and_no_error(reply):
+    pytest.importorskip("math_verify")
+    from atropos_env_dataset.math_answers import equal
+
+    assert equal("7", reply) is False
+
+
 def test_numbers_are_compared_by_math_verify_as_by_the_other_graders():
     pytest.importorskip("math_verify")
     from atropos_env_dataset.math_answers import equal
