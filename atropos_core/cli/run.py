@@ -26,6 +26,7 @@ from atropos_core.cli.options import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from atropos_core.interfaces import Environment
     from atropos_core.launch.assemble import Plan
     from atropos_core.launch.supervisor import Summary
     from atropos_core.observe.profile import ProfileRow
@@ -155,12 +156,12 @@ def execute_and_report(plan: Plan, directory: Path, *, resume: bool = False) -> 
 def _say_memory(plan: Plan, directory: Path) -> None:
     """What each part will hold, and how many tasks there are. Raises FitError where it cannot, DataError for what is missing."""
     import asyncio
-    from functools import partial
 
     from atropos_core import console
     from atropos_core.launch.assemble import tasks_of
     from atropos_core.launch.memory_plan import plan_memory, table
     from atropos_core.launch.model_checks import check_disk, check_model, say_long_prompts
+    from atropos_core.launch.text_checks import warn_of_prompts
     from atropos_core.plugins.provider import PROMPT_TOKENS
     from atropos_core.plugins.requirements import cuda_devices
     from atropos_core.rollouts.tokenizer import ChatTokenizer
@@ -177,7 +178,12 @@ def _say_memory(plan: Plan, directory: Path) -> None:
     present = {f"cuda:{index}" for index in range(cuda_devices())}
     if absent := sorted({one for row in made.rows if (one := row.holding.device).startswith("cuda:")} - present):
         console.warn(f"this machine has no {', '.join(absent)}: a run here would end as its processes start.")
-    look = partial(say_long_prompts, plan, ChatTokenizer(plan.model.directory))
+    tokenizer = ChatTokenizer(plan.model.directory)
+
+    def look(name: str, environment: Environment) -> None:
+        say_long_prompts(plan, tokenizer, name, environment)
+        warn_of_prompts(name, environment, tokenizer)
+
     for name, sizes in asyncio.run(tasks_of(plan, directory, look)).items():
         held_out = f", {sizes['test']:,} held out" if "test" in sizes else ""
         console.say(f"environment {name}: {sizes['train']:,} tasks to train on{held_out}")

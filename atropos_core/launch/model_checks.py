@@ -13,6 +13,7 @@ from atropos_core.errors import ConfigError, FitError, TokenizerMismatch
 from atropos_core.health.alignment import largest_rounding
 from atropos_core.interfaces import Environment
 from atropos_core.launch.memory_plan import workloads
+from atropos_core.launch.text_checks import warn_of_rewards
 from atropos_core.models.model_size import context_tokens
 from atropos_core.rollouts.chat_template import ChatTemplate
 from atropos_core.rollouts.prompt_lengths import long_prompts
@@ -39,6 +40,7 @@ def check_model(plan: Plan, directory: Path) -> None:
         resolved.offer.provider.check(resolved.options, workload)
     check_dtypes(plan, components)
     _check_template(plan, directory, tokenizer)
+    warn_of_rewards(plan.named, tokenizer)
 
 
 def check_disk(plan: Plan, directory: Path) -> None:

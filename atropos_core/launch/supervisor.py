@@ -37,6 +37,7 @@ from atropos_core.launch.memory_plan import plan_memory
 from atropos_core.launch.model_checks import check_disk, check_model
 from atropos_core.launch.picture import draw_at_end
 from atropos_core.launch.signals import blocked_loop_alarm, interruptible, own_process, signals, watched
+from atropos_core.launch.text_checks import warn_of_prompts
 from atropos_core.observe.memory_usage import Peak, watched_memory
 from atropos_core.observe.profile import Profile, ProfileRow
 from atropos_core.processes.endpoints import LocalEndpoint
@@ -305,6 +306,8 @@ async def _prepare(
     source = _source(plan, parts, runner, model, directory)
     parts.opened.append(source)
     await source.open(checkpoint.state.get("source") if checkpoint else None)
+    for name, environment in parts.environments.items():
+        warn_of_prompts(name, environment, tokenizer)
     loop = Loop(config, parts, source, runner, model, directory, stop, settings)
     if checkpoint is not None:
         with console.waiting(f"the checkpoint of step {checkpoint.step} to be taken up"):

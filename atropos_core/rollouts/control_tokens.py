@@ -51,6 +51,13 @@ class ControlTokens:
             return {self.marked(key): self.marked(one) for key, one in value.items()}
         return [self.marked(one) for one in value] if isinstance(value, list | tuple) else value
 
+    def found(self, value: Any) -> str:
+        """The first control token in the text of a message, or of anything of JSON in one; empty if there is none."""
+        if isinstance(value, str):
+            return next((one[0] for one in self._any.finditer(value) if one[0] != MARK), "")
+        entries = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+        return next(filter(None, map(self.found, entries)), "")
+
     def encode(self, text: str, encode: Callable[[str], Tokens]) -> Tokens:
         """Ids of what was rendered of marked messages. `encode`: as the tokenizer does, for what has no mark in it."""
         if MARK not in text:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from atropos_core.errors import ConfigError, DataError
 from atropos_core.rollouts.replies import (
     IN_HISTORIES,
+    READ,
     SENTINEL,
     ReplyReader,
     end_of_turn,
@@ -135,6 +136,15 @@ class ChatTokenizer:
                 framed = self._render(said, None, prompt=True)
                 texts |= {text for text in others if text in framed}
         return ControlTokens(texts - IN_HISTORIES, _read(self.directory / "tokenizer.json"))
+
+    def control_token_in(self, messages: Sequence[Message]) -> str:
+        """The first control token that the text of messages looks like; empty if there is none."""
+        return self._control_tokens.found(list(messages))
+
+    @property
+    def dropped(self) -> set[str]:
+        """The special tokens that no reply shows."""
+        return set(self._replies.special.values()) - READ
 
     def _end_of_turn(self, added: Sequence[str]) -> str:
         said = [{"role": "user", "content": "."}, {"role": "assistant", "content": SENTINEL}]

@@ -186,11 +186,14 @@ def of_ours(function: Callable[..., Any], task: Task, reply: Message) -> Any:
 
 def of_trl(prompt: str, function: Callable[..., Any], task: Task, reply: Message) -> Any:
     """TRL's reward functions take lists, here of one each: of texts where the row's prompt is one, else of messages; and the row's other
-    columns. As from TRL's trainer without `tools`, a completion is the whole reply, reasoning and tool calls included."""
-    is_text = isinstance(value_at(task.data, prompt), str)
-    given = value_at(task.data, prompt) if is_text else list(task.messages)
-    text = whole_reply(reply)
-    completion = text if is_text else [{"role": "assistant", "content": text}]
+    columns. As from TRL's trainer without `tools`, a completion is the whole reply, reasoning and tool calls included. A message
+    also has `tool_calls` if the row has tools."""
+    value, text = value_at(task.data, prompt), whole_reply(reply)
+    # A cell may hold messages as JSON: then no message has its text.
+    is_text = isinstance(value, str) and any(value in str(one.get("content")) for one in task.messages)
+    given = value if is_text else list(task.messages)
+    calls = {"tool_calls": reply["tool_calls"]} if reply.get("tool_calls") and task.data.get("tools") else {}
+    completion = text if is_text else [{"role": "assistant", "content": text, **calls}]
     columns = {name: [value] for name, value in task.data.items() if name not in NOT_COLUMNS}
     return function(prompts=[given], completions=[completion], **columns)
 

@@ -433,6 +433,20 @@ async def test_functions_for_trl_and_verl_are_given_the_whole_reply(tmp_path, pr
         assert (await made.score(task, message_of(text))).value == 1.0, function
 
 
+@pytest.mark.parametrize("cell", [True, False])
+async def test_a_row_with_tools_gives_a_function_for_trl_the_calls_and_messages_in_a_cell_are_messages(tmp_path, cell):
+    (tmp_path / "theirs.py").write_text(
+        f"TEXT = {CALLED!r}\n\n\ndef f(prompts, completions, **kwargs):\n    [[one]], [prompt] = completions, prompts\n"
+        "    return [float(one['content'] == TEXT and one['tool_calls'][0]['function']['name'] == 'add' and prompt[0]['role'] == 'user')]\n"
+    )
+    tool = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+    messages = [{"role": "user", "content": "2 + 2?"}]
+    row = {"prompt": json.dumps(messages) if cell else messages, "tools": [tool]}
+    file = lines(tmp_path / "rows.jsonl", *({**row, "id": n} for n in range(9)))
+    made = dataset(tasks=file, score=f"{tmp_path}/theirs.py:f", held_out=0.0)
+    assert (await made.score(made.tasks("train")[0], message_of(CALLED))).value == 1.0
+
+
 async def test_a_reward_for_trl_finds_reasoning_and_the_column_that_the_prompt_is_of(tmp_path):
     (tmp_path / "theirs.py").write_text(WHOLE)
     file = lines(tmp_path / "rows.jsonl", *({"q": [{"role": "user", "content": "?"}], "id": n} for n in range(9)))

@@ -1,0 +1,62 @@
+"""Warnings about texts that meet the model's special tokens: prompts that have such tokens in them, rewards that look for one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from atropos_core import console
+from atropos_core.interfaces import Environment
+from atropos_core.rollouts.tokenizer import ChatTokenizer
+
+if TYPE_CHECKING:
+    from atropos_core.config.resolve import ResolvedComponent
+
+KINDS = ("environment", "reward")
+LOOKED_AT = 200  # tasks of an environment
+LOOK_S = 1.0
+_FILE = re.compile(r"(.+\.py):\w+")
+
+
+def warn_of_prompts(name: str, environment: Environment, tokenizer: ChatTokenizer) -> None:
+    """Warn if training prompts of an environment have control tokens of the model in them, as prompts have to which a chat template
+    was applied. Tasks that are made as they are read are looked at for LOOK_S."""
+    tasks, until, found, looked_at = environment.tasks("train"), monotonic() + LOOK_S, {}, 0
+    while looked_at < min(len(tasks), LOOKED_AT) and monotonic() < until:
+        task = tasks[looked_at]
+        looked_at += 1
+        if token := tokenizer.control_token_in(task.messages):
+            found[task.id] = token
+    if found:
+        task_id, token = next(iter(found.items()))
+        console.warn(
+            f"environment {name!r}: {len(found)} of the first {looked_at} prompts have control tokens of the model in them, {token!r} "
+            f"in task {task_id!r}. The policy is shown them as text, inside its own chat template. Give prompts without a template: "
+            "plain text, or messages."
+        )
+
+
+def warn_of_rewards(components: Mapping[str, Mapping[str, ResolvedComponent]], tokenizer: ChatTokenizer) -> None:
+    """Warn of each environment or reward that looks for a special token, which no reply shows: in its options, or in the file of a
+    function that they name. `components`: by kind and name."""
+    for label, resolved in ((f"{of}.{name}", one) for of in KINDS for name, one in components.get(of, {}).items()):
+        options = [resolved.component.use, *_texts(resolved.options.model_dump(mode="json"))]
+        files = [Path(match[1]) for text in options if (match := _FILE.fullmatch(text))]
+        texts = [*options, *(file.read_text(errors="replace") for file in files if file.is_file())]
+        sought = sorted(token for token in tokenizer.dropped if any(token in text.replace("\\", "") for text in texts))
+        if sought:
+            console.warn(
+                f"{label} looks for {', '.join(map(repr, sought))}. The model's tokenizer marks that as special, so replies are read "
+                'without it, and it is never found. Mark it as an ordinary token: "special": false in tokenizer.json, and not among '
+                "the special tokens of tokenizer_config.json."
+            )
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    for entry in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from _texts(entry)
