@@ -25,7 +25,7 @@ class App {
   async start() {
     this.runs = await this.source.get("runs");
     this.shown = new Set(this.runs.keys());
-    this.tables = this.runs.map(() => ({ edition: "0", steps: [], columns: {}, findings: [] }));
+    this.tables = this.runs.map(() => ({ edition: "0", steps: [], columns: Object.create(null), findings: [] }));
     this.build();
     addEventListener("hashchange", () => this.route());
     addEventListener("keydown", (event) => this.keys.pressed(event));
@@ -44,13 +44,13 @@ class App {
     const fresh = await this.source.get(`runs/${at}/metrics`, query);
     if (fresh.from === 0) {
       table.steps = [];
-      table.columns = {};
+      table.columns = Object.create(null); // a metric may be called "constructor"
     }
     const before = table.steps.length;
     table.steps = table.steps.concat(fresh.steps);
     for (const name of new Set([...Object.keys(table.columns), ...Object.keys(fresh.columns)])) {
       const old = table.columns[name] ?? new Array(before).fill(null);
-      table.columns[name] = old.concat(fresh.columns[name] ?? new Array(fresh.steps.length).fill(null));
+      table.columns[name] = old.concat(Object.hasOwn(fresh.columns, name) ? fresh.columns[name] : new Array(fresh.steps.length).fill(null));
     }
     const changed = fresh.from === 0 || fresh.steps.length > 0 || fresh.findings.length !== table.findings.length;
     Object.assign(table, { edition: fresh.edition, findings: fresh.findings });
