@@ -152,6 +152,9 @@ class AgentOptions(Options):
     trained_agents: tuple[str, ...] = Field(
         (), description="and of those only what agents with these names call; empty: every one"
     )
+    untrained_models: tuple[str, ...] = Field(
+        ("untrained",), description="and none that asks for a model of one of these names"
+    )
     format: str = Field(
         "auto", description="of tools and reasoning: template, or the name of a renderer; auto: what suits the model"
     )
@@ -204,7 +207,7 @@ class AgentOptions(Options):
         self.refuse_idle(
             self.baseline is None,
             "with a baseline: nothing of it is trained",
-            "trained", "trained_agents", "history", "sampling",
+            "trained", "trained_agents", "untrained_models", "history", "sampling",
         )  # fmt: skip
         for where, text in self.filled().items():
             check(text, where)

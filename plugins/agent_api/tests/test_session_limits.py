@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from atropos_agent_api.calls import CallRefused
+from atropos_agent_api.sessions.options import trained_calls
 from atropos_core.rollouts.tokenizer import ChatTokenizer
 from plugins.agent_api.tests.ledger_engine import LedgerEngine
 from plugins.agent_api.tests.test_session import said, session_of
@@ -79,6 +81,16 @@ async def test_a_prompt_that_no_context_holds_is_refused_before_it_is_rendered(q
     with pytest.raises(CallRefused, match="48 for each of the 1000 tokens") as refused:
         await session.answer(said("x" * 100_000))
     assert refused.value.code == "context_length_exceeded"
+
+
+async def test_a_call_that_names_a_model_that_is_not_trained_is_answered_and_left_out(qwen: ChatTokenizer):
+    engine = LedgerEngine(qwen, lambda prompt, seed: "ok")
+    session = session_of(engine, qwen, trained_calls=trained_calls("all", (), ("untrained", "small")))
+    for name in ("untrained", "small", "policy"):
+        await session.answer(replace(said(f"for {name}"), model=name))
+    record = session.record()
+    assert [call.is_trained for call in record.calls] == [False, False, True]
+    assert len(record.rollouts) == 1 and record.metrics["agent/untrained_calls"] == 2
 
 
 @pytest.mark.parametrize("depth", [90, 110, 500, 900, 5000])

@@ -87,7 +87,7 @@ class Agent(Environment):
         self._session_options = SessionOptions(
             history=options.history,
             client_sampling=options.sampling,
-            trained_calls=trained_calls(options.trained, options.trained_agents),
+            trained_calls=trained_calls(options.trained, options.trained_agents, options.untrained_models),
             max_calls=options.limits.calls,
             max_sampled_tokens=options.limits.tokens,
             context_tokens=context_tokens,

@@ -15,11 +15,16 @@ def all_calls(call: Call) -> bool:
     return True
 
 
-def trained_calls(which: Literal["all", "with_tools"], agents: Collection[str] = ()) -> TrainedCalls:
+def trained_calls(
+    which: Literal["all", "with_tools"], agents: Collection[str] = (), untrained_models: Collection[str] = ()
+) -> TrainedCalls:
     """All calls or those with tools (one without is an auxiliary one of many agents: a title, a summary); and of these only
-    those whose agent says one of these names of itself (`hints["agent"]`), where any is given."""
+    those whose agent says one of these names of itself (`hints["agent"]`), where any is given. None that names a model of
+    `untrained_models`: the agent says so before it sees an answer."""
 
     def is_trained(call: Call) -> bool:
+        if call.model in untrained_models:
+            return False
         return (which == "all" or bool(call.tools)) and (not agents or call.hints.get("agent") in agents)
 
     return is_trained
