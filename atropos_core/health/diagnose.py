@@ -20,6 +20,7 @@ from atropos_core.health.check import Change
 from atropos_core.health.checks import Silence, checks
 from atropos_core.interfaces import Finding
 from atropos_core.storage.checkpoint import Checkpoints
+from atropos_core.storage.reading import read_file
 from atropos_core.storage.run_records import RunRecords, json_rows, metric_rows
 
 LOG_CHARACTERS = 300  # of a log's last line
@@ -74,7 +75,7 @@ def _ended(records: RunRecords, wanted: int, steps: list[dict[str, float]], sect
 def _stopped(directory: Path) -> list[Finding]:
     """Processes of a run that goes on, which a signal or a debugger has stopped."""
     try:
-        seen = look_at(int((directory / "lock").read_text()))
+        seen = look_at(int(read_file(directory / "lock")))
     except (OSError, ValueError):
         return []
     return [

@@ -18,6 +18,7 @@ from typing import Any
 
 from atropos_core.errors import CheckpointError, RemoteError
 from atropos_core.storage.atomic import WRITABLE, sync
+from atropos_core.storage.reading import numbered, parse_json, read_file
 
 FORMAT = 1
 POLICY = "policy"
@@ -126,12 +127,12 @@ class Checkpoints:
         return [int(name) for name in names if name.isdigit()]
 
     def _found(self) -> list[Path]:
-        return sorted(self.directory.glob("step-*"), key=lambda path: (len(path.name), path.name))
+        return [path for _, path in numbered(self.directory, "step-")]
 
 
 def _verified(directory: Path) -> Checkpoint:
     try:
-        manifest = json.loads((directory / "manifest.json").read_text())
+        manifest = parse_json(read_file(directory / "manifest.json"))
         if manifest["format"] != FORMAT:
             raise CheckpointError(
                 f"checkpoint {directory} has format {manifest['format']}; this program reads {FORMAT}. Resume with the version of "
