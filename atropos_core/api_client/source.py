@@ -68,6 +68,7 @@ class ApiSource(Source):
             tokenizer=model.tokenizer,
             vocabulary=model.vocabulary,
             model=config.model,
+            date=str(config.date or ""),
             max_staleness=training.max_staleness,
             max_token_len=context_tokens,
             deadline_s=training.rollout_deadline_s,

@@ -31,6 +31,7 @@ class SessionSpec:
     tokenizer: str = ""
     vocabulary: int = 0
     model: str = ""
+    date: str = ""  # that chat templates are told
     max_staleness: int = 0
     max_token_len: int = 0
     version: int = 0

@@ -31,7 +31,7 @@ class ToyEngine(Engine):
     def __init__(self, options: ToyEngineOptions, context: RunContext) -> None:
         import asyncio
 
-        self._tokenizer = ChatTokenizer(context.model)
+        self._tokenizer = ChatTokenizer(context.model, context.today)
         self._latency_s = options.latency_s
         self._may_run = asyncio.Event()
         self._may_run.set()
@@ -92,7 +92,7 @@ class ToyTrainer(Trainer):
     """Ascends the advantage-weighted logprob of the sampled tokens."""
 
     def __init__(self, options: ToyTrainerOptions, context: RunContext) -> None:
-        self._tokenizer = ChatTokenizer(context.model)
+        self._tokenizer = ChatTokenizer(context.model, context.today)
         self._rate = options.learning_rate
         self.weights = {"table": _table(self._tokenizer)}
         self.endpoint = LocalEndpoint(self)

@@ -331,7 +331,6 @@ async def _evaluate(plan: Plan, elsewhere: ChatModel | None, concurrency: int) -
     from atropos_core.launch.signals import blocked_loop_alarm, own_process, requests_to_end
     from atropos_core.rollouts.evaluation import evaluate
     from atropos_core.rollouts.runner import RolloutRunner
-    from atropos_core.rollouts.tokenizer import ChatTokenizer
     from atropos_core.storage.tempdirs import owned_directory
 
     config, task = plan.config, asyncio.current_task()
@@ -351,7 +350,7 @@ async def _evaluate(plan: Plan, elsewhere: ChatModel | None, concurrency: int) -
                     parts.environments,
                     parts.rewards,
                     parts.engine,
-                    elsewhere or ChatTokenizer(plan.model.directory),
+                    elsewhere or plan.tokenizer(),
                     deadline_s=config.training.rollout_deadline_s,
                     deterministic=config.deterministic,
                 )

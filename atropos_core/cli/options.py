@@ -89,7 +89,7 @@ class Uses:
         return any(f"{path}.".startswith(f"{one}.") or one.startswith(f"{path}.") for one in self.paths)
 
 
-ROLLOUT_SECTIONS = ("model", "seed", "deterministic", "environment", "reward", "engine", "sampling", "watch")
+ROLLOUT_SECTIONS = ("model", "date", "seed", "deterministic", "environment", "reward", "engine", "sampling", "watch")
 
 
 def configure(

@@ -6,6 +6,7 @@ Layers, the later over the earlier: defaults, the model's preset, the run file, 
 
 from __future__ import annotations
 
+import datetime
 import json
 import math
 import re
@@ -256,6 +257,11 @@ class RunConfig(Section):
     seed: int = Field(0, ge=0, description="every random number of the run derives from it")
     deterministic: bool = Field(
         False, description="the same weights, bit by bit, also across a kill and a resume (CPU)"
+    )
+    date: datetime.date | None = Field(
+        None,
+        description="what a chat template is told when it asks for the date, as 2026-01-31; unset: the day on which the run begins, "
+        "also when it is resumed",
     )
     oversubscribe: bool = Field(
         False, description="start although the run does not fit by its plan of memory, or its checkpoints on the disk"

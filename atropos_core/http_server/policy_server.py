@@ -39,6 +39,7 @@ class PolicyServer(Protocol):
 
 
 class ServePolicies(Protocol):
-    """Starts a PolicyServer on this machine alone, for policies of the model in this directory."""
+    """Starts a PolicyServer on this machine alone, for policies of the model in this directory. `today`: what its chat
+    template is told when it asks for the date, as RunContext has it."""
 
-    async def __call__(self, model: Path) -> PolicyServer: ...
+    async def __call__(self, model: Path, today: str = "") -> PolicyServer: ...

@@ -8,6 +8,7 @@ import hashlib
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 from typing import Any, TypeVar, cast, get_args
 
@@ -45,6 +46,7 @@ from atropos_core.rollouts.engine_router import EngineRouter
 from atropos_core.rollouts.evaluation import require_test_tasks
 from atropos_core.rollouts.runner import WeightedReward, task_count
 from atropos_core.rollouts.task_weights import with_weight
+from atropos_core.rollouts.tokenizer import ChatTokenizer
 from atropos_core.training.parts import CLOSE_DEADLINE_S, Closable, EvaluationParts, Parts
 from atropos_core.types import Split
 
@@ -65,6 +67,15 @@ class Plan:
     named: Mapping[str, Mapping[str, ResolvedComponent]]  # environment, reward, transform, teacher, sink
     transports: tuple[Transport, ...]  # to each engine; empty where nothing is trained
     serve_engine: ServeEngine | None = None  # where the environments are run by workers elsewhere
+
+    @property
+    def today(self) -> str:
+        """What chat templates are told when they ask for the date."""
+        return str(self.config.date or "")
+
+    def tokenizer(self) -> ChatTokenizer:
+        """The policy's."""
+        return ChatTokenizer(self.model.directory, self.today)
 
     @property
     def spans_machines(self) -> bool:
@@ -170,6 +181,8 @@ def make_plan(
         for line in resolved.idle():
             console.warn(line)
     serve_engine = plugins.engine_server() if by_workers else None
+    if config.date is None:
+        config = config.model_copy(update={"date": date.today()})
     return Plan(config, model, engines, single, named, transports, serve_engine)
 
 
@@ -368,6 +381,7 @@ class _Builder:
             steps=plan.config.training.steps,
             seed=plan.config.seed,
             deterministic=plan.config.deterministic,
+            today=plan.today,
             transport=plan.transports[0] if plan.transports else None,
             transports=plan.transports,
             is_trained=bool(plan.transports)
@@ -440,6 +454,9 @@ class _Builder:
             sizes = {
                 name: {split: task_count(name, one, split) for split in splits} for name, one in environments.items()
             }
+        from atropos_core.launch.model_checks import check_first_tasks
+
+        check_first_tasks(environments, self.plan.tokenizer())
         if config.api is None:
             sources = {name: TaskSource(size["train"], config.environment[name].weight) for name, size in sizes.items()}
             with_weight(sources)

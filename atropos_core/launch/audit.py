@@ -25,7 +25,6 @@ from atropos_core.interfaces import Trainer, Transport
 from atropos_core.launch.assemble import Plan, trainer_alone
 from atropos_core.plugins.manager import Plugins
 from atropos_core.plugins.provider import ResolvedModel
-from atropos_core.rollouts.tokenizer import ChatTokenizer
 from atropos_core.storage.checkpoint import Checkpoint, Checkpoints
 from atropos_core.storage.run_records import RunRecords, metric_rows
 from atropos_core.storage.token_file import SequenceTokens, TokenFile
@@ -89,7 +88,7 @@ async def audit(
     metrics = {int(row["step"]): row for row in metric_rows(records.directory)[0]}
     by_workers = plan.config.api is not None  # whose rewards have weights of their own
     weights = {} if by_workers else {name: reward.weight for name, reward in plan.config.reward.items()}
-    expected = Expected(weights, plan.config.training.max_staleness, ChatTokenizer(plan.model.directory))
+    expected = Expected(weights, plan.config.training.max_staleness, plan.tokenizer())
     claims: dict[int, list[_Claim]] = defaultdict(list)
     for number in chosen:
         step = records.step(number)

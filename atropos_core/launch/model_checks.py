@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from atropos_core import console
-from atropos_core.errors import ConfigError, FitError, TokenizerMismatch
+from atropos_core.errors import ConfigError, DataError, FitError, TokenizerMismatch
 from atropos_core.health.alignment import largest_rounding
 from atropos_core.interfaces import Environment
 from atropos_core.launch.memory_plan import workloads
 from atropos_core.launch.text_checks import warn_of_rewards
 from atropos_core.models.model_size import context_tokens
-from atropos_core.rollouts.chat_template import ChatTemplate
+from atropos_core.rollouts.chat_template import OTHER_TEMPLATE
 from atropos_core.rollouts.prompt_lengths import long_prompts
 from atropos_core.rollouts.tokenizer import ChatTokenizer
 
@@ -26,13 +26,14 @@ if TYPE_CHECKING:
     from atropos_core.types import Split
 
 LOOK_S = 20.0  # at the prompts of one split
+TRIED_TASKS = 4  # of each environment, at most, before a run starts
 SHARED_MEMORY = ("posix_shm", "cuda_ipc")
 
 
 def check_model(plan: Plan, directory: Path) -> None:
     """Raises ConfigError, FitError or TokenizerMismatch for what would end this run, or each of its rollouts, once the model was
     loaded. What only loading it can tell stays for then."""
-    tokenizer = ChatTokenizer(plan.model.directory)
+    tokenizer = plan.tokenizer()
     _check_ends(plan, tokenizer)
     _check_shape(plan, tokenizer)
     components = workloads(plan, directory)
@@ -171,14 +172,51 @@ def _shape(directory: Path) -> dict[str, Any]:
 
 
 def _check_template(plan: Plan, directory: Path, tokenizer: ChatTokenizer) -> None:
-    """Environments that render prompts of their own may do without one."""
+    """One that is there renders a question. Environments that render prompts of their own may do without one."""
     try:
-        ChatTemplate(tokenizer.template, plan.model.directory)
-    except ConfigError:
+        tokenizer.render([{"role": "user", "content": "What is 38 + 7?"}])
+    except (ConfigError, DataError) as error:
         from atropos_core.launch.assemble import environments
 
-        if any(_is_usual(type(one)) for one in environments(plan, directory).values()):
+        if tokenizer.template is None and not any(
+            _is_usual(type(one)) for one in environments(plan, directory).values()
+        ):
+            return
+        if isinstance(error, ConfigError):
             raise
+        raise ConfigError(
+            f"the model in {plan.model.directory} cannot be trained on conversations: {Exception.__str__(error)}",
+            remedy=error.remedy or OTHER_TEMPLATE,
+        ) from error
+
+
+def check_first_tasks(environments: Mapping[str, Environment], tokenizer: ChatTokenizer) -> None:
+    """Raises DataError if the model's chat template refuses each of an environment's first tasks, with its tools. (One that it refuses
+    among others fails its own rollouts.)"""
+    for name, environment in environments.items():
+        if not _is_usual(type(environment)):
+            continue
+        refused: list[tuple[str, DataError]] = []
+        tasks = environment.tasks("train")
+        for number in range(min(len(tasks), TRIED_TASKS)):
+            try:
+                task = tasks[number]
+                tools = environment.tools_of(task)
+            except Exception:  # noqa: BLE001 - the plugin boundary: a rollout of this task will say so
+                break
+            try:
+                tokenizer.render(task.messages, tools)
+                break
+            except DataError as error:
+                refused.append((task.id, error))
+        else:
+            if refused:
+                task_id, first = refused[0]
+                raise DataError(
+                    f"environment {name!r}: task {task_id!r}, and the others at the beginning, cannot be shown to the model: "
+                    f"{Exception.__str__(first)}",
+                    remedy=first.remedy or "Write the tasks as this chat template takes them, or use another model.",
+                ) from first
 
 
 def _is_usual(kind: type[Environment]) -> bool:

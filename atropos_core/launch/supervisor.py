@@ -242,7 +242,7 @@ async def _run(
     started: float,
     peak: Peak,
 ) -> Summary:
-    tokenizer = ChatTokenizer(plan.model.directory)
+    tokenizer = plan.tokenizer()
     parts = await interruptible(stop, build(plan, directory))
     try:
         preparing = _prepare(plan, parts, tokenizer, directory, checkpoint, stop)

@@ -85,6 +85,7 @@ class RunContext:
     steps: int = 0  # that the run will take in all
     seed: int = 0
     deterministic: bool = False
+    today: str = ""  # for chat templates, as 2026-01-31: ChatTokenizer(context.model, context.today)
     transport: Transport | None = None  # how weights travel (for a bridge and a trainer: to the first engine)
     transports: tuple[Transport, ...] = ()  # to each of the engines
     is_trained: bool = False  # what is sampled, here or by a trainer elsewhere that a worker samples for

@@ -39,19 +39,17 @@ OTHER_TEMPLATE = "Put the chat template that the model's authors publish into th
 
 
 class ChatTemplate:
-    """`today`: what the template is told when it asks for the date. Raises ConfigError for a template that is missing or cannot
-    be read."""
+    """`today`: what the template is told when it asks for the date, as 2026-01-31; "": this day. Raises ConfigError for a template
+    that is missing or cannot be read."""
 
-    def __init__(
-        self, source: str | None, directory: Path, today: date | None = None, renderer: Renderer | None = None
-    ) -> None:
+    def __init__(self, source: str | None, directory: Path, today: str = "", renderer: Renderer | None = None) -> None:
         if source is None:
             raise ConfigError(
                 f"the model {directory.name} has no chat template, so a conversation cannot be rendered for it.",
                 remedy="Add a chat_template.jinja to its directory, or use an instruction-tuned model.",
             )
         self._named = f"the chat template of {directory.name}"
-        self._source, self._today = source, (today or date.today()).isoformat()
+        self._source, self._today = source, today or date.today().isoformat()
         self._renderer = renderer or _of_this_process
         self._call(None)
 

@@ -56,9 +56,9 @@ def fingerprint(directory: Path) -> str:
 
 class ChatTokenizer:
     """Messages to ids and ids to messages, for one model directory. `today`: what its chat template is told when it asks for the
-    date; None: the day on which this was made."""
+    date, as 2026-01-31; "": the day on which this is made."""
 
-    def __init__(self, directory: Path, today: date | None = None) -> None:
+    def __init__(self, directory: Path, today: str = "") -> None:
         from tokenizers import Tokenizer
 
         self.directory = directory
@@ -77,7 +77,7 @@ class ChatTokenizer:
         self.fingerprint = fingerprint(directory)
         self.eos = _text(config.get("eos_token"))
         self.special = _special(config, _read(directory / "special_tokens_map.json", required=False))
-        self._today = today or date.today()
+        self._today = today or date.today().isoformat()
         self._sources = _templates(directory, config)
         self.template = self._sources.get("default")
 

@@ -78,7 +78,7 @@ async def connect(plan: Plan, parts: Parts) -> Scene:
             for engine in parts.engines:
                 await engine.endpoint.load_extension(extensions["engine"])
         await parts.bridge.connect(parts.trainer.endpoint, parts.engines)
-    tokenizer = ChatTokenizer(plan.model.directory)
+    tokenizer = plan.tokenizer()
     return Scene(parts, tokenizer, tokenizer.render(make_task().messages), info.dtype)
 
 

@@ -105,6 +105,7 @@ def planned(values: Mapping[str, Any]) -> Seen:
     return {
         "options": [(one.label, repr(one.options)) for one, _ in around],
         "devices": [(one.label, context.devices, context.threads, context.transport) for one, context in around],
+        "dates": [context.today for _, context in around],
     }
 
 

@@ -57,9 +57,20 @@ def without_an_end(model: Path) -> None:
     (model / "generation_config.json").unlink(missing_ok=True)
 
 
+def template(text: str) -> Callable[[Path], object]:
+    return lambda model: (model / "chat_template.jinja").write_text(text)
+
+
+ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
 LORA = ("--bridge", "lora", "--set", 'trainer.lora.targets=["q_proj","query"]')
 CASES: dict[str, tuple[Callable[[Path], object], tuple[str, ...], tuple[str, ...]]] = {
     "template": (without_template, (), ("has no chat template", "Add a chat_template.jinja")),
+    "endless template": (template(ENDLESS), (), ("took more than 1 s of CPU time", "that the model's authors publish")),
+    "template with a fault": (template("{{ nothing.more }}"), (), ("refuses these messages: 'nothing' is undefined",)),
+    "template for other tasks": (
+        template("{% if messages[0].content not in ('.', 'What is 38 + 7?') %}{{ raise_exception('not this one') }}{% endif %}"),
+        (), ("and the others at the beginning, cannot be shown", "not this one"),
+    ),
     "window": (with_a_window, (), ("see 64 tokens", "Use `--engine vllm`")),
     "vocabulary": (lambda model: changed(model / "config.json", vocab_size=9), (), ("only 9 embeddings", "own tokenizer")),
     "positions": (

@@ -85,13 +85,12 @@ async def _run(plan: Plan, directory: Path, rings: Path, engine: Engine, count: 
     from atropos_core import console
     from atropos_core.launch.assemble import build_for_evaluation
     from atropos_core.rollouts.runner import RolloutRunner
-    from atropos_core.rollouts.tokenizer import ChatTokenizer
 
     (directory / "logs").mkdir()
     parts = await build_for_evaluation(plan, directory, engine)
     try:
         runner = RolloutRunner(
-            parts.environments, parts.rewards, parts.engine, ChatTokenizer(plan.model.directory),
+            parts.environments, parts.rewards, parts.engine, plan.tokenizer(),
             deadline_s=plan.config.training.rollout_deadline_s, deterministic=False,
         )  # fmt: skip
         client = await _connect(rings, count, wait_s, plan.config.watch.patience())

@@ -42,7 +42,6 @@ from atropos_core.interfaces import Engine, Environment
 from atropos_core.launch.assemble import build_for_evaluation, make_plan
 from atropos_core.plugins.manager import load_plugins
 from atropos_core.plugins.provider import ResolvedModel, RunContext
-from atropos_core.rollouts.tokenizer import ChatTokenizer
 from atropos_core.storage.tempdirs import owned_prefix, sweep
 from atropos_core.training.parts import EvaluationParts
 
@@ -107,12 +106,12 @@ class AtroposExp(BasePPOExp):  # type: ignore[misc] # SkyRL has no types
         config = load([read_file(options.run)]).config
         self.options = options
         self.plan = make_plan(config, model, plugins, training=False, sampling=False)
-        self.own_tokenizer = ChatTokenizer(model.directory)
+        self.own_tokenizer = self.plan.tokenizer()
         sweep("skyrl")  # what killed ones left
         self._directory = tempfile.TemporaryDirectory(prefix=owned_prefix("skyrl"))
         directory = Path(self._directory.name)
         (directory / "logs").mkdir()
-        context = RunContext(directory=directory, model=model.directory, seed=config.seed)
+        context = RunContext(directory=directory, model=model.directory, seed=config.seed, today=self.plan.today)
         chosen = self.plan.named["environment"]
         self.environments: dict[str, Environment] = {name: one.build(context) for name, one in chosen.items()}
         self._runner: asyncio.Runner | None = asyncio.Runner()  # one event loop from open() to close()

@@ -79,11 +79,11 @@ def atropos_policy_servers() -> Iterable[ServePolicies]:
     return [_serve_policies]
 
 
-async def _serve_policies(model: Path) -> PolicyServer:
+async def _serve_policies(model: Path, today: str = "") -> PolicyServer:
     import asyncio  # here: to list plugins it is 17 ms for nothing
 
     module = await asyncio.to_thread(importlib.import_module, "atropos_agent_api.server.policies")  # a second or more
-    server: PolicyServer = await module.serve_policies(model)
+    server: PolicyServer = await module.serve_policies(model, today)
     return server
 
 

@@ -31,7 +31,7 @@ class SelfTeacher(Teacher):
         self._inside = inside  # what the engine is built with
         self._label = inside.label
         self._checkpoints = Checkpoints(inside.directory / "checkpoints")
-        self._tokenizer = ChatTokenizer(inside.model)
+        self._tokenizer = ChatTokenizer(inside.model, inside.today)
         self._top_k = top_k
         self._engine = ScoringEngine(options.resolved_engine(), inside)
         model = read(inside.model)

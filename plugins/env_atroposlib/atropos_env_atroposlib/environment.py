@@ -82,7 +82,7 @@ class AtroposlibEnvironment(Environment):
         self._says: dict[str, Any] = {}
         self._metrics: Metrics = {}
         self._warned: set[str] = set()
-        self._tokenizer = ChatTokenizer(context.model)
+        self._tokenizer = ChatTokenizer(context.model, context.today)
         self._matcher = Matcher(self._tokenizer.decode)
 
     # -- what a run calls
@@ -169,6 +169,7 @@ class AtroposlibEnvironment(Environment):
             "datasets": options.datasets,
             "policy_urls": options.policy_urls,
             "model": str(context.model),
+            "today": context.today,
             "tables": str(logs / f"{role}-tables.jsonl"),
         }
         child = await Child.start(

@@ -35,7 +35,7 @@ class EnvironmentHost(Host):
         self._taking = asyncio.Lock()  # of items, one by one: the stream is a stateful one
 
     async def build(self, wanted: dict[str, Any]) -> None:
-        """`wanted`: place, config, datasets, policy_urls, model, tables. Raises ConfigError, PluginError."""
+        """`wanted`: place, config, datasets, policy_urls, model, today, tables. Raises ConfigError, PluginError."""
         from atropos_env_atroposlib.loading import configured, load_class
         from atropos_env_atroposlib.standins import absent, install, own_clients
         from atropos_env_atroposlib.standins.link import Link, join
@@ -47,7 +47,7 @@ class EnvironmentHost(Host):
         if wanted["datasets"]:
             serve_datasets(wanted["datasets"], _datasets())
         own_clients.offer_default()
-        self._link = Link(load_tokenizer(wanted["model"]), self._sample)
+        self._link = Link(load_tokenizer(wanted["model"], wanted["today"]), self._sample)
         join(self._link)
         self._tables = Path(wanted["tables"])
         cls: Any = load_class(wanted["place"])

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from datetime import datetime, tzinfo
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 
-def load_tokenizer(model: str) -> Any:
+def load_tokenizer(model: str, today: str = "") -> Any:
     """Of a model directory. `apply_chat_template` gives ids as it did before transformers 5, unless it is told otherwise; a name
-    that is no directory here means this tokenizer."""
+    that is no directory here means this tokenizer. `today`: what chat templates are told when they ask for the date, as 2026-01-31."""
     from transformers import AutoTokenizer
+    from transformers.utils import chat_template_utils
+
+    if today:
+
+        class Fixed(datetime):
+            @classmethod
+            def now(cls, tz: tzinfo | None = None) -> Self:
+                return cls.fromisoformat(today).replace(tzinfo=tz)
+
+        chat_template_utils.datetime = Fixed  # type: ignore[attr-defined]
 
     load = AutoTokenizer.from_pretrained
     made = _with_plain_ids(load(model))

@@ -46,7 +46,7 @@ class VerifiersEnvironment(Environment):
     async def open(self) -> None:
         if self._tasks:
             return
-        self._server = await load_plugins().policy_server()(self._context.model)
+        self._server = await load_plugins().policy_server()(self._context.model, self._context.today)
         child = await self._running()
         found: dict[str, list[Any]] = {part: [] for part in ("train", "eval")}
         with console.waiting(f"the tasks of {self._options.id}"):

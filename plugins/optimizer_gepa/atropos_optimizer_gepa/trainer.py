@@ -51,7 +51,7 @@ class GepaTrainer(Trainer):
         self.endpoint = LocalEndpoint(self)
 
     async def open(self) -> ModelInfo:
-        self._tokenizer = ChatTokenizer(self._context.model)
+        self._tokenizer = ChatTokenizer(self._context.model, self._context.today)
         return await asyncio.to_thread(self._open)
 
     async def step(self, batch: Batch, writing: Writing) -> Metrics:

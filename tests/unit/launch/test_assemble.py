@@ -384,6 +384,14 @@ def hosted() -> list[psutil.Process]:
     ]
 
 
+def test_a_run_keeps_the_date_on_which_it_began():
+    first = plan(installed())
+    assert first.today == str(first.config.date) == first.resolved()["date"] and len(first.today) == 10
+    resumed = plan(installed(), date="2024-02-29")
+    assert resumed.today == "2024-02-29"
+    assert resumed.tokenizer()._today == "2024-02-29", "which test_chat_template.py renders"
+
+
 async def test_parts_are_built_with_their_options_and_the_runs_context(tmp_path):
     seen: list[tuple[Any, RunContext]] = []
 
@@ -410,6 +418,7 @@ async def test_parts_are_built_with_their_options_and_the_runs_context(tmp_path)
             "flat_groups": "left out",
         },  # by the default transforms
         threads=2,
+        today=made.today,
     )
     assert isinstance(parts.trainer.behind, ToyTrainer)
     assert isinstance(parts.bridge, LocalBridge)

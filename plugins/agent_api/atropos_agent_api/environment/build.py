@@ -52,7 +52,7 @@ def build(options: AgentOptions, context: RunContext) -> Agent:
         tasks_from=tasks_from,
         grader=_grader(options, tasks_from, sandbox, context, label),
         sandbox=sandbox,
-        formats=ModelFormats(context.model, options.format),
+        formats=ModelFormats(context.model, options.format, context.today),
         streams=KeptStreams(context.directory / "agents" / label.rpartition(".")[2], options.keep_streams),
         context_tokens=context_tokens(context.model),
         in_order=context.deterministic,

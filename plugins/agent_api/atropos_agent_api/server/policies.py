@@ -63,7 +63,7 @@ class ServedPolicies:
         await self._server.close()
 
 
-async def serve_policies(model: Path) -> ServedPolicies:
+async def serve_policies(model: Path, today: str = "") -> ServedPolicies:
     """A `ServePolicies`."""
-    formats, sessions = await asyncio.to_thread(ModelFormats, model), Sessions()
+    formats, sessions = await asyncio.to_thread(ModelFormats, model, "auto", today), Sessions()
     return ServedPolicies(await open_agent_server(sessions, MODEL), sessions, formats, context_tokens(model))

@@ -61,10 +61,11 @@ _SETTINGS: tuple[dict[str, Any], ...] = ({}, {"enable_thinking": False}, {"enabl
 
 
 class ModelFormats:
-    """The format of one model directory. `choice`: "auto", "template", or the name of a renderer. Raises ConfigError."""
+    """The format of one model directory. `choice`: "auto", "template", or the name of a renderer. `today`: as
+    ChatTokenizer has it. Raises ConfigError."""
 
-    def __init__(self, model: Path, choice: str = "auto") -> None:
-        self.tokenizer = ChatTokenizer(model)
+    def __init__(self, model: Path, choice: str = "auto", today: str = "") -> None:
+        self.tokenizer = ChatTokenizer(model, today)
         self._renderer: RendererFormat | None = None
         if choice == "auto":
             self._renderer = renderer_like_template(self.tokenizer)

@@ -40,7 +40,9 @@ class RendererFormat(ChatFormat):
         """As `render`."""
         try:
             ids = self._renderer.render_ids(
-                self._tokenizer.marked(messages), tools=_dicts(tools) or None, add_generation_prompt=True
+                self._tokenizer.marked(messages),
+                tools=self._tokenizer.marked(tools) or None,
+                add_generation_prompt=True,
             )
         except FAULTS as error:
             raise DataError(f"the format {self.name!r} cannot render these messages: {error}") from error
@@ -53,7 +55,7 @@ class RendererFormat(ChatFormat):
         before, after = self._since_last_turn(prompt), sampled.tolist()
         try:
             bridged = self._renderer.bridge_to_next_turn(
-                before, after, self._tokenizer.marked(messages), tools=_dicts(tools) or None
+                before, after, self._tokenizer.marked(messages), tools=self._tokenizer.marked(tools) or None
             )
         except FAULTS:
             return None  # then all is rendered, and what is wrong with these messages is said there

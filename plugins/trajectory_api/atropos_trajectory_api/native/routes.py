@@ -142,7 +142,10 @@ class NativeRoutes:
         trainer = Trainer(
             holder=request.get("holder", str),
             policy=Policy(
-                request.get("tokenizer", str, ""), request.count("vocabulary", 0), request.get("model", str, "")
+                request.get("tokenizer", str, ""),
+                request.count("vocabulary", 0),
+                request.get("model", str, ""),
+                request.get("date", str, ""),
             ),
             group_size=request.count("group_size", least=1),
             min_group=request.count("min_group", 1),

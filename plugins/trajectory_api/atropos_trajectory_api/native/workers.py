@@ -18,6 +18,7 @@ class Policy:
     tokenizer: str = ""  # fingerprint, see atropos_core.rollouts.tokenizer; empty: not known
     vocabulary: int = 0  # 0: not known
     model: str = ""
+    date: str = ""  # that its chat template is told; empty: not known
 
     def refuse_other(self, name: str, tokenizer: str, vocabulary: int) -> None:
         """Raise TokenizerMismatch unless a worker's tokenizer is the policy's."""

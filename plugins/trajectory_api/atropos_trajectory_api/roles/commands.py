@@ -28,7 +28,7 @@ TokenOption = Annotated[
 
 
 WAIT_S = 600.0  # of a worker, for a trainer
-WORKER = Uses("atropos env", ("model", "environment", "reward", "training.rollout_deadline_s", "watch"))
+WORKER = Uses("atropos env", ("model", "date", "environment", "reward", "training.rollout_deadline_s", "watch"))
 ENGINE = Uses("atropos engine", ("model", "seed", "deterministic", "engine", "bridge", "trainer", "watch"))
 
 
@@ -143,11 +143,19 @@ def env(
         server = Api(api, token)
         try:
             with draining_signals(stop):
-                model_of_run = model or await await_policy(server, WAIT_S if wait_s is None else wait_s, stop)
-                if model_of_run is None:
+                wait = WAIT_S if wait_s is None else wait_s
+                policy = {"model": model} if model else await await_policy(server, wait, stop)
+                if policy is None:
                     return 0
+                dated = any(change.startswith("date=") for change in changes or ())
                 loaded, resolved, plugins = configure(
-                    file, env=[name], model=model_of_run, reward=reward, changes=changes, uses=WORKER
+                    file,
+                    env=[name],
+                    model=str(policy["model"]),
+                    reward=reward,
+                    changes=changes,
+                    uses=WORKER,
+                    flags={} if dated else {"date": policy.get("date") or None},
                 )
                 server.patience = loaded.config.watch.patience()
                 plan = make_plan(loaded.config, resolved, plugins, training=False, sampling=False)

@@ -8,7 +8,7 @@ import os
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -50,14 +50,14 @@ class WorkerOptions:
     drain_s: float = 60.0  # at the end, for what is being run
 
 
-async def await_policy(api: Api, wait_s: float, stop: asyncio.Event) -> str | None:
-    """The model that is trained, as the trainer named it to the server; None where `stop` came first. Raises
-    DeadlineExceeded."""
+async def await_policy(api: Api, wait_s: float, stop: asyncio.Event) -> Mapping[str, Any] | None:
+    """The `model` that is trained, and the `date` that its chat template is told, as the trainer named them to the server; None where
+    `stop` came first. Raises DeadlineExceeded."""
     until, said = time.monotonic() + wait_s, False
     while not stop.is_set():
         policy = (await api.about())["policy"]
         if policy and policy["model"]:
-            return str(policy["model"])
+            return dict(policy)
         if time.monotonic() > until:
             raise DeadlineExceeded(
                 f"no trainer came to {api.url} within {wait_s:g} s.",
@@ -92,7 +92,7 @@ async def work(plan: Plan, api: Api, token: str | None, options: WorkerOptions, 
         )
         parts = await build_for_evaluation(plan, Path(directory), engine)
         try:
-            tokenizer = ChatTokenizer(plan.model.directory)
+            tokenizer = plan.tokenizer()
             [environment] = parts.environments.values()
             tasks = task_count(options.environment, environment, "train")
             check_named_tasks(options.environment, environment, "train")

@@ -177,7 +177,6 @@ async def _process(
     from atropos_core.launch.assemble import build_for_evaluation
     from atropos_core.launch.signals import blocked_loop_alarm, own_process, requests_to_end
     from atropos_core.rollouts.runner import RolloutRunner
-    from atropos_core.rollouts.tokenizer import ChatTokenizer
     from atropos_core.storage.tempdirs import owned_directory
     from atropos_trajectory_api.roles.processing import draws, scored_groups, write
 
@@ -203,7 +202,7 @@ async def _process(
                 parts.environments,
                 parts.rewards,
                 parts.engine,
-                ChatTokenizer(plan.model.directory),
+                plan.tokenizer(),
                 deadline_s=config.training.rollout_deadline_s,
                 deterministic=config.deterministic,
             )
