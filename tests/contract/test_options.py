@@ -296,6 +296,7 @@ AT_THE_ADDRESS = {
     "run.api.engine_address": ({"api.engine_address": "127.0.0.1:0"}, {"api.engine_address": "localhost:0"})
 }
 IN_A_PLAN: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # and of what its components would be built with
+    "run.date": (HF, {"date": "2024-02-29"}),
     "run.engine.use": (HF, {"engine.use": "vllm"}),
     "run.engine.devices": (HF, {"engine.devices": ["cuda:0"]}),
     "run.engine.threads": (HF, {"engine.threads": 7}),
