@@ -164,7 +164,6 @@ def _say_memory(plan: Plan, directory: Path) -> None:
     from atropos_core.launch.text_checks import warn_of_prompts
     from atropos_core.plugins.provider import PROMPT_TOKENS
     from atropos_core.plugins.requirements import cuda_devices
-    from atropos_core.rollouts.tokenizer import ChatTokenizer
 
     check_model(plan, directory)
     made = plan_memory(plan, directory)
@@ -178,7 +177,7 @@ def _say_memory(plan: Plan, directory: Path) -> None:
     present = {f"cuda:{index}" for index in range(cuda_devices())}
     if absent := sorted({one for row in made.rows if (one := row.holding.device).startswith("cuda:")} - present):
         console.warn(f"this machine has no {', '.join(absent)}: a run here would end as its processes start.")
-    tokenizer = ChatTokenizer(plan.model.directory)
+    tokenizer = plan.tokenizer()
 
     def look(name: str, environment: Environment) -> None:
         say_long_prompts(plan, tokenizer, name, environment)
