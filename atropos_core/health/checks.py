@@ -197,7 +197,8 @@ class CutOff(Check[options.CutOff]):
 
 
 class PolicyCollapse(Check[options.Collapse]):
-    """`usual` are mean rewards, `usual_too` how far the probe was after each of the last updates."""
+    """`usual` are mean rewards. `usual_too` is how far the probe was after each of the last updates; once the reward has fallen,
+    the nearest and the farthest stay in it, since no update may follow."""
 
     name = "policy_collapse"
     needs = ("reward/mean", "policy/probe_shift_nats", "learning_rate")
@@ -212,7 +213,8 @@ class PolicyCollapse(Check[options.Collapse]):
     def wrong(self, seen: Numbers) -> str | None:
         shifts = self.usual_too.values or [0.0]  # before the first update
         moved = max(shifts) - min(shifts)
-        self.usual_too.values = [*shifts[-3:], seen["policy/probe_shift_nats"]]
+        kept = shifts[-3:] if self.state == "ok" else [min(shifts), max(shifts)]
+        self.usual_too.values = [*kept, seen["policy/probe_shift_nats"]]
         if not self.usual.values:
             return None
         usual, reward = statistics.median(self.usual.values), seen["reward/mean"]

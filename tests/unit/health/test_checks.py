@@ -139,6 +139,13 @@ def test_a_reward_that_falls_after_an_update_that_moved_the_policy_far_is_a_coll
         assert f"fell to {rewards[-1]:.3g}, from" in ill[0].says and "lower trainer.learning_rate" in ill[0].remedy
 
 
+def test_a_collapse_names_the_largest_move_though_no_update_follows():
+    [check] = [check for check in checks(HealthSection()) if check.name == "policy_collapse"]
+    for step, (reward, shift) in enumerate(zip([0.47] + [0.0] * 9, [27.0] * 10, strict=True), 1):
+        check.look(step, {"reward/mean": reward, "policy/probe_shift_nats": shift})
+    assert check.state == "ill" and "by up to 27 nats" in check.says
+
+
 def test_a_policy_that_an_update_broke_is_not_told_to_write_longer_replies():
     [check] = [check for check in checks(HealthSection()) if check.name == "cut_off"]
     check.look(1, healthy(1))
