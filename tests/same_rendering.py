@@ -11,13 +11,13 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from atropos_core.errors import ConfigError, DataError
 from atropos_core.rollouts.chat_template import ChatTemplate
-from atropos_core.rollouts.tokenizer import _with_reasoning
+from atropos_core.rollouts.tokenizer import with_reasoning
 
 REFUSED = "refused"  # texts of errors differ
 
 
 def ours(template: str, values: Mapping[str, Any]) -> str:
-    messages = [_with_reasoning(message) for message in values["messages"]]
+    messages = [with_reasoning(message) for message in values["messages"]]
     try:
         return ChatTemplate(template, Path("model")).render(documents=None, **{**values, "messages": messages})
     except (DataError, ConfigError):

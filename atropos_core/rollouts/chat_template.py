@@ -187,4 +187,5 @@ class Renderer:
 
 _of_this_process = Renderer()
 os.register_at_fork(after_in_child=_of_this_process.left_to_parent)
-atexit.register(_of_this_process.close)
+end_renderer = _of_this_process.close  # the next conversation gets a new one
+atexit.register(end_renderer)

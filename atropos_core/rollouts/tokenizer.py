@@ -234,7 +234,7 @@ class ChatTokenizer:
         with_tools = bool(tools) and "tool_use" in self._sources
         template = self._chat_templates["tool_use" if with_tools else "default"]
         return template.render(
-            messages=[_with_reasoning(message) for message in messages],
+            messages=[with_reasoning(message) for message in messages],
             tools=list(tools) if tools else None,
             documents=None,
             add_generation_prompt=prompt,
@@ -249,7 +249,7 @@ class ChatTokenizer:
         return {name: ChatTemplate(source, self.directory, self._today) for name, source in sources.items()}
 
 
-def _with_reasoning(message: Message) -> dict[str, Any]:
+def with_reasoning(message: Message) -> dict[str, Any]:
     """Under each of the names that templates read it by."""
     said = next((message[name] for name in _REASONING if message.get(name) is not None), None)
     return dict(message) if said is None else {"thinking": said, **message, "reasoning_content": said}

@@ -21,6 +21,7 @@ from atropos_core.launch.assemble import Plan, build, make_plan
 from atropos_core.plugins.manager import Plugins, load_plugins
 from atropos_core.plugins.provider import Offer, Provider
 from atropos_core.plugins.requirements import check_requires
+from atropos_core.rollouts.chat_template import end_renderer
 from atropos_core.testing import eventloop
 from atropos_core.testing.report import RAISED, Report, of_error
 from atropos_core.testing.scenes import DEADLINE_S, PAUSED_FOR_S, SAMPLES_ON, Scene, connect, wrong_with
@@ -276,6 +277,7 @@ def _is_there(reference: str) -> bool:
 
 
 def _open_handles() -> int:
+    end_renderer()  # its socket is this process's, not the bridge's
     try:
         return len(os.listdir("/proc/self/fd"))
     except OSError:

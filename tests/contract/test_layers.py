@@ -195,7 +195,11 @@ def test_a_private_name_that_is_taken_is_seen(tmp_path, text, seen):
     assert list(private_names(tmp_path / "sly.py")) == seen
 
 
-STARTED = {"atropos_core.__main__", "atropos_core.processes.child_main"}  # by `python -m`
+STARTED = {  # by `python -m`
+    "atropos_core.__main__",
+    "atropos_core.processes.child_main",
+    "atropos_core.rollouts.template_process",
+}
 TYPED = {f"atropos_core.cli.{module}" for module in OWN.values()}  # imported when its command is
 
 

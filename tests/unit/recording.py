@@ -76,6 +76,10 @@ class RecordingTrainer(Recorder, Trainer):
             self.note("step", batch, True)
         return {"loss": 0.25}
 
+    async def rounding(self, sequences: Sequence[Tokens], temperature: float = 1.0) -> float | None:
+        self.note("rounding", list(sequences), temperature)
+        return 0.125
+
     async def token_values(self) -> Mapping[str, Floats]:
         self.note("token_values")
         return {"entropy": np.full(2, 0.5, np.float32)}

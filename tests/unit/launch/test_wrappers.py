@@ -47,6 +47,7 @@ TRAINER: Mapping[str, tuple[Any, ...]] = {
     "step": (BATCH, None),  # the test gives its own `writing`
     "token_values": (),
     "logprobs": (SEQUENCES, 0.7),
+    "rounding": (SEQUENCES, 0.7),
     "save": (Path("/saved"),),
     "restore": (Path("/saved"),),
     "close": (),
