@@ -102,7 +102,7 @@ def test_a_dot_leads_into_a_table_unless_the_column_is_called_so() -> None:
         ("a.jsonl", b"", "a.jsonl has no tasks"),
         (
             "a.jsonl.gz",
-            gzip.compress(b'{"prompt": "a"}\n' * 100)[:-20],
+            gzip.compress(b'{"prompt": "a"}\n' * 100, mtime=0)[:-20],
             "a.jsonl.gz cannot be unpacked as .gz: .* cut off or damaged",
         ),
         ("a.csv", b"PK\x03\x04", "a.csv is a zip archive, or an Excel workbook(.|\n)*save the sheet as CSV"),
@@ -138,10 +138,10 @@ CHAT = [{"role": "user", "content": 'What is 38 + 7?\nIt\'s "easy".'}]
 @pytest.mark.parametrize(
     ("name", "content"),
     [
-        ("a.jsonl.gz", gzip.compress(LINE)),
+        ("a.jsonl.gz", gzip.compress(LINE, mtime=0)),
         ("a.jsonl.xz", lzma.compress(LINE)),
         ("a.csv.bz2", bz2.compress(b"prompt,answer\n1 + 1?,2\n")),
-        ("packed-by-its-bytes.jsonl", gzip.compress(LINE)),
+        ("packed-by-its-bytes.jsonl", gzip.compress(LINE, mtime=0)),
         ("a.tsv", b"prompt\tanswer\n1 + 1?\t2\n"),
         ("a.CSV", b"prompt;answer\r\n1 + 1?;2\r\n"),
         ("quoted.csv", b'"prompt";"answer"\n"1 + 1?";"2"\n'),
