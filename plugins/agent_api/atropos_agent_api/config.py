@@ -78,7 +78,13 @@ class RewardOptions(Options):
     worst: float = Field(
         0.0,
         allow_inf_nan=False,
-        description="score of an episode whose program left what cannot be graded; or the lowest given so far, if less",
+        description="score of an episode that its program made impossible to grade; or the lowest given since the run was "
+        "started or resumed, if less",
+    )
+    on_error: Literal["worst", "fail"] = Field(
+        "worst",
+        description="what becomes of an episode whose reward raises, exits with an error or is late, once it has scored "
+        "another: the worst score, since what the program left may be the cause; or a failed rollout",
     )
 
     @model_validator(mode="after")
@@ -87,6 +93,7 @@ class RewardOptions(Options):
             raise ValueError("a reward is one of function, command and plugin")
         for at, text in enumerate(self.command or ()):
             check(text, f"reward.command[{at}]", GRADER_NAMES)
+        self.refuse_idle(self.plugin is None, "with a plugin: it reads no files, and fails the rollout", "on_error")
         return self
 
     def code(self) -> tuple[str, ...]:

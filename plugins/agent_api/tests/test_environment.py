@@ -328,6 +328,50 @@ async def test_a_program_that_makes_grading_fail_gets_the_worst_score_and_why_is
     assert account["not_graded"] == "it left more than 1 MB, its limit of the disk"
 
 
+NO_NUMBER = Script("no number", lambda task, seed: "x")
+FAILS = """
+import json, sys, time
+from pathlib import Path
+def of(work):
+    text = Path(work, "answer.txt").read_text()
+    if text == "late":
+        time.sleep(600)
+    return float(text)
+def by_file(case):
+    return of(case.work)
+if __name__ == "__main__":
+    print(of(json.load(sys.stdin)["work"]))
+"""
+
+
+@pytest.mark.parametrize("kind", ["function", "command"])
+async def test_a_reward_that_fails_on_what_one_program_left_gives_it_the_worst_score(
+    made: Made, tmp_path: Path, kind: str
+) -> None:
+    file = tmp_path / "grade.py"
+    file.write_text(FAILS)
+    how = {"function": f"{file}:by_file"} if kind == "function" else {"command": ["{python}", str(file)]}
+    deadline_s = 20.0 if kind == "function" else 2.0
+    async with made(reward={**how, "worst": -2.0, "deadline_s": deadline_s}) as agent:
+        with pytest.raises(AtroposError, match="ValueError"):  # nobody knows yet whether it works at all
+            await one(agent, NO_NUMBER)
+        good = await one(agent)
+        bad = await one(agent, NO_NUMBER if kind == "function" else Script("late", lambda task, seed: "late"))
+    assert (good.score, good.metrics["agent/not_graded"]) == (4.0, 0.0)
+    assert (bad.score, bad.correct, bad.metrics["agent/not_graded"]) == (-2.0, False, 1.0)
+    told = [json.loads((one / "account.json").read_text()).get("not_graded", "") for one in streams(tmp_path)]
+    assert [bool(text) for text in told] == [False, False, True]
+    assert ("could not convert" if kind == "function" else "gave no answer within 2 s") in told[2]
+
+
+async def test_a_reward_that_fails_can_fail_the_rollout(made: Made, tmp_path: Path) -> None:
+    (tmp_path / "grade.py").write_text(FAILS)
+    async with made(reward={"function": f"{tmp_path}/grade.py:by_file", "on_error": "fail"}) as agent:
+        assert (await one(agent)).score == 4.0
+        with pytest.raises(AtroposError, match="ValueError"):
+            await one(agent, NO_NUMBER)
+
+
 async def test_chained_links_are_graded(made: Made) -> None:
     async with made("leaves_links", reward={"command": ["{python}", str(GRADERS), "file"]}) as agent:
         assert (await one(agent)).correct is True

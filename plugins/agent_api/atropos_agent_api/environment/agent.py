@@ -33,8 +33,9 @@ from atropos_agent_api.sessions.session import Session
 from atropos_agent_api.sessions.sessions import Sessions
 from atropos_agent_api.tokens.formats import ChatFormat
 from atropos_agent_api.tokens.model_formats import ModelFormats
+from atropos_core import console
 from atropos_core.builtin.rewards import last_reply
-from atropos_core.errors import AtroposError, ConfigError, DataError, ProcessDied
+from atropos_core.errors import AtroposError, ConfigError, DataError, DeadlineExceeded, ProcessDied, RemoteError
 from atropos_core.guards.endings import raise_first
 from atropos_core.http_server.server import RunningServer
 from atropos_core.interfaces import Environment, Finding, Policy, Score
@@ -77,6 +78,10 @@ class Agent(Environment):
         self._streams = streams
         self._files = Files(options.files)
         self._worst = 0.0 if options.reward is None else options.reward.worst  # or the lowest score so far
+        self._errors_are_worst = (
+            grader.reads_files and options.reward is not None and options.reward.on_error == "worst"
+        )
+        self._has_scored = self._has_warned = False
         self._sessions = Sessions()
         self._server: RunningServer | None = None
         self._split: dict[Split, list[Task]] | None = None
@@ -248,8 +253,8 @@ class Agent(Environment):
         why_not = ""
         try:
             score = await self._score(task, episode, ended, running, folder)
-            self._worst = min(self._worst, score.value)
-        except (NotGradable, RecursionError) as error:  # its program's doing: a failed rollout would be a way out
+            self._worst, self._has_scored = min(self._worst, score.value), True
+        except (NotGradable, RecursionError) as error:  # as if its program's doing: a failed rollout would be a way out
             why_not = str(error)
             score = Score(self._worst, correct=False)
             (folder / "account.json").write_text(json.dumps({**account, "not_graded": why_not}, indent=1, default=str))
@@ -273,7 +278,18 @@ class Agent(Environment):
                 most, within_s = int(self._options.limits.disk_mb * 2**20), reward.deadline_s / 2
                 await asyncio.to_thread(copy_left, await running.work(), work, most, within_s)
             case = Case(task, episode.messages, answer, ended.code, ended.limit or "", work)
-            return await self._grader.score(case, episode)
+            try:
+                return await self._grader.score(case, episode)
+            except (DataError, DeadlineExceeded, RemoteError) as error:
+                if not (self._errors_are_worst and self._has_scored):
+                    raise
+                if not self._has_warned:
+                    self._has_warned = True
+                    console.warn(
+                        f"an episode whose reward failed has the worst score, and so will others: {str(error).splitlines()[0]}. "
+                        "The metric agent/not_graded counts them."
+                    )
+                raise NotGradable(str(error)) from error
 
     # -- `atropos check`
 
