@@ -111,12 +111,14 @@ def check_cheap(report: Report, name: str, outcomes: Sequence[Outcome], oracle: 
     tested = 0
     for outcome in outcomes:
         task, reply = outcome.task, outcome.script.reply(outcome.task, outcome.seed)
-        by_chance = outcome.script.innocent and task.answer is not None and is_answer_by_chance(task.answer, reply)
-        if outcome.episode is None or task.id not in best or task.answer is None or by_chance:
+        if outcome.episode is None or task.id not in best or task.answer is None:
+            continue
+        unsaid = outcome.episode.correct is None
+        earns = outcome.correct or (unsaid and outcome.score >= best[task.id])
+        if earns and outcome.script.innocent and is_answer_by_chance(task.answer, reply):
             continue
         tested += 1
-        unsaid = outcome.episode.correct is None
-        if outcome.correct or (unsaid and outcome.score >= best[task.id]):
+        if earns:
             problems.append(f"{outcome.label}: {brief(reply, 50)} scores {outcome.score:g}, as the answer does")
     if not tested:
         report.note(name, "no task has an answer to be mistaken for")

@@ -8,6 +8,7 @@ import string
 import unicodedata
 from collections.abc import Sequence
 from fractions import Fraction
+from functools import lru_cache
 
 from atropos_core.builtin.numbers import last_number, numbers, only_value
 from atropos_core.testing.scripted import Script
@@ -104,9 +105,15 @@ def is_answer_by_chance(answer: str, reply: str) -> bool:
     wanted = only_value(answer)
     if wanted is None:
         return False
+    return not {wanted, -wanted}.isdisjoint(numbers_in_any_writing(reply))
+
+
+@lru_cache(maxsize=256)  # a few replies are tried on thousands of tasks
+def numbers_in_any_writing(reply: str) -> frozenset[Fraction | None]:
+    normal = unicodedata.normalize("NFKC", reply)
     read = {number.value for number in numbers(reply)} | {Fraction(digits) for digits in _DIGITS.findall(normal)}
-    read |= {Fraction(unicodedata.numeric(letter)).limit_denominator(100) for letter in reply if letter.isnumeric()}
-    return not {wanted, -wanted}.isdisjoint(read)
+    numerals = (letter for letter in reply if letter.isnumeric())
+    return frozenset(read | {Fraction(unicodedata.numeric(letter)).limit_denominator(100) for letter in numerals})
 
 
 def stands_in(answer: str, text: str) -> bool:

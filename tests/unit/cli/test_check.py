@@ -58,7 +58,7 @@ def test_options_of_a_run_file_say_how_they_are_set_here(atropos: Callable[..., 
 def test_what_an_error_says_to_do_is_what_is_said(atropos: Callable[..., Any], tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text('{"question": "a", "answer": "1"}\n')
     said = " ".join(atropos("check", "dataset:rows.jsonl").out.split())
-    assert "Say which column has the prompt, as --set prompt=COLUMN." in said and "(rows.py" not in said, said
+    assert "Say which column has the prompt, as --set prompt=question." in said and "(rows.py" not in said, said
 
 
 def test_a_score_that_returns_nothing_is_a_finding(atropos: Callable[..., Any], tmp_path: Path) -> None:
