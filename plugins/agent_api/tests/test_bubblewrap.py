@@ -383,6 +383,32 @@ def test_what_the_options_name_is_shown(tmp_path):
     assert shown_to(relative) == (), "it is meant in the work directory"
 
 
+@pytest.mark.parametrize("kept", ["here", "tasks", "reward", "nothing"])
+@pytest.mark.parametrize("folder", [".", "bin", "../elsewhere", "link"])
+def test_no_folder_with_tasks_or_the_reward_is_shown_for_its_program_alone(kept, folder, tmp_path):
+    project = tmp_path / "project"
+    agent = project / folder / "agent"
+    (tmp_path / "elsewhere").mkdir()
+    (project / "bin").mkdir(parents=True)
+    (project / "link").symlink_to(".")
+    agent.touch()
+    agent.chmod(0o755)
+    for name in ("tasks.jsonl", "grade.py"):
+        (project / name).touch()
+    away = tmp_path / "away"
+    given = {
+        "command": [str(agent)], "held_out": 0.0, "here": str(project if kept == "here" else away),
+        "tasks": str((project if kept == "tasks" else away) / "tasks.jsonl"),
+        "reward": {"function": f"{project if kept == 'reward' else away}/grade.py:grade"},
+    }  # fmt: skip
+    shown = shown_to(AgentOptions.model_validate(given))
+    at = Path(os.path.normpath(agent))
+    if kept == "nothing" or folder == "../elsewhere":
+        assert shown == (project if folder == "bin" else at.parent,)
+    else:
+        assert shown == (at,)
+
+
 async def test_a_folder_that_is_not_there_cannot_be_made_visible(tmp_path):
     with pytest.raises(FitError, match="sandbox.visible names .*nowhere, which is not there"):
         await BubblewrapSandbox(visible=(str(tmp_path / "nowhere"),)).open()

@@ -63,10 +63,14 @@ def argv(options: AgentOptions) -> tuple[str, ...]:
 
 def shown_to(options: AgentOptions) -> tuple[Path, ...]:
     """Return what a sandbox that hides the disk shows each program: the installation of its command, and files that this names. Only
-    the options decide it, never a task's text, which could name any file of this machine."""
+    the options decide it, never a task's text, which could name any file of this machine. No folder is shown for the
+    program's sake that holds the tasks, which have their answers, the reward, or `here`, where runs are."""
     values = {"here": str(options.here), "python": sys.executable}
     path = fixed(options.env.get("PATH", ""), values) or os.environ.get("PATH", os.defpath)
-    return tuple(needed_by([fixed(text, values) for text in argv(options)], path))
+    reward = () if options.reward is None else options.reward.code()
+    code = [options.here / fixed(text, values) for text in reward if text.endswith(".py")]
+    kept_from = [one for one in (options.here, options.tasks, options.test_tasks, *code) if one is not None]
+    return tuple(needed_by([fixed(text, values) for text in argv(options)], path, kept_from))
 
 
 def function_of(options: AgentOptions) -> tuple[str, str]:

@@ -20,21 +20,23 @@ PARTS = (
 )  # of a prefix that holds more than programs
 
 
-def needed_by(argv: Sequence[str], path: str) -> list[Path]:
+def needed_by(argv: Sequence[str], path: str, kept_from: Sequence[Path] = ()) -> list[Path]:
     """Folders and files that exist: the installations of the program, and of the interpreters that its first lines name; files
-    that are named by an absolute path among its arguments. `argv` has no word that data decides: what is found is shown."""
+    that are named by an absolute path among its arguments. `argv` has no word that data decides: what is found is shown. No
+    folder is that holds one of `kept_from`, whatever is installed in it: of that, the program alone."""
     program, *arguments = argv or [""]
     named = (Path(word) for word in arguments if os.path.isabs(word) and os.path.isfile(word))
-    return list(dict.fromkeys([*_installations(program, path), *named]))
+    kept = [os.path.realpath(one) for one in kept_from]
+    return list(dict.fromkeys([*_installations(program, path, kept), *named]))
 
 
-def _installations(program: str, path: str, depth: int = 3) -> Iterator[Path]:
+def _installations(program: str, path: str, kept: Sequence[str], depth: int = 3) -> Iterator[Path]:
     where = shutil.which(program, path=path)
     if where is None or depth == 0 or not os.path.isabs(where):
         return  # it lies in the work directory, or its start will say that there is none
-    at = Path(where).absolute()
+    at = Path(os.path.normpath(where))
     while True:
-        yield from _prefix(at)
+        yield from [one for one in _prefix(at) if not _holds(one, kept)] or [at]
         if not at.is_symlink():
             break
         at = Path(os.path.normpath(at.parent / os.readlink(at)))
@@ -43,7 +45,7 @@ def _installations(program: str, path: str, depth: int = 3) -> Iterator[Path]:
     if named := re.match(rb"#!\s*(\S+)(?:\s+(?:-S\s+)?(\S+))?", first):
         interpreter, argument = (part.decode(errors="replace") if part else "" for part in named.groups())
         yield from _installations(
-            argument if os.path.basename(interpreter) == "env" and argument else interpreter, path, depth - 1
+            argument if os.path.basename(interpreter) == "env" and argument else interpreter, path, kept, depth - 1
         )
 
 
@@ -59,3 +61,8 @@ def _prefix(program: Path) -> Iterator[Path]:
         yield from (prefix / part for part in PARTS if (prefix / part).is_dir())
     else:
         yield prefix
+
+
+def _holds(folder: Path, kept: Sequence[str]) -> bool:
+    """Or is one of them."""
+    return any(Path(one).is_relative_to(os.path.realpath(folder)) for one in kept)
