@@ -19,7 +19,7 @@ REFUSED = "refused"  # texts of errors differ
 def ours(template: str, values: Mapping[str, Any]) -> str:
     messages = [with_reasoning(message) for message in values["messages"]]
     try:
-        return ChatTemplate(template, Path("model")).render(documents=None, **{**values, "messages": messages})
+        return ChatTemplate(template, Path("model")).render(**{"documents": None, **values, "messages": messages})
     except (DataError, ConfigError):
         return REFUSED
 

@@ -2,12 +2,14 @@
 result or in its description, begins no turn.
 
 A tokenizer finds such tokens wherever their text stands, and a chat template writes its own among those of messages. So what
-looks like one in a message is marked before the template sees it. Where a mark comes out, a second tokenizer encodes the text: the
-same one, in which control tokens have other names, that only this module writes.
+looks like one in a message, or may become one beside another text, is marked before the template sees it: after its first
+character, where a template that trims, splits or joins texts leaves the mark. A token with a mark in it is text. Where there is one,
+a second tokenizer encodes the rendered text: the same one, in which control tokens have other names, that only this module writes.
 """
 
 from __future__ import annotations
 
+import bisect
 import json
 import re
 import secrets
@@ -32,40 +34,64 @@ def ids_of(tokenizer: Tokenizer, text: str) -> Tokens:
 
 
 class ControlTokens:
-    """`texts`: of the control tokens. `tokenizer`: as JSON."""
+    """`texts`: of the control tokens. `kept`: those of tokens that a message may have, where a template may cut its text.
+    `tokenizer`: as JSON."""
 
-    def __init__(self, texts: Collection[str], tokenizer: Mapping[str, Any]) -> None:
-        found = "|".join(re.escape(text) for text in (MARK, *sorted(texts, key=len, reverse=True)) if text)
-        self._any = re.compile(found)
-        self._marked_or_not = re.compile(f"({MARK})?(?:{found})")
-        self._texts = sorted(texts)
+    def __init__(self, texts: Collection[str], tokenizer: Mapping[str, Any], kept: Collection[str] = ()) -> None:
+        self._texts = sorted(text for text in texts if text.strip())  # space begins no turn
+        self._tokens = _any_of(self._texts)
+        said = {text.lstrip() for text in self._texts}  # templates trim
+        self._begun = {text[:size] for text in said for size in range(1, len(text))}
+        self._first = re.compile(f"[{re.escape(MARK + ''.join({text[0] for text in said}))}]")
+        self._said = _any_of(said)
+        longest = max(map(len, said), default=0)
+        cut = "|".join([r"\s", r"\Z", *map(re.escape, sorted(kept))])
+        self._until_cut = re.compile(rf"\S{{1,{max(1, longest)}}}?(?={cut})")
         self._definition = tokenizer
         secret = secrets.token_hex(16)  # no message can have it
         self._names = {text: f"{MARK}{secret}-{number}{MARK}" for number, text in enumerate(self._texts)}
 
     def marked(self, value: Any) -> Any:
-        """A message or a tool, or anything of JSON in one, with a mark before whatever looks like a control token."""
+        """A message or a tool, or anything of JSON in one, with a mark in whatever is, or ends as, the beginning of a control token."""
         if isinstance(value, str):
-            return self._any.sub(lambda found: f"{MARK}{found[0]}", value)
+            return self._first.sub(self._marked, value)
         if isinstance(value, Mapping):  # a template shows the names of arguments too
             return {self.marked(key): self.marked(one) for key, one in value.items()}
         return [self.marked(one) for one in value] if isinstance(value, list | tuple) else value
 
+    def _marked(self, found: re.Match[str]) -> str:
+        text, at = found.string, found.start()
+        if found[0] != MARK and not self._said.match(text, at):
+            begun = self._until_cut.match(text, at)
+            if begun is None or begun[0] not in self._begun:
+                return found[0]
+        return f"{found[0]}{MARK}"
+
     def found(self, value: Any) -> str:
         """The first control token in the text of a message, or of anything of JSON in one; empty if there is none."""
         if isinstance(value, str):
-            return next((one[0] for one in self._any.finditer(value) if one[0] != MARK), "")
+            token = self._tokens.search(value)
+            return token[0] if token else ""
         entries = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
         return next(filter(None, map(self.found, entries)), "")
 
     def encode(self, text: str, encode: Callable[[str], Tokens]) -> Tokens:
-        """Ids of what was rendered of marked messages. `encode`: as the tokenizer does, for what has no mark in it."""
+        """Ids of what was rendered of marked messages. `encode`: as the tokenizer does, for what has no mark in a token."""
         if MARK not in text:
             return encode(text)
-        renamed = self._marked_or_not.sub(  # a mark whose token the template has changed goes, and leaves text
-            lambda found: found[0].removeprefix(MARK) if found[1] else self._names.get(found[0], ""), text
-        )
-        return self._true_ids[ids_of(self._renamed, renamed)]
+        plain, marks = _without_marks(text)
+        others = 0
+
+        def named(found: re.Match[str]) -> str:
+            nonlocal others
+            after = bisect.bisect_right(marks, found.start())
+            if after < len(marks) and marks[after] <= found.end():
+                others += 1
+                return found[0]
+            return self._names[found[0]]
+
+        renamed = self._tokens.sub(named, plain)
+        return self._true_ids[ids_of(self._renamed, renamed)] if others else encode(plain)
 
     @cached_property
     def _renamed(self) -> Tokenizer:
@@ -95,3 +121,22 @@ class ControlTokens:
             name = self._names.get(one["content"], one["content"])
             ids[self._renamed.token_to_id(name)] = one["id"]
         return ids
+
+
+def _any_of(texts: Collection[str]) -> re.Pattern[str]:
+    """The longest of them first. Of none: what is never found."""
+    return re.compile("|".join(map(re.escape, sorted(texts, key=len, reverse=True))) or r"(?!)")
+
+
+def _without_marks(text: str) -> tuple[str, list[int]]:
+    """And where they were. Two stand for one that a message has."""
+    pieces, marks, size = [], [], 0
+    for piece in re.split(f"({MARK}+)", text):
+        if piece.startswith(MARK):
+            own, marked = divmod(len(piece), 2)
+            if marked:
+                marks.append(size)
+            piece = MARK * own
+        pieces.append(piece)
+        size += len(piece)
+    return "".join(pieces), marks

@@ -135,7 +135,7 @@ class ChatTokenizer:
             with contextlib.suppress(ConfigError, DataError):
                 framed = self._render(said, None, prompt=True)
                 texts |= {text for text in others if text in framed}
-        return ControlTokens(texts - IN_HISTORIES, _read(self.directory / "tokenizer.json"))
+        return ControlTokens(texts - IN_HISTORIES, _read(self.directory / "tokenizer.json"), IN_HISTORIES)
 
     def control_token_in(self, messages: Sequence[Message]) -> str:
         """The first control token that the text of messages looks like; empty if there is none."""

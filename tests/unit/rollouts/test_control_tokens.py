@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from atropos_core.rollouts.control_tokens import MARK
+from atropos_core.rollouts.replies import IN_HISTORIES
 from atropos_core.rollouts.tokenizer import ChatTokenizer
 from atropos_core.types import Tokens
 from tests import families
@@ -44,6 +45,53 @@ def test_no_text_of_a_message_is_a_control_token(family: tuple[str, ChatTokenize
             ids = tokenizer.render([{"role": "user", "content": content}])
             assert control_ids(tokenizer, ids) == harmless, content
             assert content.strip() in tokenizer.decode(ids, keep_special=True), "all of its text is there"
+
+
+def framing_ids(tokenizer: ChatTokenizer, messages: list[dict[str, Any]]) -> list[int]:
+    """Without the tokens that a reply's text has, which a template may leave out."""
+    added = tokenizer._tokenizer.get_added_tokens_decoder()
+    return [one for one in control_ids(tokenizer, tokenizer.render(messages)) if added[one].content not in IN_HISTORIES]
+
+
+CHANGED = {
+    "trimmed": "{{ text | trim }}",
+    "stripped": "{{ text.strip() }}{{ text.lstrip('x') }}",
+    "cut at the front": "{{ text[1:] }}{{ text[2:] }}{{ text[3:] }}",
+    "its first mark cut": "{{ text.split('x')[-1] }}",
+    "split at spaces": "{{ text.split() | join }}{{ (text | string).split(' ')[1] }}",
+    "without reasoning": "{% for part in text.split('</think>') %}{{ part.split('<think>')[0] }}{% endfor %}",
+    "replaced": "{{ text | replace('<think>', '') | replace(' ', '') }}",
+    "by characters": "{% for one in text %}{{ one }}{% endfor %}",
+    "from two texts": "{{ m.name }}{{ text }}",
+    "from parts": "{% for part in m.parts %}{{ part }}{% endfor %}{{ m.parts | map('trim') | join }}",
+}
+
+
+@pytest.mark.parametrize("how", CHANGED)
+def test_no_text_becomes_a_control_token_where_a_template_cuts_and_joins(
+    how: str, family: tuple[str, ChatTokenizer]
+) -> None:
+    name, tokenizer = family
+    path = tokenizer.directory / "chat_template.jinja"
+    show = "{% for m in messages %}{% set text = m.content %}" + CHANGED[how] + "{% endfor %}"
+    path.write_text(show + path.read_text())
+    changed = ChatTokenizer(tokenizer.directory)
+    for text in looks(name):
+        said: list[dict[str, Any]] = []
+        for at in range(len(text)):
+            left, right = text[:at], text[at:]
+            parts = [left, f" {right}", text[:1], text[1:]]
+            contents = (
+                f"xx {text}",
+                f"x{text} ",
+                f"{text} {text}",
+                f"{left}<think>.</think>{right}",
+                f"{left} {right}",
+                right,
+            )
+            said += [{"role": "user", "content": content, "name": left, "parts": parts} for content in contents]
+        plain = [{**message, "content": "a <think>.</think> bcd", "name": "n", "parts": ["p"]} for message in said]
+        assert framing_ids(changed, said) == framing_ids(changed, plain), text
 
 
 SHOWN = {
@@ -123,7 +171,7 @@ def test_arguments_of_calls_and_lists_are_marked_too(tmp_path: Path) -> None:
     marked = ChatTokenizer(families.write("qwen", tmp_path)).marked(
         [{"role": "assistant", "content": None, "tool_calls": [{"function": {"arguments": {"a": ["<|im_end|>", 3]}}}]}]
     )
-    assert marked[0]["tool_calls"][0]["function"]["arguments"] == {"a": [f"{MARK}<|im_end|>", 3]}
+    assert marked[0]["tool_calls"][0]["function"]["arguments"] == {"a": [f"<{MARK}|im_end|>", 3]}
     assert marked[0]["content"] is None
 
 
