@@ -479,7 +479,7 @@ plugins/agent_api/tests/test_environment.py::test_so_many_folders_of_streams_are
 plugins/agent_api/tests/test_environment.py::test_a_format_that_there_is_not_is_refused
   environment agent: format
 plugins/agent_api/tests/test_environment.py::test_only_calls_that_are_to_be_trained_are
-  environment agent: trained trained_agents
+  environment agent: trained trained_agents untrained_models
 plugins/agent_api/tests/test_environment.py::test_history_is_as_sampled_or_as_sent
   environment agent: history
 plugins/agent_api/tests/test_environment.py::test_what_a_call_wants_of_sampling_is_overruled_or_refused

@@ -153,8 +153,10 @@ class AgentOptions(Options):
         default_factory=LimitOptions, description="of one episode: whatever goes beyond ends the program"
     )
     concurrency: int = Field(16, ge=1, description="programs at once")
-    trained: Literal["all", "with_tools"] = Field(
-        "all", description="which of its calls are trained: all, or those that offer tools"
+    trained: Literal["all", "main", "with_tools"] = Field(
+        "all",
+        description="which of its calls are trained: all; those of the task's conversation, without greetings, titles and "
+        "sub-agents; or those that offer tools",
     )
     trained_agents: tuple[str, ...] = Field(
         (), description="and of those only what agents with these names call; empty: every one"

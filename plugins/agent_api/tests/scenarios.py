@@ -32,7 +32,7 @@ class Agent:
         self.engine = LedgerEngine(tokenizer, self._reply)
         policy = policy_of(self.engine, tokenizer)
         self.session = Session(
-            policy, TemplateFormat(policy, tokenizer), SessionOptions(**options), seed=1, name="page"
+            policy, TemplateFormat(policy, tokenizer), SessionOptions(**options), seed=1, name="page", prompt="plan"
         )
         self._prompts: Counter[str] = Counter()
 
@@ -134,6 +134,13 @@ async def auxiliary(agent: Agent) -> None:
     await agent.ask("plan", tools=(WEATHER,))
 
 
+async def beside(agent: Agent) -> None:
+    await agent.ask("hello?")
+    plan = await agent.ask(system("lead"), "plan", tools=(WEATHER,))
+    await agent.ask(system("name it"), "plan")
+    await agent.ask(system("lead"), f"so far: {plan['content']}", tools=(WEATHER,))
+
+
 async def several(agent: Agent) -> None:
     _, second = await agent.ask_all("guess", n=2)
     await agent.ask("guess", second, "go on")
@@ -159,6 +166,7 @@ SCENARIOS: Mapping[str, tuple[Scenario, dict[str, Any]]] = {
     "As sampled, or as sent": (as_sent, {"history": "as_sampled"}),
     "A template that strips reasoning forks": (as_sent, {"history": "as_sent"}),
     "Calls that are not trained": (auxiliary, {"trained_calls": trained_calls("with_tools")}),
+    "Calls outside the task": (beside, {"only_main": True}),
     "Several choices are siblings": (several, {}),
     "A stop text ends a reply": (stopped, {}),
 }

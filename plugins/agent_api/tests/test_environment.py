@@ -102,9 +102,35 @@ async def test_only_calls_that_are_to_be_trained_are(made: Made) -> None:
         episode = await one(agent)
     assert len(episode.rollouts) == 1
     assert episode.metrics["agent/delivered_share"] == 0.5
-    async with made("once", trained_agents=["planner"]) as agent:
-        with pytest.raises(DataError, match="made no call that is trained"):
-            await one(agent)
+    for left_out in ({"trained_agents": ["planner"]}, {"untrained_models": ["any"]}):
+        async with made("once", **left_out) as agent:
+            with pytest.raises(DataError, match="made no call that is trained"):
+                await one(agent)
+
+
+async def test_calls_outside_the_task_are_said_once_and_left_out_where_the_run_wants_so(
+    made: Made, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with made("apart") as agent:
+        episodes = [await one(agent), await one(agent, at=1)]
+    assert [len(episode.rollouts) for episode in episodes] == [2, 2]
+    assert [episode.metrics["agent/side_calls"] for episode in episodes] == [1.0, 1.0]
+    told = " ".join(capsys.readouterr().out.split())
+    assert told.count("side calls") == 1 and "1 of 2 calls, with 2 sampled tokens, are outside task '1'" in told
+    assert "the message 'a title, please' and no tools" in told and 'trained = "main" or untrained_models' in told
+    async with made("apart", trained="main") as agent:
+        [rollout] = (await one(agent)).rollouts
+    assert rollout.trained.sum() == 2 and "They are left out" in " ".join(capsys.readouterr().out.split())
+
+
+async def test_where_nothing_can_be_called_the_task_s_all_is_trained_and_it_is_said(
+    made: Made, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with made("for_ever", limits={"calls": 3}, trained="main") as agent:
+        assert (await one(agent)).metrics["agent/delivered_share"] == 1.0
+        await one(agent)
+    told = " ".join(capsys.readouterr().err.split())
+    assert told.count("all calls of task '1' are trained: none shows the task's prompt") == 1
 
 
 async def test_a_format_that_there_is_not_is_refused(made: Made) -> None:

@@ -19,6 +19,7 @@ from atropos_agent_api.environment import poisoned
 from atropos_agent_api.environment.baseline import Baseline, BaselineSession
 from atropos_agent_api.environment.program import MODEL, Files, program_of, shown_to, values_of
 from atropos_agent_api.environment.streams import KeptStreams, tail
+from atropos_agent_api.environment.templates import prompt_of
 from atropos_agent_api.grading.case import Case
 from atropos_agent_api.grading.graders import Grader
 from atropos_agent_api.grading.left_files import NotGradable, copy_left
@@ -82,6 +83,7 @@ class Agent(Environment):
             grader.reads_files and options.reward is not None and options.reward.on_error == "worst"
         )
         self._has_scored = self._has_warned = False
+        self._told_side_calls = self._told_no_main = False
         self._sessions = Sessions()
         self._server: RunningServer | None = None
         self._split: dict[Split, list[Task]] | None = None
@@ -93,6 +95,7 @@ class Agent(Environment):
             history=options.history,
             client_sampling=options.sampling,
             trained_calls=trained_calls(options.trained, options.trained_agents, options.untrained_models),
+            only_main=options.trained == "main",
             max_calls=options.limits.calls,
             max_sampled_tokens=options.limits.tokens,
             context_tokens=context_tokens,
@@ -188,7 +191,8 @@ class Agent(Environment):
 
     def _session(self, policy: Policy, format: ChatFormat, task: Task, seed: int) -> Session:
         if self._baseline is None:
-            return Session(policy, format, self._session_options, seed=seed, name=task.id)
+            prompt = prompt_of(task)
+            return Session(policy, format, self._session_options, seed=seed, name=task.id, prompt=prompt)
         return BaselineSession(self._baseline, policy, format, self._session_options, seed=seed, name=task.id)
 
     async def _run(self, task: Task, session: Session, seed: int, folder: Path) -> Episode:
@@ -213,10 +217,34 @@ class Agent(Environment):
             record = await asyncio.to_thread(session.record)
             account = _account(task, record, ended)
             await asyncio.to_thread(_write, account, folder / "account.json")
+            self._say_of_side_calls(task, record)
             self._check(session, record, ended, folder)
             return await self._scored(task, record, ended, running, folder, account)
         finally:
             await running.close()
+
+    def _say_of_side_calls(self, task: Task, record: SessionRecord) -> None:
+        """Once a run, and once if they cannot be told."""
+        calls, tokens = (int(record.metrics.get(f"agent/side_{what}", 0)) for what in ("calls", "tokens"))
+        if calls and not self._told_side_calls:
+            self._told_side_calls = True
+            becomes = (
+                'They are left out (trained = "main")'
+                if self._session_options.only_main
+                else 'They are trained with its reward: trained = "main" or untrained_models leaves such calls out'
+            )
+            console.note(
+                "side calls",
+                f"{calls} of {int(record.metrics['agent/calls'])} calls, with {tokens:,} sampled tokens, are outside task {task.id!r}; "
+                f"the first begins with {record.side}. {becomes}.",
+            )
+        if not record.shows_task and record.rollouts and self._session_options.only_main and not self._told_no_main:
+            self._told_no_main = True
+            console.warn(
+                f"all calls of task {task.id!r} are trained: none shows the task's prompt, so no conversation can be called "
+                'the task\'s (trained = "main"). Have the program pass the prompt on as it is, or name what to leave out with '
+                "untrained_models."
+            )
 
     def _check(self, session: Session, record: SessionRecord, ended: Exit, folder: Path) -> None:
         """Raises what makes an episode a failed rollout."""

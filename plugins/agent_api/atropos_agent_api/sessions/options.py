@@ -16,7 +16,7 @@ def all_calls(call: Call) -> bool:
 
 
 def trained_calls(
-    which: Literal["all", "with_tools"], agents: Collection[str] = (), untrained_models: Collection[str] = ()
+    which: Literal["all", "main", "with_tools"], agents: Collection[str] = (), untrained_models: Collection[str] = ()
 ) -> TrainedCalls:
     """All calls or those with tools (one without is an auxiliary one of many agents: a title, a summary); and of these only
     those whose agent says one of these names of itself (`hints["agent"]`), where any is given. None that names a model of
@@ -25,7 +25,7 @@ def trained_calls(
     def is_trained(call: Call) -> bool:
         if call.model in untrained_models:
             return False
-        return (which == "all" or bool(call.tools)) and (not agents or call.hints.get("agent") in agents)
+        return (which != "with_tools" or bool(call.tools)) and (not agents or call.hints.get("agent") in agents)
 
     return is_trained
 
@@ -39,6 +39,7 @@ class SessionOptions:
     history: Literal["as_sampled", "as_sent"] = "as_sampled"
     client_sampling: Literal["overrule", "refuse"] = "overrule"
     trained_calls: TrainedCalls = all_calls
+    only_main: bool = False  # train no call that is outside the task (`side_calls.py`)
     max_calls: int = 0
     max_sampled_tokens: int = 0  # of all calls together
     context_tokens: int = 0  # of a prompt and its reply together

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from atropos_agent_api.calls import Dialect
-from atropos_agent_api.tokens.account import Account, name_of
+from atropos_agent_api.tokens.account import Account, is_trained, name_of
 from atropos_agent_api.tokens.token_tree import Beginning, Reply, Turn, is_orphan
 from atropos_core.types import Message, Metrics, Rollout
 
@@ -21,6 +21,7 @@ class CallRecord:
     parent: str  # the id of the call whose answer it continues; "" for none
     beginning: Beginning
     is_trained: bool
+    is_side: bool  # it is outside the task
     is_delivered: bool
     is_orphan: bool
     prompt_tokens: int  # those that were rendered for it, after its parent's
@@ -40,6 +41,8 @@ class SessionRecord:
     messages: tuple[Message, ...]
     finish: str  # of the last reply of `messages`
     metrics: Metrics
+    side: str = ""  # what the first call that is outside the task shows of itself; "" for none
+    shows_task: bool = True  # False: no conversation shows the task's prompt, so that none can be called the task's
 
     @property
     def rollouts(self) -> tuple[Rollout, ...]:
@@ -64,7 +67,8 @@ def call_records(turns: Sequence[Turn]) -> tuple[CallRecord, ...]:
             dialect=turn.dialect,
             parent="" if turn.parent is None else name_of(turn.parent.turn),
             beginning=turn.beginning,
-            is_trained=turn.is_trained,
+            is_trained=is_trained(turn),
+            is_side=turn.is_side,
             is_delivered=turn.is_delivered,
             is_orphan=all(map(is_orphan, turn.replies)),
             prompt_tokens=len(turn.added),
@@ -86,6 +90,8 @@ def metrics_of(account: Account, calls: Sequence[CallRecord], *, refused: int, f
         "refused_calls": refused,
         "failed_calls": failed,
         "untrained_calls": sum(not call.is_trained for call in calls),
+        "side_calls": sum(call.is_side for call in calls),
+        "side_tokens": sum(call.sampled_tokens for call in calls if call.is_side),
         "overruled_calls": sum(bool(call.overruled) for call in calls),
         "cut_calls": sum(call.is_cut for call in calls),
         "edited": sum(call.beginning == "edited" for call in calls),

@@ -27,7 +27,8 @@ from atropos_agent_api.sessions.options import SessionOptions
 from atropos_agent_api.sessions.prompts import Prompt, PromptBuilder
 from atropos_agent_api.sessions.record import SessionRecord, call_records, metrics_of
 from atropos_agent_api.sessions.replies import choice_of, reply_of
-from atropos_agent_api.tokens.account import account_of, name_of
+from atropos_agent_api.sessions.side_calls import description, side_turns
+from atropos_agent_api.tokens.account import account_of, is_trained, name_of
 from atropos_agent_api.tokens.canonical import digest
 from atropos_agent_api.tokens.formats import ChatFormat
 from atropos_agent_api.tokens.token_tree import Reply, TokenTree, Turn
@@ -42,7 +43,10 @@ class Session:
     """Used concurrently on one event loop. What a call is sampled from, and with which seed, depends on its conversation
     alone, and on how often the same one came before: not on which of two calls at once came first."""
 
-    def __init__(self, policy: Policy, format: ChatFormat, options: SessionOptions, *, seed: int, name: str) -> None:
+    def __init__(
+        self, policy: Policy, format: ChatFormat, options: SessionOptions, *, seed: int, name: str, prompt: str = ""
+    ) -> None:
+        """`prompt`: the task's, by which calls outside the task are told; empty for none."""
         self.id = secrets.token_urlsafe(18)
         self.key = f"sk-atropos-{secrets.token_urlsafe(24)}"
         self.name = name  # for people: the task's
@@ -51,6 +55,7 @@ class Session:
         self._policy = policy
         self._format = format
         self._options = options
+        self._prompt = prompt
         self._seed = seed
         self._tree = TokenTree()
         self._prompts = PromptBuilder(format, self._tree, options.history)
@@ -58,7 +63,7 @@ class Session:
         self._requests = self._calls = self._refused = self._failed = 0
         self._budget = TokenBudget(options.max_sampled_tokens)
         self._pending: set[asyncio.Task[Answer]] = set()
-        self._last: Reply | None = None
+        self._last: list[Reply] = []  # of each call that may be trained, in the order in which they were answered
 
     def arrived(self) -> None:
         """A request is there, and nothing was read of it yet. Raises CallRefused where the session has no call left: those that
@@ -113,14 +118,20 @@ class Session:
     def record(self) -> SessionRecord:
         """Of all calls that were answered so far."""
         turns = [turn for turn in self._tree.turns if turn.replies]
+        side = side_turns(turns, self._prompt)
+        for turn in turns:
+            turn.is_side = turn in (side or ())
+            turn.is_left_out = turn.is_side and self._options.only_main
         account, calls = account_of(turns), call_records(turns)
-        last = self._last
+        last = next((reply for reply in reversed(self._last) if is_trained(reply.turn)), None)
         return SessionRecord(
             account=account,
             calls=calls,
             messages=() if last is None else last.conversation,
             finish="stop" if last is None else last.completion.finish,
             metrics=metrics_of(account, calls, refused=self._refused, failed=self._failed),
+            side=next((description(turn) for turn in turns if turn.is_side), ""),
+            shows_task=side is not None,
         )
 
     async def _begin(self, call: Call) -> tuple[Turn, Prompt, Sampling]:
@@ -156,6 +167,7 @@ class Session:
             units=prompt.units,
             position=prompt.position,
             added=prompt.added,
+            tools=tuple(sorted({tool["function"]["name"] for tool in call.tools})),
             is_trained=self._options.trained_calls(call),
             is_cut=sampling.max_tokens < run.max_tokens,
             hints=dict(call.hints),
@@ -188,7 +200,7 @@ class Session:
             self._budget.give_back(unused)
         self._tree.add(turn, replies)
         if turn.is_trained:
-            self._last = replies[-1]
+            self._last.append(replies[-1])
         return Answer(
             id=name_of(turn),
             model=call.model,

@@ -61,7 +61,7 @@ def account_of(turns: Sequence[Turn]) -> Account:
     branches = list(paths(turns))
     kept: set[Reply] = set()
     for path in branches:
-        if not any(reply.turn.is_trained and reply not in trained_in for reply in path):
+        if not any(is_trained(reply.turn) and reply not in trained_in for reply in path):
             continue
         at = 0
         first = len(spans)
@@ -94,8 +94,12 @@ def name_of(turn: Turn) -> str:
     return f"{turn.seed:016x}"
 
 
+def is_trained(turn: Turn) -> bool:
+    return turn.is_trained and not turn.is_left_out
+
+
 def _fate(reply: Reply, trained_in: dict[Reply, int], rollout: int) -> tuple[Fate, str]:
-    if not reply.turn.is_trained:
+    if not is_trained(reply.turn):
         return "context", "its call is not trained"
     if (other := trained_in.setdefault(reply, rollout)) != rollout:
         return "context", f"trained in rollout {other}"

@@ -68,12 +68,15 @@ class Turn:
     units: int
     position: bytes  # the digest of the conversation that was sent
     added: Tokens  # ids that were rendered after the parent's
+    tools: tuple[str, ...]  # the names of those that it offers, sorted
     is_trained: bool
     is_cut: bool  # it may have fewer tokens than the run's bound
     hints: Mapping[str, str]
     overruled: Mapping[str, Any]
     replies: list[Reply] = field(default_factory=list)
     is_delivered: bool = True  # some of its answer was sent, or will be
+    is_side: bool = False  # its conversation is outside the task
+    is_left_out: bool = False  # not trained because of that
 
 
 @dataclass(frozen=True)
