@@ -38,6 +38,9 @@ parameters = "norm"
 [bridge]
 use = "checkpoint"
 
+[transform.drop_flat]
+use = "none"
+
 [transform.group_advantage]
 baseline = "none"
 

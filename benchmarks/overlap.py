@@ -92,7 +92,7 @@ STILL = (
     "--set",
     "trainer.gradient_checkpointing=true",
 )
-ALL_GROUPS = "[transform.group_advantage]\n"
+ALL_GROUPS = '[transform.drop_flat]\nuse = "none"\n'
 
 
 def measured(latency_s: float, staleness: int, steps: int) -> dict[str, Any]:

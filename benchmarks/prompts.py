@@ -36,6 +36,9 @@ proposer = "first_words"
 [bridge]
 use = "prompt"
 
+[transform.drop_flat]
+use = "none"
+
 [transform.group_advantage]
 baseline = "none"
 

@@ -50,7 +50,7 @@ def trained(folder: Path, arm: str, seed: int, steps: int, every: int, path: str
     """One run: its accuracies by step, and the ensemble's metrics."""
     folder.mkdir(parents=True)
     run_file = folder / "run.toml"
-    run_file.write_text(f"[environment.gsm8k]\n{ARMS[arm]}")
+    run_file.write_text(f'[environment.gsm8k]\n[reward.environment]\nuse = "none"\n{ARMS[arm]}')
     command = [
         sys.executable, "-m", "atropos_core", "run", str(run_file), "--dir", str(folder / "run"),
         "--steps", str(steps), "--seed", str(seed), "--set", f"evaluation.problems={PROBLEMS}",

@@ -38,7 +38,7 @@ async def scenes(directory: Path, name: str, trainer: Mapping[str, Any]) -> Asyn
             "sink": {},
         }
         plugins = load_plugins()
-        loaded = config.load([config.Layer("test", values)]).config
+        loaded = config.load([config.Layer("test", values, whole=True)]).config
         plan = make_plan(loaded, plugins.resolve_model("tiny"), plugins)
         (directory / "logs").mkdir(exist_ok=True)
         opened.append(parts := await build(plan, directory))

@@ -11,7 +11,8 @@ from atropos_core.types import Episode, ScoredGroup
 
 
 class GroupAdvantage(Transform):
-    """Each episode's reward against the other episodes of its task."""
+    """Each episode's reward against the other episodes of its task. A group that has advantages keeps them: an earlier transform, or the
+    worker that sent it, computed them."""
 
     def __init__(self, options: GroupAdvantageOptions) -> None:
         self._baseline = options.baseline
@@ -19,7 +20,9 @@ class GroupAdvantage(Transform):
 
     async def __call__(self, groups: Sequence[ScoredGroup]) -> Sequence[ScoredGroup]:
         return [
-            group.with_advantages(group_advantages(group.rewards, self._baseline, divide_by_std=self._divide))
+            group
+            if group.advantages is not None
+            else group.with_advantages(group_advantages(group.rewards, self._baseline, divide_by_std=self._divide))
             for group in groups
         ]
 

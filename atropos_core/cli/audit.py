@@ -70,7 +70,7 @@ def audit(
     if out is not None:
         refuse_existing(out)
     records = RunRecords(run)
-    loaded, resolved, plugins = configure(run / "config.toml", changes=changes, uses=USES)
+    loaded, resolved, plugins = configure(saved=run, changes=changes, uses=USES)
     found = asyncio.run(_audit(records, plan_of(loaded.config, resolved, plugins), step or [], tolerance))
     _show(found)
     if out is not None:

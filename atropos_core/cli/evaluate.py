@@ -178,7 +178,7 @@ def evaluated(
         files = files or _files(run / "evaluations" / f"step-{step:06d}-{time.strftime('%Y%m%d-%H%M%S')}")
     own = {"problems": problems, "samples": samples, "temperature": temperature}
     loaded, resolved, plugins = configure(
-        run / "config.toml" if run else None, env=env, model=model, engine=engine, reward=reward, seed=seed,
+        saved=run, env=env, model=model, engine=engine, reward=reward, seed=seed,
         changes=changes, flags={f"evaluation.{name}": value for name, value in own.items()}, uses=ELSEWHERE if elsewhere else USES,
         preset=elsewhere is None,
     )  # fmt: skip

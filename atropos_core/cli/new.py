@@ -36,7 +36,7 @@ KINDS = {
     "reward": Kind(
         "reward",
         "the share of different words in a reply",
-        "atropos run --env gsm8k --reward environment --reward {name}",
+        "atropos run --env gsm8k --reward {name}",
     ),
     "transform": Kind(
         "transform",
@@ -51,7 +51,7 @@ KINDS = {
     "sink": Kind(
         "sink",
         "a table of the metrics, one line a step",
-        "atropos run --env gsm8k --set sink.{name}.use={name} --set sink.console.use=console --set sink.jsonl.use=jsonl",
+        "atropos run --env gsm8k --set sink.{name}.use={name}",
     ),
     "teacher": Kind(
         "teacher",

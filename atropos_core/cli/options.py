@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -45,7 +45,9 @@ LauncherOption = Annotated[
 RewardOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--reward", help="Reward; several are summed. \\[default: environment]", autocompletion=components("reward")
+        "--reward",
+        help="Reward, added to the environment's own score. May be repeated.",
+        autocompletion=components("reward"),
     ),
 ]
 StepsOption = Annotated[int | None, typer.Option(help="Training steps.")]
@@ -95,6 +97,7 @@ ROLLOUT_SECTIONS = ("model", "date", "seed", "deterministic", "environment", "re
 def configure(
     file: Path | None = None,
     *,
+    saved: Path | None = None,
     env: Sequence[str] | None = None,
     model: str | None = None,
     bridge: str | None = None,
@@ -110,7 +113,7 @@ def configure(
     download: bool = True,
     preset: bool = True,
 ) -> tuple[Loaded, ResolvedModel, Plugins]:
-    """Flags over file over the model's preset over defaults. `flags`: values that the command has flags of its own for, by
+    """Flags over file over the model's preset over defaults. `saved`: a run's directory, whose saved file has all components. `flags`: values that the command has flags of its own for, by
     path. `uses`: what it makes use of, where that is not all. Without `download`, a model of the hub is known by its name
     alone; without `preset`, what a model recommends is not taken. Raises ConfigError for a --set that would do nothing: a run file
     may serve several commands, a flag is for this one."""
@@ -134,6 +137,8 @@ def configure(
     _refuse_idle(changed, {path for path, _ in pairs}, uses)
     given = config.nest(pairs)
     layers = [config.read_file(file)] if file is not None else []
+    if saved is not None:
+        layers = [replace(config.read_file(saved / "config.toml"), whole=True)]
     for section, named in (("environment", env), ("reward", reward)):
         if named:
             known = {
@@ -147,10 +152,8 @@ def configure(
             _overlay(tables, given.get(section, {}))
             given[section] = tables
     _overlay(given, config.nest(changed))
-    layers = [_only(layer, "environment", given if env else None) for layer in layers]
-    layers = [_only(layer, "reward", given if reward else None) for layer in layers]
-    if reward:
-        layers.insert(0, config.Layer("flag --reward", {"reward": {}}))
+    if env:  # of a file's environments, those that the flag names
+        layers = [_only(layer, "environment", given["environment"]) for layer in layers]
     plugins = load_plugins()
     reference = next(
         (layer["model"] for layer in (given, *(entry.values for entry in layers)) if "model" in layer), None
@@ -193,22 +196,18 @@ def short_name(reference: str) -> str:
 
 def _with_model(layer: Layer) -> Layer:
     """The layer with a model directory made absolute, so that it holds when the run is resumed from another folder."""
-    from atropos_core.config.run_file import Layer
-
     model = layer.values.get("model")
     if not (isinstance(model, str) and Path(model).expanduser().is_dir()):
         return layer
-    return Layer(layer.origin, {**layer.values, "model": str(Path(model).expanduser().resolve())})
+    return replace(layer, values={**layer.values, "model": str(Path(model).expanduser().resolve())})
 
 
-def _only(layer: Layer, section: str, flags: Mapping[str, Any] | None) -> Layer:
-    """The layer without the components of `section` that flags do not name."""
-    from atropos_core.config.run_file import Layer
-
-    if flags is None or section not in layer.values:
+def _only(layer: Layer, section: str, named: Mapping[str, Any]) -> Layer:
+    """The layer without the components of `section` that are not named."""
+    if section not in layer.values:
         return layer
-    kept = {name: value for name, value in layer.values[section].items() if name in flags[section]}
-    return Layer(layer.origin, {**layer.values, section: kept})
+    kept = {name: value for name, value in layer.values[section].items() if name in named}
+    return replace(layer, values={**layer.values, section: kept})
 
 
 def _overlay(under: dict[str, Any], over: Mapping[str, Any]) -> None:

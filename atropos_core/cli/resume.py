@@ -70,8 +70,8 @@ def take_up(directory: Path, *, steps: int | None = None, changes: Sequence[str]
         raise RunDirectoryError(
             f"{directory} is not a run directory: it has no config.toml.", remedy="`ls -t runs` shows the newest."
         )
-    before, model, plugins = configure(directory / "config.toml")
-    loaded, resolved, _ = configure(directory / "config.toml", steps=steps, changes=changes)
+    before, model, plugins = configure(saved=directory)
+    loaded, resolved, _ = configure(saved=directory, steps=steps, changes=changes)
     plan = make_plan(loaded.config, resolved, plugins)
     broken: list[str] = []
     try:

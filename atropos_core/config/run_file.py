@@ -1,7 +1,8 @@
 """A run file (TOML), flags and presets -> one validated RunConfig, with the origin of every value.
 
 Layers, the later over the earlier: defaults, the model's preset, the run file, flags. A component's section is
-`use = "name"` and that component's own options, which its provider validates.
+`use = "name"` and that component's own options, which its provider validates. Of the sections in NAMED, each layer adds the components
+that it names to those of the layers below.
 """
 
 from __future__ import annotations
@@ -281,7 +282,7 @@ class RunConfig(Section):
     reward: dict[str, RewardComponent] = Field(
         default_factory=lambda: {"environment": RewardComponent(use="environment")},
         description="one table a reward, summed by weight; the name is the default of `use`. The one named environment "
-        "is the environment's own score",
+        'is the environment\'s own score, to which the others are added; use = "none" leaves one out',
     )
     engine: EngineComponent = Field(EngineComponent(use="hf"), description="what samples")
     trainer: TrainerComponent = Field(TrainerComponent(use="grpo"), description="what updates the policy")
@@ -292,7 +293,7 @@ class RunConfig(Section):
     curriculum: Component = Field(Component(use="shuffled"), description="which task is drawn next")
     transform: dict[str, Component] = Field(
         default_factory=lambda: {name: Component(use=name) for name in ("group_advantage", "drop_flat")},
-        description="what is done to scored groups, in this order; the name is the default of `use`",
+        description="what is done to scored groups, in this order; the name is the default of `use`. A new one comes first",
     )
     teacher: dict[str, Component] = Field(
         default_factory=dict,
@@ -355,6 +356,7 @@ class RunConfig(Section):
 
 
 FLAG = "flag"
+LEFT_OUT = "none"  # as `use` of a component of NAMED sections: the run is without it
 SINGLE = ("engine", "trainer", "bridge", "curriculum", "launcher")
 
 
@@ -375,6 +377,7 @@ class Loaded:
 class Layer:
     origin: str
     values: Mapping[str, Any]
+    whole: bool = False  # the saved file of a run: it has all components, and the default ones are not added to them
 
 
 def load(layers: Iterable[Layer]) -> Loaded:
@@ -383,16 +386,13 @@ def load(layers: Iterable[Layer]) -> Loaded:
     merged: dict[str, Any] = {section: {"use": getattr(defaults, section).use} for section in SINGLE}
     merged |= {section: {name: {} for name in getattr(defaults, section)} for section in NAMED}
     origins: dict[str, str] = {}
-    listed = set()  # sections whose components somebody has named, in place of the default ones
     for layer in layers:
         for section in NAMED:
-            named = layer.values.get(section, {})
-            if section in layer.values and layer.origin != FLAG:
-                merged[section] = {}  # a file that lists transforms means these and no others
-                listed.add(section)
-            elif section not in listed and isinstance(named, Mapping) and any(map(_uses, named.values())):
-                merged[section] = {}  # and so does a flag that names one; beside a file's, it is one more
+            named = layer.values.get(section)
+            if isinstance(named, Mapping):
+                merged[section] = {} if layer.whole else _in_order(section, merged[section], named, layer)
         _merge(merged, layer.values, origins, layer.origin)
+        _refuse_options_of_what_is_left_out(merged, layer)
     for section in NAMED:
         merged[section] = _named(merged[section])
     try:
@@ -519,15 +519,60 @@ def toml_value(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _uses(table: Any) -> bool:
-    return isinstance(table, Mapping) and "use" in table
+def left_out(config: RunConfig) -> dict[str, dict[str, Any]]:
+    """The default components that a configuration is without, by section, as a run file says it."""
+    defaults = RunConfig()
+    return {
+        section: {
+            name: {"use": LEFT_OUT} for name in getattr(defaults, section) if name not in getattr(config, section)
+        }
+        for section in NAMED
+    }
+
+
+def _in_order(section: str, there: Mapping[str, Any], named: Mapping[str, Any], layer: Layer) -> dict[str, Any]:
+    """The components of a section and those that a layer names. New ones come first, so that a transform of rewards is before the one that
+    makes advantages of them. A file, unlike flags, also says the order of those that it names. Raises ConfigError for a component to leave
+    out that is not there."""
+    new = [name for name in named if name not in there]
+    for name in new:
+        if _is_left_out(named[name]):
+            raise ConfigError(
+                f"{section}.{name} cannot be left out (from {layer.origin}): there is no {section} of that name.",
+                remedy=f"The run has: {', '.join(there)}." if there else f"The run has no {section}; remove this.",
+            )
+    order = [*new, *there]
+    if layer.origin != FLAG:
+        in_turn = iter(named)
+        order = [next(in_turn) if name in named else name for name in order]
+    return {name: there.get(name, {}) for name in order}
+
+
+def _refuse_options_of_what_is_left_out(merged: Mapping[str, Any], layer: Layer) -> None:
+    """Raises ConfigError."""
+    for section in NAMED:
+        named = layer.values.get(section)
+        for name, table in named.items() if isinstance(named, Mapping) else ():
+            if _is_left_out(merged[section][name]) and (idle := [key for key in table if key != "use"]):
+                raise ConfigError(
+                    f'{section}.{name}.{idle[0]} has no effect (from {layer.origin}): {section}.{name} is left out, by use = "none".',
+                    remedy=f"Remove one of the two, or name the component: {section}.{name}.use={name}.",
+                )
+
+
+def _is_left_out(table: Any) -> bool:
+    return isinstance(table, Mapping) and table.get("use") == LEFT_OUT
 
 
 def _named(value: Any) -> Any:
     """In `[environment.gsm8k]` the name is the default of `use`."""
     if not isinstance(value, Mapping):
         return value
-    return {name: {"use": name, **entry} if isinstance(entry, Mapping) else entry for name, entry in value.items()}
+    return {
+        name: {"use": name, **entry} if isinstance(entry, Mapping) else entry
+        for name, entry in value.items()
+        if not _is_left_out(entry)
+    }
 
 
 def _merge(

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from atropos_core.config.component import Component, RewardComponent, TrainerComponent, Weighted
-from atropos_core.config.run_file import NAMED, SINGLE, EngineComponent, RunConfig
+from atropos_core.config.run_file import LEFT_OUT, NAMED, SINGLE, EngineComponent, RunConfig
 from atropos_core.plugins.registry import Registry
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -49,7 +49,8 @@ def run_file_schema(registry: Registry) -> dict[str, Any]:
                 "additionalProperties": False,
             }
         section = base["properties"][kind]
-        chosen = {"type": "object", "properties": {"use": _use(own["use"], list(tables))}, "allOf": [
+        usable = [*tables, *([LEFT_OUT] if kind in NAMED else [])]
+        chosen = {"type": "object", "properties": {"use": _use(own["use"], usable)}, "allOf": [
             *({"if": _uses(name), "then": _table(kind, name)} for name in tables)
         ]}  # fmt: skip
         if kind in SINGLE:

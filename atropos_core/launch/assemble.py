@@ -15,7 +15,7 @@ from typing import Any, TypeVar, cast, get_args
 from atropos_core import console
 from atropos_core.config.component import Component, ComponentOnDevices, RewardComponent
 from atropos_core.config.resolve import WITH_EVERY_ENGINE, ResolvedComponent, resolve_component
-from atropos_core.config.run_file import NAMED, SINGLE, RunConfig, flatten, to_toml
+from atropos_core.config.run_file import NAMED, SINGLE, RunConfig, dump, flatten, left_out, to_toml
 from atropos_core.errors import ConfigError, FitError, UnknownComponent
 from atropos_core.guards.deadlines import within
 from atropos_core.guards.endings import add_notes, raise_first
@@ -106,10 +106,11 @@ class Plan:
         return digests
 
     def resolved(self) -> dict[str, Any]:
-        """The configuration with every option of every component in it, defaults included."""
-        from atropos_core.config.run_file import dump
-
+        """The configuration with every option of every component in it, defaults included, and `use = "none"` for each default component
+        that it is without."""
         values = dump(self.config)
+        for section, absent in left_out(self.config).items():
+            values[section] |= absent
         for section, resolved in (("engine", self.engines[0]), *self.single.items()):
             values[section] = {**values[section], **dump(resolved.options)}
         for section, several in self.named.items():

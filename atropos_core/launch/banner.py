@@ -59,7 +59,7 @@ def banner(
             if plan.spans_machines
             else []
         ),
-        *_in_place_of_defaults(config),
+        *_other_than_defaults(config),
         *(("teacher", f"{name}: {one.component.use}") for name, one in plan.named["teacher"].items()),
         (
             "steps",
@@ -73,14 +73,16 @@ def banner(
     return rows
 
 
-def _in_place_of_defaults(config: RunConfig) -> Iterator[tuple[str, str]]:
-    """Where naming one component has left out those that a run has by itself: somebody may have meant one more."""
+def _other_than_defaults(config: RunConfig) -> Iterator[tuple[str, str]]:
+    """The rewards, transforms and sinks, if they are not the default ones, and which of these were left out."""
     defaults = RunConfig()
     for section in ("reward", "transform", "sink"):
         named, usual = getattr(config, section), getattr(defaults, section)
-        if not usual.keys() <= named.keys():
+        if list(named) != list(usual):
+            absent = [name for name in usual if name not in named]
             lost = "; no metrics.jsonl, no rollouts" if section == "sink" and "jsonl" not in _uses(named) else ""
-            yield f"{section}s", f"{', '.join(named) or 'none'}, in place of {', '.join(usual)}{lost}"
+            without = f"; left out: {', '.join(absent)}{lost}" if absent else ""
+            yield f"{section}s", f"{', '.join(named) or 'none'}{without}"
 
 
 def _uses(named: Mapping[str, Component]) -> set[str]:

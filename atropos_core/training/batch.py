@@ -57,9 +57,8 @@ def _advantages(group: ScoredGroup, member: int, rollout: Rollout) -> Floats:
     if group.advantages is None:
         raise DataError(
             f"the group of task {group.task.id!r} has no advantages.",
-            remedy="The run's transforms are those alone that it names, and none of them computes advantages. Add one that does: "
-            "[transform.group_advantage] in the run file, --set transform.group_advantage.use=group_advantage, or one of your "
-            "own that returns group.with_advantages(...)",
+            remedy="None of the run's transforms computes advantages. Add one that does: [transform.group_advantage] in the run file, "
+            "--set transform.group_advantage.use=group_advantage, or one of your own that returns group.with_advantages(...)",
         )
     return np.where(rollout.trained, group.advantages[member], 0).astype(np.float32)
 

@@ -63,7 +63,7 @@ def killed_at_random(
         "model": model, **({"engine": {"use": "toy"}, "trainer": {"use": "toy"}, "bridge": {"use": "local"}} if model == "toy" else {}),
         "evaluation": {"problems": 0}, "sampling": {"max_tokens": 4}, "sink": {"jsonl": {"rollouts_every": 1}},
         "training": {"steps": 100_000, "groups_per_step": GROUPS, "group_size": 2, "max_staleness": STALENESS},
-        "transform": {"group_advantage": {}},  # flat groups are trained, and recorded, as any other
+        "transform": {"drop_flat": {"use": "none"}},  # flat groups are trained, and recorded, as any other
         "environment": environments,
     }  # fmt: skip
     (folder / "run.toml").write_text(to_toml(table))

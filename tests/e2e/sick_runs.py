@@ -27,32 +27,36 @@ def _reward(name: str, more: str = "") -> str:
     return f'[reward.{name}]\nuse = "sick_{name}"\n{more}'
 
 
+def _only_reward(name: str) -> str:
+    return '[reward.environment]\nuse = "none"\n' + _reward(name)
+
+
 def _transform(name: str) -> str:
     return f"[transform.sick_{name}]"
 
 
 SICK: dict[str, Sickness] = {
     "frozen weights": Sickness("frozen_weights", 'trainer.use = "sick_frozen"'),
-    "constant reward": Sickness("reward_collapse", _reward("constant")),
-    "NaN in one rater": Sickness("failed_rewards", "[reward.environment]\n" + _reward("nan")),
+    "constant reward": Sickness("reward_collapse", _only_reward("constant")),
+    "NaN in one rater": Sickness("failed_rewards", _reward("nan")),
     "exploding advantages": Sickness("advantages", _transform("growing")),
     "stale engine": Sickness("logprob_drift", 'bridge.use = "sick_bridge"\ntraining.max_logprob_diff = 100.0'),
     "stale engine, default bound": Sickness("Misaligned", 'bridge.use = "sick_bridge"', error=True),
     "swapped tokenizer": Sickness("TokenizerMismatch", 'engine.use = "sick_tokenizer"', error=True),
     "dead worker": Sickness("failed_plays", 'environment.sick_letters.use = "sick_worker"'),
-    "slow disk": Sickness("slow_disk", "[sink.jsonl]\n[sink.sick_disk]"),
+    "slow disk": Sickness("slow_disk", "[sink.sick_disk]"),
     "entropy collapse": Sickness("entropy", 'trainer.use = "sick_collapsing"'),
     "length explosion": Sickness("length", 'trainer.use = "sick_lengthening"'),
-    "non-deterministic reward": Sickness("reward_determinism", _reward("random")),
+    "non-deterministic reward": Sickness("reward_determinism", _only_reward("random")),
     "dead gradients": Sickness("dead_gradients", _transform("nothing")),
     "groups that fail partly": Sickness("partial_groups", 'environment.sick_letters.use = "sick_partly"'),
-    "reward that drifts": Sickness("reward_drift", _reward("drift")),
-    "hung rater": Sickness("failed_rewards", "[reward.environment]\n" + _reward("hung", "deadline_s = 0.3")),
+    "reward that drifts": Sickness("reward_drift", _only_reward("drift")),
+    "hung rater": Sickness("failed_rewards", _reward("hung", "deadline_s = 0.3")),
     "hung rollout": Sickness(
         "silence",
         'environment.sick_letters.use = "sick_play"\nhealth.silence.after_s = 1.0\ntraining.rollout_deadline_s = 3.0',
     ),
-    "exploding reward": Sickness("reward_explosion", _reward("exploding")),
+    "exploding reward": Sickness("reward_explosion", _only_reward("exploding")),
     "loss that is no number": Sickness("not_finite", 'trainer.use = "sick_diverging"'),
     "slow engine": Sickness("throughput", 'engine.use = "sick_slow"'),
 }
@@ -69,7 +73,7 @@ def run_file(values: str, *, steps: int = FROM + WITHIN, seed: int = 0, more: st
     given = {line.split("=")[0].strip() for line in dotted}
     lines = ['model = "toy"', f"seed = {seed}", f"training.steps = {steps}", "training.groups_per_step = 6",
              "training.group_size = 8", "sampling.max_tokens = 32", "evaluation.problems = 0",
-             "transform.sick_clock = {}", "transform.group_advantage = {}"]  # fmt: skip
+             "transform.sick_clock = {}", "transform.group_advantage = {}", 'transform.drop_flat = {use = "none"}']  # fmt: skip
     lines += [f"{key} = {value}" for key, value in defaults.items() if key not in given]
     return "\n".join([*lines, *dotted, *more.splitlines(), *tables]) + "\n"
 

@@ -26,6 +26,8 @@ every = 2
 [evaluation] # what is run for it counts for the members' agreement as well
 problems = 4
 every = 2
+[reward.environment]
+use = "none"
 [reward.trusted]
 use = "ensemble"
 combine = "mean"

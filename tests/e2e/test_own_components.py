@@ -20,6 +20,8 @@ model = "toy"
 seed = 3
 [environment.sevens]
 use = "./own_parts.py:Sevens"
+[reward.environment]
+use = "none"
 [reward.short]
 use = "./own_parts.py:short"
 weight = 0.1
@@ -36,6 +38,10 @@ learning_rate = 3
 use = "./own_parts.py:FileBridge"
 [curriculum]
 use = "./own_parts.py:Backwards"
+[transform.group_advantage]
+use = "none"
+[transform.drop_flat]
+use = "none"
 [transform.centre]
 use = "./own_parts.py:centre"
 [teacher.silent]
@@ -43,7 +49,6 @@ use = "./own_parts.py:Silent"
 [sink.lines]
 use = "./own_parts.py:Lines"
 name = "mine.txt"
-[sink.jsonl]
 [training]
 steps = 4
 groups_per_step = 2
@@ -114,4 +119,4 @@ def test_the_reward_on_the_page_scores_a_run(atropos: Callable[..., Any], folder
     ended = atropos("run", "--model", "toy", *named, "--steps", "1", "--dir", "out", cwd=folder)
     assert ended.code == 0, ended.err
     rewards = metrics_of(folder / "out")[1]
-    assert -1 <= rewards["reward/mine"] < 0 and "reward/environment" not in rewards
+    assert -1 <= rewards["reward/mine"] < 0 and "reward/environment" in rewards

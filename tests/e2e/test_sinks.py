@@ -29,7 +29,6 @@ every = 3
 latency_s = 0.05
 [environment.sevens]
 use = "{sevens}"
-[sink.jsonl]
 [sink.csv]
 [sink.tensorboard]
 flush_s = 0.0
@@ -94,13 +93,22 @@ def test_a_killed_and_resumed_run_is_recorded_once_by_every_sink(file, tmp_path)
     assert not [one for one in left if one.is_running()], "W&B's service ends with the run, also with a killed one"
 
 
-def test_what_a_flag_puts_in_place_of_the_defaults_is_said(sevens, atropos, tmp_path):
+def test_components_other_than_the_default_ones_are_said(sevens, atropos, tmp_path):
     flags = ("--env", "./sevens.py", "--model", "toy", "--steps", "1")
     one = atropos("run", *flags, "--dir", "one", "--set", "sink.csv.use=csv", "--reward", "length")
-    assert "sinks csv, in place of console, jsonl; no metrics.jsonl, no rollouts" in " ".join(one.out.split())
-    assert "rewards length, in place of environment" in " ".join(one.out.split())
-    more = atropos("run", *flags, "--dir", "more", "--set", "sink.jsonl.rollouts_every=10")
-    assert "in place of" not in more.out
+    said = " ".join(one.out.split())
+    assert "sinks csv, console, jsonl" in said and "rewards length, environment" in said and "left out" not in said
+    assert (tmp_path / "one/metrics.csv").is_file() and (tmp_path / "one/metrics.jsonl").is_file()
+    out = ("--set", "sink.jsonl.use=none", "--set", "transform.drop_flat.use=none")
+    less = atropos("run", *flags, "--dir", "less", *out, "--set", "sink.console.use=none")
+    said = " ".join(less.out.split())
+    assert "sinks none; left out: console, jsonl; no metrics.jsonl, no rollouts" in said
+    assert "transforms group_advantage; left out: drop_flat" in said and not (tmp_path / "less/metrics.jsonl").exists()
+    resumed = atropos("resume", "less", "--steps", "2")
+    assert resumed.code == 0 and not (tmp_path / "less/metrics.jsonl").exists()
+    assert "transforms group_advantage; left out: drop_flat" in " ".join(resumed.out.split())
+    usual = atropos("run", *flags, "--dir", "usual", "--set", "sink.jsonl.rollouts_every=10")
+    assert "sinks" not in usual.out
 
 
 def test_a_run_without_them_is_the_same(file, atropos, tmp_path):

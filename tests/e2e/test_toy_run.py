@@ -34,7 +34,7 @@ def test_reward_rises_and_everything_lies_where_the_summary_says(atropos, sevens
 
 
 def test_a_run_without_the_sink_jsonl_names_only_what_was_written(atropos, sevens, tmp_path):
-    ended = atropos(*TOY, "--env", sevens, "--steps", "1", "--set", "sink.console.use=console")
+    ended = atropos(*TOY, "--env", sevens, "--steps", "1", "--set", "sink.jsonl.use=none")
     assert ended.code == 0, ended.err
     named = re.findall(r"run/\S+", ended.out)
     assert "run/checkpoints/step-000001/policy" in named and "run/metrics.jsonl" not in named

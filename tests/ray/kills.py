@@ -49,7 +49,7 @@ def write_run(folder: Path, launcher: Mapping[str, Any], *, wait: float | str, *
         "model": "tiny", "restarts": 1000, "api": {"url": "http://127.0.0.1:0"}, "bridge": {"use": "checkpoint"},
         "sampling": {"max_tokens": 8}, "evaluation": {"problems": 0}, "checkpoint": {"every": 2},
         "training": {"steps": 100_000, "groups_per_step": GROUPS, "group_size": SIZE, "max_staleness": STALENESS},
-        "transform": {"group_advantage": {}},  # flat groups are trained, and recorded, as any other
+        "transform": {"drop_flat": {"use": "none"}},  # flat groups are trained, and recorded, as any other
         "curriculum": {"use": "ledger"}, "sink": {"console": {}, "jsonl": {"rollouts_every": 1}},
         "trainer": {"threads": 1}, "engine": {"threads": 1},
         "environment": {"waiting": {"use": "tests.ray.waiting:Waiting", "problems": 20_000, **files}},

@@ -9,6 +9,7 @@ from typing import Any, get_args
 import pytest
 
 from atropos_core.config.error_text import ALIASES
+from atropos_core.errors import ConfigError
 from atropos_core.config.run_file import FLAG, Layer, RunConfig, anchored, load, nest, parse_flag, read_file
 from atropos_core.plugins.option_paths import AbsolutePath
 from atropos_core.plugins.provider import Options
@@ -22,22 +23,55 @@ def named(section: str, file: str | None, *flags: str) -> list[str]:
     return list(getattr(load(layers).config, section))
 
 
-@pytest.mark.parametrize("section", ["transform", "sink", "reward", "teacher"])
-def test_a_flag_that_names_a_component_means_what_the_table_means(section: str):
-    assert named(section, None, f"{section}.x.use=y") == named(section, f'[{section}.x]\nuse = "y"\n') == ["x"]
+DEFAULTS = {"transform": ["group_advantage", "drop_flat"], "sink": ["console", "jsonl"], "reward": ["environment"], "teacher": []}
 
 
-def test_a_flag_beside_a_file_that_lists_components_is_one_more():
-    assert named("transform", "[transform.a]\n[transform.b]\n", "transform.x.use=y") == ["a", "b", "x"]
+@pytest.mark.parametrize("section", DEFAULTS)
+def test_a_component_that_is_named_is_added_in_every_spelling(section: str):
+    table, flag, option = f'[{section}.x]\nuse = "y"\n', f"{section}.x.use=y", f"{section}.x.size=1"
+    for file, flags in ((table, ()), (f"[{section}.x]\n", ()), (None, (flag,)), (None, (option,)), (table, (option,))):
+        assert named(section, file, *flags) == ["x", *DEFAULTS[section]]
+    assert named(section, table, f"{section}.z.use=z") == ["z", "x", *DEFAULTS[section]]
 
 
-def test_a_flag_for_an_option_of_a_default_component_leaves_the_others_alone():
-    assert named("transform", None, "transform.group_advantage.divide_by_std=false") == ["group_advantage", "drop_flat"]
-    assert named("sink", None, "sink.jsonl.rollouts_every=5") == ["console", "jsonl"]
+@pytest.mark.parametrize("section", [section for section, names in DEFAULTS.items() if names])
+def test_none_takes_a_component_out_of_the_defaults_a_preset_and_a_file(section: str):
+    first, *others = DEFAULTS[section]
+    out = f'[{section}.{first}]\nuse = "none"\n'
+    assert named(section, out) == named(section, None, f"{section}.{first}.use=none") == others
+    assert named(section, f"[{section}.x]\n", f"{section}.x.use=none") == DEFAULTS[section]
+    assert named(section, out, f"{section}.{first}.use={first}") == DEFAULTS[section]
 
 
-def test_default_components_that_are_named_beside_an_own_one_stay():
-    assert named("sink", None, "sink.csv.use=csv", "sink.jsonl.rollouts_every=5") == ["csv", "jsonl"]
+def test_transforms_run_in_the_order_of_a_file_and_new_ones_before_the_others():
+    assert named("transform", "[transform.a]\n[transform.b]\n") == ["a", "b", "group_advantage", "drop_flat"]
+    assert named("transform", "[transform.group_advantage]\n[transform.b]\n") == ["group_advantage", "b", "drop_flat"]
+    assert named("transform", "[transform.drop_flat]\n[transform.group_advantage]\n") == ["drop_flat", "group_advantage"]
+    whole = "[transform.a]\n[transform.drop_flat]\n[transform.group_advantage]\n"
+    options = ("transform.group_advantage.divide_by_std=false", "transform.a.size=2", "transform.z.use=z")
+    assert named("transform", whole, *options) == ["z", "a", "drop_flat", "group_advantage"]
+
+
+def test_a_saved_run_file_means_its_components_and_no_others():
+    saved = Layer("config.toml", {"sink": {"csv": {}}, "reward": {"x": {}}, "teacher": {}}, whole=True)
+    flag = Layer(FLAG, {"sink": {"wandb": {}}})
+    config = load([Layer("preset", {"sink": {"other": {}}}), saved, flag]).config
+    assert list(config.sink) == ["wandb", "csv"] and list(config.reward) == ["x"]
+    assert list(config.transform) == ["group_advantage", "drop_flat"]  # a section that it does not have
+
+
+@pytest.mark.parametrize(
+    "file, flags, says",
+    [
+        (None, ["sink.cosnole.use=none"], r"sink\.cosnole cannot be left out \(from flag\).*\n?.*console, jsonl"),
+        (None, ["teacher.x.use=none"], r"teacher\.x cannot be left out .*\n?.*The run has no teacher"),
+        ('[sink.jsonl]\nuse = "none"', ["sink.jsonl.tokens=false"], r"sink\.jsonl\.tokens has no effect \(from flag\)"),
+        ('[sink.jsonl]\nuse = "none"\ntokens = false', [], r"sink\.jsonl\.tokens has no effect \(from run\.toml\)"),
+    ],
+)
+def test_leaving_out_what_has_no_effect_is_refused(file: str | None, flags: list[str], says: str):
+    with pytest.raises(ConfigError, match=says):
+        named(flags[0].partition(".")[0] if flags else "sink", file, *flags)
 
 
 class Passed(Options):

@@ -112,7 +112,7 @@ def plan_of(model: Path, bridge: str, changes: dict[str, Any] | None = None) -> 
     for section, different in (changes or {}).items():
         values[section] = {**values.get(section, {}), **different}
     return make_plan(
-        config.load([config.Layer("test", values)]).config, ResolvedModel(model, model.name), load_plugins()
+        config.load([config.Layer("test", values, whole=True)]).config, ResolvedModel(model, model.name), load_plugins()
     )
 
 

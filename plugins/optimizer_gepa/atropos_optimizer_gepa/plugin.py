@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from atropos_core.plugins.provider import Workload
     from atropos_optimizer_gepa.config import GepaOptions, PromptedOptions
 
-RAW_REWARDS = "--set transform.group_advantage.use=group_advantage --set transform.group_advantage.baseline=none"
+RAW_REWARDS = "--set transform.drop_flat.use=none --set transform.group_advantage.baseline=none"
 
 
 def build_trainer(options: GepaOptions, context: RunContext) -> Trainer:
@@ -56,7 +56,7 @@ def check(options: GepaOptions, workload: Workload) -> None:
         raise ConfigError(
             "trainer 'gepa' needs every reward of a prompt, and transform 'drop_flat' leaves out groups that were not rewarded: a prompt "
             "without any reward would be tried again and again.",
-            remedy=f"{RAW_REWARDS} (a transform that is named by its `use` stands in place of the default ones)",
+            remedy=RAW_REWARDS,
         )
 
 

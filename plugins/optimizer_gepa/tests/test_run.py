@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 RUN = (
     "run", "--env", "prompted:gsm8k", "--trainer", "gepa", "--bridge", "prompt", "--deterministic",
     "--set", "transform.group_advantage.baseline=none", "--set", "trainer.proposer=first_words",
-    "--set", "transform.group_advantage.use=group_advantage", "--set", "evaluation.problems=0", "--set", "training.groups_per_step=8",
+    "--set", "transform.drop_flat.use=none", "--set", "evaluation.problems=0", "--set", "training.groups_per_step=8",
     "--set", "training.group_size=2", "--set", "checkpoint.every=2", "--set", "checkpoint.keep=9",
 )  # fmt: skip
 
@@ -57,7 +57,7 @@ def test_a_run_whose_rewards_are_compared_within_groups_is_refused_with_what_to_
     assert "transform.group_advantage.baseline=none" in ended.err
     ended = atropos(*RUN[:12], *RUN[14:], "--steps", "1")
     assert ended.code == 2
-    assert "'drop_flat' leaves out groups" in ended.err and "transform.group_advantage.use=group_advantage" in ended.err
+    assert "'drop_flat' leaves out groups" in ended.err and "transform.drop_flat.use=none" in ended.err
     ended = atropos("run", "--env", "gsm8k", *RUN[3:], "--steps", "1")
     assert ended.code != 0
     assert "--env prompted:NAME" in ended.err

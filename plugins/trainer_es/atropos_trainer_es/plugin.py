@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from atropos_core.plugins.provider import Workload
     from atropos_trainer_es.config import EsOptions
 
-RAW_REWARDS = "--set transform.group_advantage.use=group_advantage --set transform.group_advantage.baseline=none"
+RAW_REWARDS = "--set transform.drop_flat.use=none --set transform.group_advantage.baseline=none"
 
 
 def build(options: EsOptions, context: RunContext) -> Trainer:
@@ -42,7 +42,7 @@ def check(options: EsOptions, workload: Workload) -> None:
         raise ConfigError(
             "trainer 'es' needs the rewards of every member, and transform 'drop_flat' leaves out groups that were not rewarded: a member "
             "without any reward would be sampled again and again.",
-            remedy=f"{RAW_REWARDS} (a transform that is named by its `use` stands in place of the default ones)",
+            remedy=RAW_REWARDS,
         )
     if context.steps % steps:
         raise ConfigError(

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.slow
 
 RUN = (
     "run", "--env", "gsm8k", "--trainer", "es", "--bridge", "checkpoint", "--set", "transform.group_advantage.baseline=none",
-    "--set", "transform.group_advantage.use=group_advantage",
+    "--set", "transform.drop_flat.use=none",
     "--set", "trainer.population=2", "--set", "trainer.parameters=norm", "--set", "trainer.sigma=0.02",
     "--set", "trainer.learning_rate=0.02", "--set", "evaluation.problems=0", "--set", "training.groups_per_step=8",
     "--set", "training.group_size=2", "--set", "checkpoint.every=3",
