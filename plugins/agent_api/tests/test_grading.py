@@ -179,6 +179,27 @@ def test_a_copy_has_files_and_inner_links_and_nothing_else(tmp_path: Path) -> No
     assert (found.files, found.size_bytes, found.left_out) == (2, 14, 6)
 
 
+@pytest.mark.parametrize("swapped", [".", "deep", "deep/er"])
+def test_a_folder_that_becomes_a_link_while_it_is_copied_is_left_out(
+    swapped: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work, secret = tmp_path / "work", tmp_path / "secret" / "er"
+    for folder in (work / "deep" / "er", secret):
+        folder.mkdir(parents=True)
+        (folder / "file").write_text(folder.parent.name)
+    make_folder = left_files._Copy._make_folder
+
+    def swap(copy: left_files._Copy, folder: str) -> None:
+        make_folder(copy, folder)
+        if os.path.normpath(folder) == swapped:
+            (work / swapped).rename(tmp_path / "moved")
+            (work / swapped).symlink_to(secret if swapped == "deep/er" else secret.parent)
+
+    monkeypatch.setattr(left_files._Copy, "_make_folder", swap)
+    assert copied(work, tmp_path / "copy").left_out == 1
+    assert not [path for path in (tmp_path / "copy").rglob("*") if path.is_file()]
+
+
 def chain(work: Path) -> None:
     (work / "0").write_text("end")
     for number in range(1, 3000):

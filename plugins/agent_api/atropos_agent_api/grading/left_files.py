@@ -15,6 +15,7 @@ from pathlib import Path
 
 MOST_ENTRIES = 100_000
 DEEPEST = 64  # directories inside one another
+FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 LONGEST = (
     2048  # bytes of a path below the work directory: whatever it is copied to, the system's own bound is not reached
 )
@@ -55,35 +56,58 @@ class _Copy:
         while waiting:
             folder = waiting.pop()
             self._make_folder(folder)
-            for entry in self._listed(folder):
-                path = os.path.join(folder, entry.name)
-                if entry.is_symlink():
-                    self._links.append(path)
-                elif entry.is_dir(follow_symlinks=False):
-                    waiting.append(path)
-                else:
-                    self._copy_file(path)
-        self._copy_links()
+            try:
+                at = self._opened(folder)
+            except OSError as error:
+                self._leave_out(error)
+                continue
+            try:
+                for entry in self._listed(at, folder):
+                    path = os.path.join(folder, entry.name)
+                    if entry.is_symlink():
+                        self._links.append(path)
+                        os.symlink(os.readlink(entry.name, dir_fd=at), self._target / path)
+                    elif entry.is_dir(follow_symlinks=False):
+                        waiting.append(path)
+                    else:
+                        self._copy_file(at, entry.name, path)
+            finally:
+                os.close(at)
+        self._remove_links()
         return self._found
+
+    def _opened(self, folder: str) -> int:
+        """Step by step, and no step by a link: the folder may have become one since it was listed."""
+        at = os.open(self._source, FOLDER)
+        for name in filter(None, folder.split(os.sep)):
+            above = at
+            try:
+                at = os.open(name, FOLDER, dir_fd=above)
+            finally:
+                os.close(above)
+        return at
+
+    def _leave_out(self, error: OSError) -> None:
+        """Raises what is of this machine, not of the program."""
+        if error.errno in (errno.EMFILE, errno.ENFILE, errno.EIO):
+            raise error
+        self._found.left_out += 1
 
     def _make_folder(self, folder: str) -> None:
         there = self._target / folder
         os.mkdir(there, 0o700)
         self._add(os.stat(there))
 
-    def _listed(self, folder: str) -> list[os.DirEntry[str]]:
+    def _listed(self, at: int, folder: str) -> list[os.DirEntry[str]]:
         """Stops where there is too much: a folder may have more names than memory holds."""
         listed: list[os.DirEntry[str]] = []
         if folder.count(os.sep) >= DEEPEST:
             raise NotGradable(f"it left more than {DEEPEST} folders inside one another")
-        try:
-            with os.scandir(self._source / folder) as entries:
-                for entry in entries:
-                    listed.append(entry)
-                    self._entries += 1
-                    self._check(os.path.join(folder, entry.name))
-        except OSError:
-            self._found.left_out += 1
+        with os.scandir(at) as entries:
+            for entry in entries:
+                listed.append(entry)
+                self._entries += 1
+                self._check(os.path.join(folder, entry.name))
         return listed
 
     def _check(self, path: str) -> None:
@@ -94,13 +118,11 @@ class _Copy:
         if time.monotonic() > self._until:
             raise NotGradable("what it left takes too long to copy")
 
-    def _copy_file(self, path: str) -> None:
+    def _copy_file(self, at: int, name: str, path: str) -> None:
         try:
-            reading = os.open(self._source / path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)  # a pipe opens at once
+            reading = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=at)  # a pipe opens at once
         except OSError as error:
-            if error.errno in (errno.EMFILE, errno.ENFILE, errno.EIO):
-                raise  # of this machine, not of the program
-            self._found.left_out += 1
+            self._leave_out(error)
             return
         with open(reading, "rb", buffering=0) as file:
             seen = os.fstat(reading)
@@ -110,18 +132,18 @@ class _Copy:
             self._found.size_bytes += seen.st_size
             if self._found.size_bytes > self._most_bytes:
                 raise NotGradable(f"it left more than {self._most_bytes / 2**20:,.0f} MB, its limit of the disk")
+            left = seen.st_size  # no more, though it may grow
             with open(self._target / path, "xb") as copy:
-                while piece := file.read(PIECE):
+                while left > 0 and (piece := file.read(min(PIECE, left))):
                     copy.write(piece)
+                    left -= len(piece)
                     self._check(path)
                 os.fchmod(copy.fileno(), 0o600 | (seen.st_mode & 0o100))
                 self._add(os.fstat(copy.fileno()))
         self._found.files += 1
 
-    def _copy_links(self) -> None:
-        """Those that end at a file or folder of the copy. The kernel follows each, and gives up after 40."""
-        for path in self._links:
-            os.symlink(os.readlink(self._source / path), self._target / path)
+    def _remove_links(self) -> None:
+        """All but those that end at a file or folder of the copy. The kernel follows each, and gives up after 40."""
         for path in self._links:  # once all are there: one may lead through another
             self._check(path)
             try:
