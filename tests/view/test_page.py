@@ -712,3 +712,57 @@ def test_ten_thousand_rollouts_open_soon_and_a_thousand_steps_are_scrolled(
     page.evaluate("() => { const box = document.querySelector('.list'); box.scrollTop = box.scrollHeight; }")
     page.wait_for_selector("#row-9999")
     assert page.locator(".row").count() < 60
+
+
+NAMES = ("constructor", "__proto__", "toString", "hasOwnProperty", "valueOf", "__defineGetter__", "length")
+
+
+def test_names_that_every_javascript_object_has_are_names_like_others(sound: Path, tmp_path: Path, open_page: Open):
+    """Of metrics, parts, problems, environments, checks, tools and sections of the address."""
+    run = tmp_path / "names"
+    shutil.copytree(sound, run)
+    steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    (run / "metrics.jsonl").write_text(
+        "".join(json.dumps({**row, **dict.fromkeys(NAMES, 0.5)}) + "\n" for row in steps)
+    )
+    changes = [{"step": 2, "check": name, "state": "ill", "since": 2, "says": "odd", "do": "Look."} for name in NAMES]
+    (run / "health.jsonl").write_text("".join(json.dumps(change) + "\n" for change in changes))
+    odd: dict[str, Any] = {key: {} for key in NAMES}
+    call = {"id": odd, "function": {"name": odd, "arguments": odd}}
+    spoken = [
+        {"role": odd, "content": odd, "reasoning_content": odd, "tool_call_id": odd, "name": odd, "tool_calls": [call]}
+    ]
+    rows = rows_of(run, 2)
+    for number, row in enumerate(rows):
+        name = NAMES[number // 8 % len(NAMES)]
+        more = {"task": name, "environment": name, "finish": name, "outcome": name, "parts": dict.fromkeys(NAMES, 1.0)}
+        row |= {**more, "metrics": dict.fromkeys(NAMES, 2.0), "messages": [*row["messages"], *spoken]}
+    (run / "rollouts/step-000002.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for step in (0, 6):
+        path = run / f"rollouts/eval-{step:06d}.jsonl"
+        problems = [json.loads(line) for line in path.read_text().splitlines()]
+        renamed = [{**one, "task": name, "environment": name} for one, name in zip(problems, NAMES, strict=False)]
+        path.write_text("".join(json.dumps(one) + "\n" for one in renamed))
+    summary = json.loads((run / "summary.json").read_text())
+    summary["times"] = [
+        {"name": name, "kind": "stage", "seconds": "x", "calls": odd, "p50_s": 10**400} for name in NAMES
+    ]
+    (run / "summary.json").write_text(json.dumps(summary))
+
+    page = open_page(run, at=NAMES[0])
+    for name in NAMES:
+        go(page, name)
+        until(page, f"document.querySelector('.card[data-metric=\"{name}\"]') !== null")
+        assert "from 0.5 to 0.5" in page.locator(f'.card[data-metric="{name}"]').get_attribute("aria-label")
+        assert page.locator(".findings li.ill").count() == len(NAMES)
+        go(
+            page,
+            f"rollouts?run={name}&step=2&row=0&colour={name}&branch={name}&order={name}&outcome={name}&{name}={name}",
+        )
+        page.wait_for_selector(".tokens .tok")
+        assert page.locator(".facts dt", has_text=f"reward {name}").count() == 1
+        page.wait_for_selector(".conversation .turn.other")
+        go(page, f"evaluations?before={name}&after={name}&change={name}&problem={name}")
+        until(page, f"document.querySelectorAll('.evaluations .row').length === {len(NAMES)}")
+        go(page, "times")
+        until(page, f"document.querySelectorAll('.times tbody tr').length === {len(NAMES)}")

@@ -19,7 +19,7 @@ class App {
     this.runs = [];
     this.tables = []; // of each run: {edition, steps, columns, findings}
     this.shown = new Set();
-    this.views = {};
+    this.views = {}; // by the names of VIEWS
   }
 
   async start() {
@@ -134,7 +134,7 @@ class App {
 
   here() {
     const [wanted, query] = location.hash.slice(1).split("?");
-    return { name: wanted in VIEWS ? wanted : "curves", values: Object.fromEntries(new URLSearchParams(query ?? "")) };
+    return { name: Object.hasOwn(VIEWS, wanted) ? wanted : "curves", values: Object.fromEntries(new URLSearchParams(query ?? "")) };
   }
 
   // A view as it was left.

@@ -14,7 +14,12 @@ export function el(tag, properties = {}, ...children) {
 }
 
 function asNode(child) {
-  return child instanceof Node ? child : document.createTextNode(String(child));
+  return child instanceof Node ? child : document.createTextNode(plain(child));
+}
+
+// A value of a record as text. `String` raises for an object that has a field called toString.
+export function plain(value) {
+  return typeof value === "object" && value !== null ? JSON.stringify(value) : String(value);
 }
 
 export function fill(parent, ...children) {

@@ -1,6 +1,6 @@
 // One rollout: its figures, and its conversation with tool calls.
 
-import { el, show } from "./dom.js";
+import { el, plain, show } from "./dom.js";
 
 export function rewardClass(correct, failed) {
   return failed ? "bad" : correct === true ? "good" : correct === false ? "poor" : "";
@@ -30,14 +30,14 @@ export function toolsOf(tools) {
   if (!tools?.length) return null;
   return el("details", { class: "tools" }, el("summary", {}, "Tools", el("span", { class: "count" }, tools.length)), tools.map((tool) => {
     const { name, description, parameters } = tool?.function ?? tool ?? {};
-    return el("div", { class: "call" }, el("strong", {}, String(name ?? "?")), description ? ` ${String(description)}` : null, el("pre", {}, JSON.stringify(parameters ?? {}, null, 1)));
+    return el("div", { class: "call" }, el("strong", {}, plain(name ?? "?")), description ? ` ${plain(description)}` : null, el("pre", {}, JSON.stringify(parameters ?? {}, null, 1)));
   }));
 }
 
 export function conversation(messages) {
   return el("ol", { class: "conversation", "aria-label": "conversation" }, messages.map((message) => el("li", { class: `turn ${roleClass(message.role)}` },
-    el("div", { class: "role" }, String(message.role ?? "?"), message.name ? ` ${message.name}` : "", message.tool_call_id ? el("span", { class: "soft" }, ` answers ${message.tool_call_id}`) : null),
-    message.reasoning_content ? el("div", { class: "said soft" }, String(message.reasoning_content)) : null,
+    el("div", { class: "role" }, plain(message.role ?? "?"), message.name ? ` ${plain(message.name)}` : "", message.tool_call_id ? el("span", { class: "soft" }, ` answers ${plain(message.tool_call_id)}`) : null),
+    message.reasoning_content ? el("div", { class: "said soft" }, plain(message.reasoning_content)) : null,
     contentOf(message.content),
     (Array.isArray(message.tool_calls) ? message.tool_calls : []).map(toolCall))));
 }
@@ -52,7 +52,7 @@ function contentOf(content) {
 function toolCall(call) {
   const named = call?.function ?? call ?? {};
   const given = typeof named.arguments === "string" ? named.arguments : JSON.stringify(named.arguments ?? {}, null, 1);
-  return el("div", { class: "call" }, el("span", { class: "role" }, "calls "), el("strong", {}, String(named.name ?? "?")), call?.id ? el("span", { class: "soft" }, ` ${call.id}`) : null, el("pre", {}, given));
+  return el("div", { class: "call" }, el("span", { class: "role" }, "calls "), el("strong", {}, plain(named.name ?? "?")), call?.id ? el("span", { class: "soft" }, ` ${plain(call.id)}`) : null, el("pre", {}, given));
 }
 
 function roleClass(role) {

@@ -21,7 +21,7 @@ export class TokenView {
     this.sequences = one.sequences;
     this.chosen = chosen;
     this.at = Number(given?.branch) - 1 in one.sequences ? Number(given.branch) - 1 : 0;
-    this.value = has(this.sequence[given?.colour]) ? given.colour : Object.keys(VALUES).find((name) => this.sequences.some((sequence) => has(sequence[name]))) ?? "advantage";
+    this.value = Object.hasOwn(VALUES, given?.colour) && has(this.sequence[given.colour]) ? given.colour : Object.keys(VALUES).find((name) => this.sequences.some((sequence) => has(sequence[name]))) ?? "advantage";
     this.branches = el("div", { class: "segments", role: "radiogroup", "aria-label": "branch" });
     this.choices = el("div", { class: "segments", role: "radiogroup", "aria-label": "colour by" });
     this.legend = el("div", { class: "legend" });
