@@ -15,7 +15,7 @@ from atropos_core.builtin.recording import rows, token_columns, tools_id
 from atropos_core.console import StepProgress
 from atropos_core.interfaces import SettledGroup, Sink, StepRecord
 from atropos_core.storage.atomic import cut_back, json_bytes, unwritable, write_whole
-from atropos_core.storage.reading import numbered
+from atropos_core.storage.reading import numbered, open_file
 from atropos_core.storage.run_records import TOOLS, json_rows
 from atropos_core.storage.token_file import write_token_file
 from atropos_core.types import Metrics, ScoredGroup
@@ -53,7 +53,7 @@ class JsonlSink(Sink):
                     self._sizes[path] = path.stat().st_size
             for row in json_rows(self._rollouts / TOOLS):  # of a run that is resumed
                 self._tools_there[str(row.get("id"))] = row.get("tools", [])
-            self._file = self._metrics.open("a+b")  # a pipe would be waited for without the +
+            self._file = open_file(self._metrics, append=True)
             if (there := self._file.tell()) < self._keep["bytes"]:
                 console.warn(
                     f"{self._metrics} is shorter ({there} bytes) than it was at the checkpoint ({self._keep['bytes']}): lines "

@@ -11,7 +11,6 @@ import datetime
 import json
 import math
 import re
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +28,7 @@ from atropos_core.group_schema import RUN_PARTS, check_sampling, check_temperatu
 from atropos_core.guards.patience import Patience
 from atropos_core.plugins.option_numbers import NoBooleanIsANumber
 from atropos_core.plugins.option_paths import AbsolutePath, WrittenIn
+from atropos_core.storage.reading import parse_toml, read_text
 from atropos_core.types import Sampling
 
 
@@ -404,22 +404,22 @@ def load(layers: Iterable[Layer]) -> Loaded:
 def read_file(path: Path) -> Layer:
     """With the places of code, `./file.py:Name`, and of models, `./directory`, from the folder of the file on."""
     try:
-        return Layer(str(path), anchored(tomllib.loads(path.read_bytes().decode("utf-8-sig")), path.parent))
+        return Layer(str(path), anchored(parse_toml(read_text(path)), path.parent))
     except FileNotFoundError:
         raise ConfigError(f"there is no run file {path}.") from None
-    except IsADirectoryError:
-        going_on = f"To go on with the run in it: atropos resume {console.quoted(path)}"
-        raise ConfigError(
-            f"{path} is a directory, and no run file.", remedy=going_on if (path / "config.toml").exists() else None
-        ) from None
     except OSError as error:
-        raise ConfigError(f"the run file {path} cannot be read: {error.strerror}") from error
+        if path.is_dir():
+            going_on = f"To go on with the run in it: atropos resume {console.quoted(path)}"
+            raise ConfigError(
+                f"{path} is a directory, and no run file.", remedy=going_on if (path / "config.toml").exists() else None
+            ) from None
+        raise ConfigError(f"the run file {path} cannot be read: {error.strerror}.") from error
     except UnicodeDecodeError as error:
         raise ConfigError(
             f"the run file {path} is not text in UTF-8: {error}.",
             remedy="Save it as UTF-8; in PowerShell, `Set-Content -Encoding utf8` and no `>`.",
         ) from error
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
         what_else = "Data and code are no run files: name an environment of them with --env."
         raise ConfigError(
             f"the run file {path} is not TOML: {error}", remedy=None if path.suffix == ".toml" else what_else
@@ -456,8 +456,8 @@ def parse_flag(text: str) -> tuple[str, Any]:
     if not equals or not path.strip():
         raise ConfigError(f"--set wants PATH=VALUE, as in --set trainer.learning_rate=1e-6; it got {text!r}.")
     try:
-        value = tomllib.loads(f"value = {raw}")["value"]
-    except tomllib.TOMLDecodeError:
+        value = parse_toml(f"value = {raw}")["value"]
+    except ValueError:
         value = raw
     return path.strip(), value
 

@@ -12,6 +12,7 @@ from atropos_core.errors import CheckpointError, ConfigError, RunDirectoryError
 from atropos_core.exports.model_card import hub_base, model_card
 from atropos_core.storage.atomic import WRITABLE, appearing, json_bytes, refuse_existing, size_bytes
 from atropos_core.storage.checkpoint import Checkpoint, Checkpoints
+from atropos_core.storage.reading import parse_json, read_text
 from atropos_core.storage.run_records import RunRecords
 
 ADAPTER = "adapter_config.json"
@@ -84,7 +85,12 @@ def export_policy(records: RunRecords, checkpoint: Checkpoint, out: Path, merge:
 
 def _name_base(path: Path, base: str | None) -> None:
     """Where the base model is one of the hub, the adapter names it so, and not by its folder on this machine."""
-    settings = json.loads(path.read_text())
+    try:
+        settings = parse_json(read_text(path))
+        if not isinstance(settings, dict):
+            raise ValueError("it is not a JSON object")
+    except ValueError as error:
+        raise CheckpointError(f"the adapter's {path.name} cannot be read: {error}.") from error
     if base is not None:
         settings["base_model_name_or_path"] = base
         path.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -20,8 +21,8 @@ from atropos_core.health.check import Change
 from atropos_core.health.checks import Silence, checks
 from atropos_core.interfaces import Finding
 from atropos_core.storage.checkpoint import Checkpoints
-from atropos_core.storage.reading import read_file
-from atropos_core.storage.run_records import RunRecords, json_rows, metric_rows
+from atropos_core.storage.reading import last_line, read_file
+from atropos_core.storage.run_records import RunRecords, is_step, json_rows, metric_rows
 
 LOG_CHARACTERS = 300  # of a log's last line
 
@@ -33,8 +34,11 @@ def diagnose(directory: Path) -> list[Finding]:
         section = HealthSection.model_validate(records.config.get("health", {}))
     except ValidationError as error:
         raise RunDirectoryError(f"{directory}/config.toml cannot be read: {error}") from error
+    wanted = records.config.get("training", {}).get("steps", 0)
+    if not is_step(wanted):
+        raise RunDirectoryError(f"{directory}/config.toml cannot be read: training.steps is not a number of steps.")
     steps, broken = metric_rows(records.directory)
-    found = _ended(records, int(records.config.get("training", {}).get("steps", 0)), steps, section)
+    found = _ended(records, wanted, steps, section)
     if broken:
         found.append(
             Finding(
@@ -175,5 +179,6 @@ def _saved_step(directory: Path) -> int:
 def _logs(directory: Path) -> Iterator[tuple[str, str]]:
     """The last line of each process's log that has one."""
     for path in sorted((directory / "logs").glob("*")):
-        if path.is_file() and (lines := path.read_text(errors="replace").strip().splitlines()):
-            yield f"logs/{path.name}", lines[-1][-LOG_CHARACTERS:]
+        with suppress(OSError):  # it is not a log
+            if line := last_line(path, LOG_CHARACTERS):
+                yield f"logs/{path.name}", line

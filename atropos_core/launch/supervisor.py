@@ -12,7 +12,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from time import perf_counter
-from typing import IO
 from urllib.parse import urlsplit
 
 from atropos_core import console
@@ -47,6 +46,7 @@ from atropos_core.rollouts.tokenizer import ChatTokenizer
 from atropos_core.storage.atomic import WRITABLE, size_bytes, write_whole
 from atropos_core.storage.checkpoint import Checkpoint, Checkpoints
 from atropos_core.storage.private import make_private, private_files
+from atropos_core.storage.reading import open_file
 from atropos_core.training.loop import Loop, Progress
 from atropos_core.training.parts import Parts
 from atropos_core.types import Metrics
@@ -151,7 +151,7 @@ def never_began(directory: Path) -> bool:
         return False
     try:
         # without one no run has been here, and config.toml is somebody's own
-        with (directory / "lock").open("rb") as lock:
+        with open_file(directory / "lock") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError:
         return False
@@ -209,7 +209,7 @@ def end_noted(directory: Path) -> Iterator[None]:
 def locked(directory: Path) -> Iterator[None]:
     """Hold the run directory, so that nobody resumes a run that still runs."""
     try:
-        file: IO[bytes] = (directory / "lock").open("ab")
+        file = open_file(directory / "lock", append=True)
     except OSError as error:
         raise RunDirectoryError(
             f"the run directory {directory} cannot be written: {error.strerror}.", remedy=WRITABLE

@@ -72,12 +72,14 @@ class Plugins:
             if isinstance(found, ResolvedModel):
                 return found
         directory = Path(reference).expanduser()
-        if any((directory / name).is_file() for name in ("config.json", "adapter_config.json")):
+        if any(
+            os.path.isfile(directory / name) for name in ("config.json", "adapter_config.json")
+        ):  # False for any text
             return ResolvedModel(directory.resolve(), f"the directory {directory}")
-        if directory.is_dir() or reference.startswith((".", "/", "~")):
-            what = "no config.json in" if directory.is_dir() else "no directory"
+        if os.path.isdir(directory) or reference.startswith((".", "/", "~")):
+            what = "no config.json in" if os.path.isdir(directory) else "no directory"
             raise ConfigError(
-                f"model {reference!r}: there is {what} {directory.resolve()}.",
+                f"model {reference!r:.300}: there is {what} {directory.absolute()!s:.300}.",
                 remedy="Name a directory that save_pretrained wrote. In a run file, ./ begins at that file's folder; elsewhere, and "
                 "in a flag, a path begins where the command is typed.",
             )
@@ -222,7 +224,7 @@ def _download(reference: str) -> Path:
         from huggingface_hub import snapshot_download
     except ModuleNotFoundError as error:
         raise ConfigError(
-            f"model {reference!r} is neither a name that a plugin knows nor a directory, and huggingface_hub is not installed.",
+            f"model {reference!r:.300} is neither a name that a plugin knows nor a directory, and huggingface_hub is not installed.",
             remedy="Give a directory that holds config.json, or pip install huggingface_hub.",
         ) from error
     try:
@@ -230,6 +232,6 @@ def _download(reference: str) -> Path:
     except (OSError, ValueError) as error:  # the library's errors derive from these
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ConfigError(
-            f"model {reference!r} is neither a name that a plugin knows nor a directory, and the hub did not give it: {first}",
+            f"model {reference!r:.300} is neither a name that a plugin knows nor a directory, and the hub did not give it: {first}",
             remedy="Use `--model tiny`, a directory that holds config.json, or a Hugging Face id that this machine can reach.",
         ) from error

@@ -12,13 +12,14 @@ import hashlib
 import json
 import shutil
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from atropos_core.errors import CheckpointError, RemoteError
 from atropos_core.storage.atomic import WRITABLE, sync
-from atropos_core.storage.reading import numbered, parse_json, read_file
+from atropos_core.storage.reading import numbered, open_file, parse_json, read_file
 
 FORMAT = 1
 POLICY = "policy"
@@ -58,23 +59,23 @@ class Checkpoints:
         final = self.directory / f"step-{step:06d}"
         partial = self.directory / f".{final.name}.partial"
         try:
-            shutil.rmtree(partial, ignore_errors=True)
+            _remove(partial)
             (partial / POLICY).mkdir(parents=True)
             await write(partial / POLICY)
             await asyncio.to_thread(self._seal, partial, final, step, state)  # gigabytes to read and to sync
         except (OSError, RemoteError) as error:
             full = " (the disk is full)" if shutil.disk_usage(self.directory).free < FULL_BYTES else ""
-            shutil.rmtree(partial, ignore_errors=True)
+            _remove(partial)
             raise CheckpointError(
                 f"checkpoint {final} cannot be written{full}: {error}",
                 remedy=f"{WRITABLE} Then `atropos resume` this run: what was saved before is intact.",
             ) from error
         except BaseException:
-            shutil.rmtree(partial, ignore_errors=True)
+            _remove(partial)
             raise
         found = self._found()
         for old in found[: max(found.index(final) + 1 - self._keep, 0)]:  # later ones were passed over as broken
-            shutil.rmtree(old, ignore_errors=True)
+            _remove(old)
         return Checkpoint(final, step, state)
 
     def _seal(self, partial: Path, final: Path, step: int, state: Mapping[str, Any]) -> None:
@@ -87,15 +88,14 @@ class Checkpoints:
         (partial / "manifest.json").write_text(json.dumps(manifest))
         for path in (partial / "manifest.json", partial / POLICY, partial):
             sync(path)
-        if final.exists():  # the same step again, after a resume: identical in a deterministic run
-            shutil.rmtree(final)
+        _remove(final)  # the same step again, after a resume: identical in a deterministic run
         partial.rename(final)
         sync(self.directory)
 
     def sweep(self) -> None:
         """Remove what a killed run left half written. Only for whoever holds the run directory's lock."""
         for partial in self.directory.glob(".step-*.partial"):
-            shutil.rmtree(partial, ignore_errors=True)
+            _remove(partial)
 
     def latest(self, warn: Callable[[str], None]) -> Checkpoint | None:
         """The newest that is whole. Broken ones are named through `warn`. Raises CheckpointError where there are
@@ -145,8 +145,17 @@ def _verified(directory: Path) -> Checkpoint:
             if path.stat().st_size != wanted["bytes"] or _sha256(path) != wanted["sha256"]:
                 raise CheckpointError(f"checkpoint {directory} is corrupt: {name} is not what the manifest says.")
         return Checkpoint(directory, int(manifest["step"]), manifest["state"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
         raise CheckpointError(f"checkpoint {directory} cannot be read: {type(error).__name__}: {error}.") from error
+
+
+def _remove(path: Path) -> None:
+    """What stands where a checkpoint is or was; whatever cannot be removed stays. `rmtree` would wait for a pipe."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            path.unlink()
 
 
 def _digest(manifest: Mapping[str, Any]) -> str:
@@ -154,5 +163,5 @@ def _digest(manifest: Mapping[str, Any]) -> str:
 
 
 def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    with open_file(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type] # IO has no readinto, the file has

@@ -7,26 +7,38 @@ import json
 import os
 import re
 import stat
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
+TAIL_BYTES = 16_384  # of a log, in which its last line is looked for
 KINDS = {
     stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device",
     stat.S_IFDIR: "a directory",
 }  # fmt: skip
 
 
-def read_file(path: Path) -> bytes:
-    """All of a regular file. Raises OSError, with `strerror` set; at once for a pipe, a device or a directory."""
+def open_file(path: Path, *, append: bool = False) -> IO[bytes]:
+    """Open a regular file to read it, or with `append`, which makes it, to read it and to write at its end. Raises OSError, with
+    `strerror` set; at once for a pipe, a device or a directory."""
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT if append else os.O_RDONLY
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # the opening of a pipe waits otherwise
+        descriptor = os.open(
+            path, flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, 0o666
+        )  # a pipe would be waited for
     except ValueError as error:  # a name with NUL
         raise OSError(errno.EINVAL, str(error), str(path)) from None
-    with open(descriptor, "rb") as file:
-        mode = os.fstat(descriptor).st_mode
-        if not stat.S_ISREG(mode):
-            raise OSError(errno.EINVAL, f"it is {KINDS.get(stat.S_IFMT(mode), 'no file')}", str(path))
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, f"it is {KINDS.get(stat.S_IFMT(mode), 'no file')}", str(path))
+    return open(descriptor, "a+b" if append else "rb")
+
+
+def read_file(path: Path) -> bytes:
+    """All of a regular file. Raises OSError as `open_file`, and for what memory does not hold."""
+    with open_file(path) as file:
         try:
             return file.read()
         except MemoryError:
@@ -44,6 +56,22 @@ def parse_json(text: str | bytes) -> Any:
         return json.loads(text)
     except RecursionError:
         raise ValueError("it is nested too deep") from None
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """The tables of a TOML text. Raises ValueError, also for one that is nested deeper than Python can go."""
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
+
+
+def last_line(path: Path, most: int) -> str:
+    """The last line of a text that is not blank, at most `most` characters of it, without reading what is before. Raises OSError."""
+    with open_file(path) as file:
+        file.seek(max(file.seek(0, os.SEEK_END) - TAIL_BYTES, 0))
+        lines = file.read(TAIL_BYTES).decode(errors="replace").strip().splitlines()
+    return lines[-1][-most:] if lines else ""
 
 
 def numbered(folder: Path, prefix: str, suffix: str = "") -> list[tuple[int, Path]]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import fcntl
 import math
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,12 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atropos_core.errors import DataError, RunDirectoryError
-from atropos_core.storage.reading import numbered, parse_json, read_file, read_text
+from atropos_core.storage.reading import numbered, open_file, parse_json, parse_toml, read_file, read_text
 from atropos_core.storage.token_file import SequenceTokens, TokenFile
 from atropos_core.types import Message
 
 T = TypeVar("T")
 
+NAMED = ("environment", "reward", "sink")  # tables of tables that readers of a run look into
+TABLES = (*NAMED, "training", "engine", "trainer", "health")
 METRICS, HEALTH, ROLLOUTS = "metrics.jsonl", "health.jsonl", "rollouts"
 TOOLS = "tools.jsonl"  # in ROLLOUTS
 
@@ -133,11 +134,18 @@ class RecordedStep:
     def tokens(self) -> TokenFile | None:
         """None where the step has no file of tokens: `why_no_tokens` says why."""
         try:
-            return TokenFile(self.tokens_path)
+            found = TokenFile(self.tokens_path)
         except DataError:
             if self.tokens_path.exists():
                 raise
             return None
+        lines = found.column("episodes")
+        if lines is not None and len(lines) and not 0 <= lines.min() <= lines.max() < len(self.episodes):
+            raise DataError(
+                f"{self.tokens_path} has tokens of line {lines.max() + 1}, and {self.path.name} has {len(self.episodes)}.",
+                remedy="The two files are not of one run: copy both again.",
+            )
+        return found
 
     @property
     def why_no_tokens(self) -> str:
@@ -145,7 +153,7 @@ class RecordedStep:
         if self.tokens_path.exists():
             return ""
         jsonl = self._records.config.get("sink", {}).get("jsonl", {})
-        if isinstance(jsonl, Mapping) and jsonl.get("tokens") is False:
+        if jsonl.get("tokens") is False:
             return "the run does not record tokens: sink.jsonl.tokens is false"
         if any(step < self.step for step in self._records.steps_with_tokens()):
             return "its file of tokens was removed"
@@ -195,8 +203,15 @@ class RunRecords:
         """config.toml. Raises RunDirectoryError where it cannot be read."""
         path = self.directory / "config.toml"
         try:
-            return tomllib.loads(read_text(path))
-        except (ValueError, OSError, RecursionError) as error:
+            config = parse_toml(read_text(path))
+            for name in TABLES:
+                table = config.get(name, {})
+                if not isinstance(table, dict):
+                    raise ValueError(f"{name} is not a table")
+                if name in NAMED and not all(isinstance(one, dict) for one in table.values()):
+                    raise ValueError(f"{name} is not a table of tables")
+            return config
+        except (ValueError, OSError) as error:
             raise RunDirectoryError(f"{path} cannot be read: {error}") from error
 
     @property
@@ -205,7 +220,7 @@ class RunRecords:
         try:
             if not (self.directory / "lock").is_file():
                 return False
-            with (self.directory / "lock").open("rb") as file:
+            with open_file(self.directory / "lock") as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 return False
         except FileNotFoundError:
@@ -226,7 +241,7 @@ class RunRecords:
     def finished_steps(self) -> int:
         """How many a run that has ended well has done; -1 where it has not."""
         steps = self.summary.get("steps", -1)
-        return steps if _is_step(steps) else -1
+        return steps if is_step(steps) else -1
 
     def metrics(self) -> MetricTable:
         """The same as columns."""
@@ -301,7 +316,7 @@ def metric_rows(directory: Path) -> tuple[list[dict[str, float]], int]:
     """Every step as metrics.jsonl has it; what was no finite number is NaN. And how many lines are broken."""
     steps, broken = [], 0
     for row in json_rows(directory / METRICS):
-        if _is_step(row.get("step")) and all(map(_is_number, row.values())):
+        if is_step(row.get("step")) and all(map(_is_number, row.values())):
             steps.append({name: _number(value) for name, value in row.items()})
         else:
             broken += 1
@@ -313,8 +328,8 @@ def health_rows(directory: Path) -> list[dict[str, Any]]:
     return [
         row
         for row in json_rows(directory / HEALTH)
-        if _is_step(row.get("step"))
-        and _is_step(row.get("since"))
+        if is_step(row.get("step"))
+        and is_step(row.get("since"))
         and all(isinstance(row.get(name, ""), str) for name in ("check", "state", "says", "do"))
         and {"check", "state"} <= row.keys()
     ]
@@ -415,7 +430,8 @@ def _of_type(kind: type[T], row: Mapping[str, Any], name: str) -> T | None:
     return value
 
 
-def _is_step(value: object) -> bool:
+def is_step(value: object) -> bool:
+    """Whether a value of a record can be the number of a step."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
 
 

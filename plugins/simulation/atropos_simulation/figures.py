@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from atropos_core.errors import ConfigError
 from atropos_core.plugins.option_numbers import NoBooleanIsANumber
+from atropos_core.storage.reading import parse_toml, read_text
 
 
 class Section(NoBooleanIsANumber):
@@ -174,7 +174,7 @@ _SECTIONS: Mapping[str, type[Section]] = {
 def from_file(path: Path) -> Known:
     """Raises ConfigError."""
     try:
-        sections = tomllib.loads(path.read_text())
+        sections = parse_toml(read_text(path))
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"{path} cannot be read as TOML: {error}", remedy="docs/simulation.md has an example."
@@ -192,7 +192,7 @@ def from_settings(settings: Iterable[str]) -> Known:
     for one in settings:
         name, separator, text = one.partition("=")
         try:
-            values[name.strip()] = tomllib.loads(f"value = {text}")["value"]
+            values[name.strip()] = parse_toml(f"value = {text}")["value"]
         except ValueError:
             separator = ""
         if not separator or "." not in name:

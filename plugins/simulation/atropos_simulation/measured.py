@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atropos_core.errors import RunDirectoryError
-from atropos_core.storage.run_records import MetricTable, RunRecords
+from atropos_core.storage.run_records import MetricTable, RunRecords, is_step
 from atropos_simulation.figures import Known
 
 SKIPPED = 2  # steps at the start, in which much is done for the first time
@@ -62,16 +62,15 @@ def from_run(directory: Path) -> Known:
 def _shape(
     records: RunRecords, table: MetricTable, counted: NDArray[np.bool_], known: dict[str, tuple[Any, str]]
 ) -> None:
-    training = records.config["training"]
     for name in ("groups_per_step", "group_size", "max_staleness", "refill_rounds"):
-        known[f"run.{name}"] = training[name], f"config.toml, training.{name}"
+        known[f"run.{name}"] = _training(records, name), f"config.toml, training.{name}"
     leased = sum(_column(table, f"groups/{what}", 0.0)[counted].sum() for what in ("trained", "flat", "dropped"))
     trained = _column(table, "groups/trained", 0.0)[counted].sum()
     known["run.kept_share"] = (
         float(trained / leased) if leased else 1.0,
         "metrics.jsonl, groups/trained of all that were leased",
     )
-    most = records.config["engine"].get("max_batch")
+    most = records.config.get("engine", {}).get("max_batch")
     if most is not None:
         known["engine.max_sequences"] = most, "config.toml, engine.max_batch"
     published = _column(table, "bridge/publish_s", 0.0)[counted]
@@ -79,13 +78,17 @@ def _shape(
 
 
 def _loop(records: RunRecords, known: dict[str, tuple[Any, str]]) -> None:
-    seconds: Mapping[str, float] = records.summary["seconds"]
+    seconds = records.summary.get("seconds")
+    if not isinstance(seconds, dict) or not all(
+        isinstance(spent, int | float) and abs(spent) < 1e300 for spent in seconds.values()
+    ):
+        raise _lacking(records.directory / "summary.json", "seconds of each stage")
     steps = records.finished_steps
-    groups = steps * records.config["training"]["groups_per_step"]
+    groups = max(steps * _training(records, "groups_per_step"), 1)
     per_group = {name: spent for name, spent in seconds.items() if name.startswith(PER_GROUP)}
     rest = {name: spent for name, spent in seconds.items() if name not in per_group and name not in NOT_THE_LOOP}
     known["loop.group_s"] = sum(per_group.values()) / groups, "summary.json, seconds of " + ", ".join(per_group)
-    known["loop.step_s"] = sum(rest.values()) / steps, "summary.json, seconds of " + ", ".join(rest)
+    known["loop.step_s"] = sum(rest.values()) / max(steps, 1), "summary.json, seconds of " + ", ".join(rest)
 
 
 def _trainer(table: MetricTable, counted: NDArray[np.bool_], known: dict[str, tuple[Any, str]]) -> None:
@@ -133,12 +136,13 @@ def _rollouts(
     every = [one for groups in lengths.values() for group in groups.values() for one in group]
     known["rollout.tokens"] = tuple(every), f"rollouts/, {len(every)} rollouts"
     known["rollout.turns"] = max(round(float(np.mean(turns))), 1), "rollouts/, messages of the policy, on average"
-    training, engines = records.config["training"], 1 + len(records.config["engine"].get("replica", {}))
+    replicas, staleness = records.config.get("engine", {}).get("replica", {}), _training(records, "max_staleness")
+    engines = 1 + len(replicas) if isinstance(replicas, dict) else 1
     why = (
         f"the run had {engines} engines" if engines > 1
-        else f"the run had training.max_staleness = {training['max_staleness']}" if training["max_staleness"]
+        else f"the run had training.max_staleness = {staleness}" if staleness
         else "its rollouts had several turns" if max(turns) > 1
-        else "its steps were refilled" if training["refill_rounds"]
+        else "its steps were refilled" if _training(records, "refill_rounds")
         else ""
     )  # fmt: skip
     if why:
@@ -195,6 +199,21 @@ def _least_squares(rows: Floats, values: Floats) -> list[float]:
                 for column, value in zip(some, found, strict=True):
                     best[column] = float(value)
     return best
+
+
+def _training(records: RunRecords, name: str) -> int:
+    """A whole number of the section [training]. Raises RunDirectoryError."""
+    value = records.config.get("training", {}).get(name)
+    if not is_step(value):
+        raise _lacking(records.directory / "config.toml", f"number training.{name}")
+    return int(value)
+
+
+def _lacking(path: Path, what: str) -> RunDirectoryError:
+    return RunDirectoryError(
+        f"{path} has no {what}: it is not what the run wrote.",
+        remedy="Name another run, or give the figures in a file: --figures FILE.",
+    )
 
 
 def _column(table: MetricTable, name: str, otherwise: float = np.nan) -> Floats:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 from typing import Any
 
+from atropos_core.storage.reading import open_file, parse_json
+from atropos_core.storage.run_records import is_step
 from atropos_viewer.shown import number
 
 MARK = 256  # bytes before the place read up to, by which a file is known that was cut back
@@ -24,21 +25,23 @@ class MetricsTable:
         self.steps: list[int] = []
         self.columns: dict[str, list[float | None]] = {}
         self.broken = 0  # lines
+        self._why_unread = ""
         self._offset = 0
         self._mark = b""
 
     def refresh(self) -> None:
         """Read what is new; the last line only once it is whole."""
         try:
-            with self._path.open("rb") as file:
+            with open_file(self._path) as file:
                 file.seek(self._offset - len(self._mark))
                 if file.read(len(self._mark)) != self._mark:
                     self._begin()
                     file.seek(0)
                 fresh = file.read()
-        except FileNotFoundError:
+        except OSError as error:
             if self._offset:
                 self._begin()
+            self._why_unread = "" if isinstance(error, FileNotFoundError) else error.strerror or str(error)
             return
         fresh = fresh[: fresh.rfind(b"\n") + 1]
         self._offset += len(fresh)
@@ -48,10 +51,10 @@ class MetricsTable:
 
     def _add(self, line: bytes) -> None:
         try:
-            row = json.loads(line)
-        except ValueError:  # no JSON, or no UTF-8
+            row = parse_json(line)
+        except ValueError:
             row = None
-        if not isinstance(row, dict) or not isinstance(row.get("step"), int):
+        if not isinstance(row, dict) or not is_step(row.get("step")):
             self.broken += 1
             return
         for name, value in row.items():
@@ -79,6 +82,8 @@ class MetricsTable:
 
     def notices(self) -> list[str]:
         """What a reader must know of the file."""
+        if self._why_unread:
+            return [f"metrics.jsonl cannot be read: {self._why_unread}."]
         if self.steps:
             return (
                 [f"metrics.jsonl has {self.broken} lines that are not whole: they are left out."] if self.broken else []

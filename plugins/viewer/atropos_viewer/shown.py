@@ -15,9 +15,13 @@ DIGITS = 7  # of a float32, and of what a page shows of a float64
 
 def number(value: object) -> float | None:
     """None where it is no finite number, else with the digits that a page shows."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return float(f"{value:.{DIGITS}g}")
+    try:
+        found = float(f"{value:.{DIGITS}g}")
+    except OverflowError:  # a whole number that no float holds
+        return None
+    return found if math.isfinite(found) else None
 
 
 def numbers(column: NDArray[Any] | None) -> list[float | None] | None:

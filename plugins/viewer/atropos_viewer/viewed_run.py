@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from atropos_core.errors import RunDirectoryError
+from atropos_core.storage.reading import read_text
 from atropos_core.storage.run_records import METRICS, RunRecords
 from atropos_viewer.evaluation_table import evaluation_table
 from atropos_viewer.findings import findings
 from atropos_viewer.metrics_table import MetricsTable
+from atropos_viewer.shown import number
 from atropos_viewer.step_rollouts import StepRollouts
 from atropos_viewer.token_texts import TokenTexts
 
@@ -37,13 +39,13 @@ class ViewedRun:
             "directory": str(self.directory),
             "living": self._records.is_going_on,
             "step": self._metrics.steps[-1] if self._metrics.steps else None,
-            "steps": self._training.get("steps"),
-            "max_staleness": self._training.get("max_staleness", 0),
+            "steps": number(self._training.get("steps")),
+            "max_staleness": number(self._training.get("max_staleness")) or 0,
             "model": str(self._config.get("model", "")),
             "rollouts": self._records.steps(),
             "evaluations": self._records.evaluation_steps(),
             "checkpoints": self._records.checkpoint_steps(),
-            "times": [row for row in times if isinstance(row, dict)] if isinstance(times, list) else [],
+            "times": [_time(row) for row in times if isinstance(row, dict)] if isinstance(times, list) else [],
             "config": self._config_text,
             "notices": self._metrics.notices(),
         }
@@ -70,7 +72,7 @@ class ViewedRun:
 
     @cached_property
     def _config_text(self) -> str:
-        return (self.directory / "config.toml").read_text()
+        return read_text(self.directory / "config.toml")
 
     @cached_property
     def _token_texts(self) -> TokenTexts:
@@ -80,3 +82,11 @@ class ViewedRun:
     def _training(self) -> Mapping[str, Any]:
         section = self._config.get("training", {})
         return section if isinstance(section, dict) else {}
+
+
+def _time(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row of the summary's times, with the types that the page counts on."""
+    figures = {name: number(row.get(name)) for name in ("seconds", "calls", "p50_s", "p95_s")}
+    return (
+        {"name": str(row.get("name")), "kind": str(row.get("kind"))} | figures | {"seconds": figures["seconds"] or 0.0}
+    )

@@ -1,0 +1,252 @@
+"""Every command that reads a run directory, on a directory of which one file is damaged: it succeeds, or ends with an error of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import re
+import resource
+import shutil
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import pytest
+
+from atropos_core.cli import run_app
+from atropos_core.errors import AtroposError
+
+TOY = ("--model", "toy", "--engine", "toy", "--trainer", "toy", "--bridge", "local")
+SMALL = ("--set", "training.groups_per_step=2", "--set", "training.group_size=2", "--set", "evaluation.problems=2")
+DEADLINE_S = 30.0
+MEMORY_BYTES = 3 << 30  # of addresses that one command may map beyond what this process has
+STEPS = 4
+SAMPLE = 5  # cases of each reader in the short form
+TASKS = Path(__file__).parents[2] / "plugins/viewer/tests/sums.py"
+
+
+# -- readers: what a user calls
+
+
+def command(*arguments: str) -> Callable[[Path, Path], object]:
+    """RUN stands for the run directory, OUT for a new place."""
+    return lambda run, out: run_app([one.replace("RUN", str(run)).replace("OUT", str(out)) for one in arguments])
+
+
+def not_json(name: str) -> None:
+    raise AssertionError(f"{name} is not JSON: a browser refuses the whole answer")
+
+
+def page(run: Path, out: Path) -> None:
+    """All that the viewer's page reads, each at its address; what is refused is shown on the page."""
+    from atropos_viewer.library import Library
+    from atropos_viewer.server import _json
+
+    library = Library([run])
+    overview = library.get("runs", {})[0]
+    steps = [f"runs/0/rollouts/{step}" for step in overview["rollouts"]]
+    rows = [f"{step}/{row}" for step in steps for row in (0, 1)]
+    evaluations = [f"runs/0/evaluations/{step}" for step in overview["evaluations"]]
+    refused = []
+    for address in ("runs", "runs/0/metrics", *steps, *(f"{one}/search" for one in steps), *rows, *evaluations):
+        try:
+            answer = _json(200, library.get(address, {"text": "a"}))
+            json.loads(answer.body, parse_constant=not_json)
+        except AtroposError as error:
+            refused.append(error)
+    if refused:
+        raise refused[0]
+
+
+READERS: dict[str, Callable[[Path, Path], object]] = {
+    "page": page,
+    "view": command("view", "RUN", "--html", "OUT.html"),
+    "plot": command("plot", "RUN", "--out", "OUT.png"),
+    "audit": command("audit", "RUN"),
+    "sft": command("export", "RUN", "--as", "sft", "--keep-cut-off", "--out", "OUT.jsonl"),
+    "dpo": command("export", "RUN", "--as", "dpo", "--keep-cut-off", "--out", "OUT.jsonl"),
+    "parquet": command("export", "RUN", "--as", "parquet", "--out", "OUT.parquet"),
+    "hf": command("export", "RUN", "--as", "hf", "--out", "OUT"),
+    "doctor": command("doctor", "RUN"),
+    "eval": command("eval", "RUN", "--problems", "2", "--out", "OUT"),
+    "simulate": command("simulate", "RUN", "--set", "hub.group_s=0.001", "--set", "worker.rollout_s=0",
+                        "--set", "engine.single_tokens_per_s=100", "--set", "engine.peak_tokens_per_s=5000",
+                        "--set", "engine.max_sequences=8", "--engines", "1"),
+    "resume": command("resume", "RUN", "--steps", str(STEPS + 1)),
+    "config": command("config", "show", "RUN/config.toml"),
+    "config of the directory": command("config", "show", "RUN"),
+}  # fmt: skip
+
+
+# -- ways to damage a file
+
+
+def as_bytes(content: bytes) -> Callable[[Path, bytes], object]:
+    return lambda path, whole: path.write_bytes(content)
+
+
+def changed(change: Callable[[bytes], bytes]) -> Callable[[Path, bytes], object]:
+    return lambda path, whole: path.write_bytes(change(whole))
+
+
+def each_value(value: str) -> Callable[[bytes], bytes]:
+    """Every number and text of JSON or TOML that follows a name is this."""
+    return lambda whole: re.sub(
+        rb'(?<=[:=] )(-?[0-9][0-9.e+-]*|true|false|null|NaN|"(?:[^"\\]|\\.)*")', value.encode(), whole
+    )
+
+
+WAYS: dict[str, Callable[[Path, bytes], object]] = {
+    "a pipe": lambda path, whole: os.mkfifo(path),
+    "a directory": lambda path, whole: path.mkdir(),
+    "a loop of links": lambda path, whole: path.symlink_to(path),
+    "a link to nothing": lambda path, whole: path.symlink_to(path.parent / "nothing"),
+    "a device": lambda path, whole: path.symlink_to("/dev/zero"),
+    "a terminal": lambda path, whole: path.symlink_to("/dev/tty"),
+    "nothing": lambda path, whole: None,
+    "empty": as_bytes(b""),
+    "cut": changed(lambda whole: whole[: len(whole) // 2]),
+    "twice": changed(lambda whole: whole + whole),
+    "binary": as_bytes(bytes(range(256)) * 40),
+    "not UTF-8": changed(lambda whole: whole[:40] + b"\xff\xfe\xc3(" + whole[40:]),
+    "UTF-16": changed(lambda whole: whole.decode(errors="replace").encode("utf-16")),
+    "long numbers": changed(each_value("9" * 400)),
+    "longer numbers": changed(each_value("9" * 5000)),
+    "negative": changed(each_value("-7")),
+    "true": changed(each_value("true")),
+    "texts": changed(each_value('"x"')),
+    "lists": changed(each_value("[[]]")),
+    "NaN": changed(lambda whole: each_value("NaN")(whole).replace(b"= NaN", b"= nan")),
+    "infinite": changed(lambda whole: each_value("Infinity")(whole).replace(b"= Infinity", b"= inf")),
+    "half of a character": changed(each_value(r'"\\ud800"')),
+    "no names": as_bytes(b"{}\n" * 9),
+    "a list": as_bytes(b"[1]\n"),
+    "a number": as_bytes(b"7\n"),
+    "deep": as_bytes(b'{"a": ' + b"[" * 100_000),
+    "deep TOML": as_bytes(b"a = " + b"[" * 100_000),
+    "deep in a value": changed(lambda whole: re.sub(rb"(?<=[:=] )[0-9.]+", b"[" * 900 + b"]" * 900, whole, count=1)),
+    "doubled names": changed(lambda whole: re.sub(rb'("[a-z_]+": [^,\[{}\]]+),', rb"\1, \1,", whole)),
+    "a long line": changed(lambda whole: b"x" * 10_000_000 + whole),
+    "a long text": changed(lambda whole: re.sub(rb'(?<=[:=] )"[^"]*"', b'"' + b"x" * 10_000_000 + b'"', whole, count=1)),
+    "NUL": changed(lambda whole: whole.replace(b"a", b"\0")),
+}  # fmt: skip
+
+
+def files_of(run: Path) -> list[str]:
+    """What may be damaged in a run directory: every file, but of steps, checkpoints and evaluations the last alone; and folders."""
+    found = sorted(str(path.relative_to(run)) for path in run.rglob("*"))
+    return [one for one in found if not re.search(r"step-00000[1-3]", one)]
+
+
+def place_damage(run: Path, file: str, way: str) -> None:
+    path = run / file
+    whole = path.read_bytes() if path.is_file() else b""
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+    WAYS[way](path, whole)
+
+
+# -- one case in a process of its own, which can be ended
+
+
+def outcome(reader: str, run: Path, out: Path) -> tuple[int, str]:
+    """The exit code, and what was printed. 98: an error of another kind than ours; 99: it did not end."""
+    said = out.with_suffix(".said")
+    pid = os.fork()
+    if pid == 0:
+        code = 98
+        try:
+            os.setsid()
+            with said.open("wb") as file, open(os.devnull, "rb") as nothing:
+                os.dup2(nothing.fileno(), 0)
+                os.dup2(file.fileno(), 1)
+                os.dup2(file.fileno(), 2)
+            sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
+            mapped = int(Path("/proc/self/statm").read_bytes().split()[0]) * resource.getpagesize()
+            resource.setrlimit(resource.RLIMIT_AS, (mapped + MEMORY_BYTES,) * 2)
+            try:
+                code = int(READERS[reader](run, out) or 0)  # type: ignore[call-overload]
+            except AtroposError as error:
+                print(f"error: {error}")
+                code = error.exit_code
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            with contextlib.suppress(Exception):
+                sys.stdout.flush()
+                sys.stderr.flush()
+            os._exit(code)
+    end = time.monotonic() + DEADLINE_S
+    while (ended := os.waitpid(pid, os.WNOHANG))[0] == 0:
+        if time.monotonic() > end:
+            os.killpg(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            return 99, said.read_text(errors="replace")
+        time.sleep(0.005)
+    return os.waitstatus_to_exitcode(ended[1]), said.read_text(errors="replace")
+
+
+def fault_of(reader: str, file: str, way: str, whole: Path, folder: Path) -> str:
+    """What is wrong with how a reader takes one damaged file; empty where nothing is."""
+    run = folder / "run"
+    shutil.copytree(whole, run)
+    place_damage(run, file, way)
+    code, said = outcome(reader, run, folder / "out")
+    if code == 99:
+        return "it hangs"
+    if code == 98 or "Traceback" in said or code < 0:
+        return f"it raises: {said.strip()[-700:]}"
+    if (
+        code and file != "config.toml" and str(run) not in said.replace("\n", "")
+    ):  # of config.toml, a wrong value is named
+        return f"its error does not name the file: {said.strip()[-400:]}"
+    return ""
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run in which every kind of record has something."""
+    run = tmp_path_factory.mktemp("whole") / "run"
+    more = ("--steps", str(STEPS), "--set", "checkpoint.every=2", "--dir", str(run))
+    assert run_app(["run", *TOY, "--env", f"{TASKS}:Sums", *SMALL, *more]) == 0
+    change = {"step": 3, "check": "length", "state": "ill", "since": 2, "says": "long", "do": "Look."}
+    (run / "health.jsonl").write_text(json.dumps(change) + "\n")
+    tool = {"type": "function", "function": {"name": "f"}}
+    (run / "rollouts/tools.jsonl").write_text(json.dumps({"id": "a", "tools": [tool]}) + "\n")
+    (run / "logs/engine.log").write_text("one\ntwo\n")
+    return run
+
+
+def faults(reader: str, cases: Iterable[tuple[str, str]], whole: Path, tmp_path: Path) -> dict[tuple[str, str], str]:
+    shutil.copytree(whole, tmp_path / "warm")
+    with contextlib.suppress(AtroposError):
+        READERS[reader](tmp_path / "warm", tmp_path / "warm-out")  # imports are made here, once
+    found = {}
+    for number, (file, way) in enumerate(cases):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        if fault := fault_of(reader, file, way, whole, folder):
+            found[file, way] = fault
+        shutil.rmtree(folder)
+    return found
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_a_sample_of_damage_is_an_error_of_ours_or_left_out(reader: str, whole: Path, tmp_path: Path):
+    """Over all readers, each file and each way of damaging it has its turn."""
+    files, ways, first = files_of(whole), list(WAYS), list(READERS).index(reader)
+    cases = [(files[(first + 5 * at) % len(files)], ways[(SAMPLE * first + at) % len(ways)]) for at in range(SAMPLE)]
+    assert faults(reader, cases, whole, tmp_path) == {}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("reader", READERS)
+def test_every_damage_to_every_file_is_an_error_of_ours_or_left_out(reader: str, whole: Path, tmp_path: Path):
+    assert faults(reader, itertools.product(files_of(whole), WAYS), whole, tmp_path) == {}
