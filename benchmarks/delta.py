@@ -44,7 +44,9 @@ async def opened(model: str, values: Mapping[str, Any], folder: Path) -> AsyncIt
     plugins = load_plugins()
     none = {"environment": {"none": {"use": "atropos_core.testing.samples:TwoSums"}}, "sink": {}}
     plan = make_plan(
-        config.load([config.Layer("benchmark", {**none, **values}, whole=True)]).config, plugins.resolve_model(model), plugins
+        config.load([config.Layer("benchmark", {**none, **values}, whole=True)]).config,
+        plugins.resolve_model(model),
+        plugins,
     )
     (folder / "logs").mkdir(parents=True, exist_ok=True)
     parts = await build(plan, folder)

@@ -59,7 +59,9 @@ def watch(model: Path, folder: Path) -> dict[str, int]:
     """PSS over all processes, bytes: just before the first step (weights only), and at its highest while training."""
     run = folder / f"run-{model.name}"
     flat = folder / "flat.toml"  # a random model is never right: it is trained on the lengths of its replies
-    flat.write_text('[transform.drop_flat]\nuse = "none"\n[reward.environment]\nuse = "none"\n[reward.length]\nfree_tokens = 0\nlimit_tokens = 48\n')
+    flat.write_text(
+        '[transform.drop_flat]\nuse = "none"\n[reward.environment]\nuse = "none"\n[reward.length]\nfree_tokens = 0\nlimit_tokens = 48\n'
+    )
     process = subprocess.Popen(
         [
             sys.executable, "-m", "atropos_core", "run", str(flat), "--model", str(model), "--env", "gsm8k", "--dir", str(run),

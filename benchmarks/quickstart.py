@@ -93,7 +93,9 @@ def main() -> None:
             for threads in THREADS:
                 runs.setdefault(f"TRL, batches of {batch}, threads: {threads}", []).append(theirs(batch, threads))
         runs.setdefault("Atropos", []).append(ours())
-        runs.setdefault("Atropos, flat groups trained as well", []).append(ours('[transform.drop_flat]\nuse = "none"\n'))
+        runs.setdefault("Atropos, flat groups trained as well", []).append(
+            ours('[transform.drop_flat]\nuse = "none"\n')
+        )
     rows = list(runs.items())
     best = {name: max(entry["trajectories_per_s"] for entry in entries) for name, entries in rows}
     trl = max(value for name, value in best.items() if name.startswith("TRL"))

@@ -113,7 +113,8 @@ def configure(
     download: bool = True,
     preset: bool = True,
 ) -> tuple[Loaded, ResolvedModel, Plugins]:
-    """Flags over file over the model's preset over defaults. `saved`: a run's directory, whose saved file has all components. `flags`: values that the command has flags of its own for, by
+    """Flags over file over the model's preset over defaults. `saved`: a run's directory, whose saved file has all components.
+    `flags`: values that the command has flags of its own for, by
     path. `uses`: what it makes use of, where that is not all. Without `download`, a model of the hub is known by its name
     alone; without `preset`, what a model recommends is not taken. Raises ConfigError for a --set that would do nothing: a run file
     may serve several commands, a flag is for this one."""

@@ -214,7 +214,9 @@ def test_equal_rewards_everywhere_end_the_run_with_a_reason(atropos, tmp_path):
 
 
 def test_equal_rewards_leave_the_weights_alone_when_flat_groups_are_kept(atropos, tmp_path):
-    (tmp_path / "run.toml").write_text('[transform.drop_flat]\nuse = "none"\n[environment.mine]\nuse = "./mine.py:Mine"\n')
+    (tmp_path / "run.toml").write_text(
+        '[transform.drop_flat]\nuse = "none"\n[environment.mine]\nuse = "./mine.py:Mine"\n'
+    )
     environment(tmp_path, "return 1.0")
     ended = atropos(
         "run", "run.toml", "--model", "toy", "--dir", "run", "--steps", "3", "--set", "evaluation.problems=2"

@@ -9,8 +9,8 @@ from typing import Any, get_args
 import pytest
 
 from atropos_core.config.error_text import ALIASES
-from atropos_core.errors import ConfigError
 from atropos_core.config.run_file import FLAG, Layer, RunConfig, anchored, load, nest, parse_flag, read_file
+from atropos_core.errors import ConfigError
 from atropos_core.plugins.option_paths import AbsolutePath
 from atropos_core.plugins.provider import Options
 from atropos_env_gsm8k.config import Gsm8kOptions
@@ -23,7 +23,12 @@ def named(section: str, file: str | None, *flags: str) -> list[str]:
     return list(getattr(load(layers).config, section))
 
 
-DEFAULTS = {"transform": ["group_advantage", "drop_flat"], "sink": ["console", "jsonl"], "reward": ["environment"], "teacher": []}
+DEFAULTS = {
+    "transform": ["group_advantage", "drop_flat"],
+    "sink": ["console", "jsonl"],
+    "reward": ["environment"],
+    "teacher": [],
+}
 
 
 @pytest.mark.parametrize("section", DEFAULTS)
@@ -46,7 +51,10 @@ def test_none_takes_a_component_out_of_the_defaults_a_preset_and_a_file(section:
 def test_transforms_run_in_the_order_of_a_file_and_new_ones_before_the_others():
     assert named("transform", "[transform.a]\n[transform.b]\n") == ["a", "b", "group_advantage", "drop_flat"]
     assert named("transform", "[transform.group_advantage]\n[transform.b]\n") == ["group_advantage", "b", "drop_flat"]
-    assert named("transform", "[transform.drop_flat]\n[transform.group_advantage]\n") == ["drop_flat", "group_advantage"]
+    assert named("transform", "[transform.drop_flat]\n[transform.group_advantage]\n") == [
+        "drop_flat",
+        "group_advantage",
+    ]
     whole = "[transform.a]\n[transform.drop_flat]\n[transform.group_advantage]\n"
     options = ("transform.group_advantage.divide_by_std=false", "transform.a.size=2", "transform.z.use=z")
     assert named("transform", whole, *options) == ["z", "a", "drop_flat", "group_advantage"]
