@@ -12,7 +12,7 @@ from atropos_core.plugins.provider import RunContext
 from atropos_core.rollouts.stepping import Stepped, SteppedEnvironment, Turn
 from atropos_core.types import Message
 from atropos_env_openenv.config import OpenenvOptions
-from atropos_env_openenv.sessions import INVALID, Refused, Session, Sessions
+from atropos_env_openenv.sessions import OF_ACTIONS, Refused, Session, Sessions
 
 
 class OpenEnv(SteppedEnvironment):
@@ -91,12 +91,13 @@ class Remote(Stepped):
         return Turn(0, messages, [total], ended)
 
     async def _take(self, action: dict[str, Any]) -> dict[str, Any]:
-        """What the server answers; of an action that it cannot read, what is wrong with it, for the policy to read."""
+        """The server's answer. If it cannot read the action, or the environment raises on it, the answer shows the error to the policy, and
+        the step has no reward."""
         assert self._session is not None, "it has begun"
         try:
             return await self._session.request("step", action)
         except Refused as error:
-            if error.code != INVALID:
+            if error.code not in OF_ACTIONS:
                 raise
             return {"observation": {self._options.shown or "error": f"error: {Exception.__str__(error)}"}}
 

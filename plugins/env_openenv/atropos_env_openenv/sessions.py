@@ -19,7 +19,8 @@ from atropos_env_openenv.config import OpenenvOptions
 
 LARGEST_BYTES = 64 << 20  # of an answer
 END_DEADLINE_S = 2.0  # for a server to end a session that we say goodbye to
-FULL, INVALID = "CAPACITY_REACHED", "VALIDATION_ERROR"  # the server's own codes
+FULL = "CAPACITY_REACHED"  # the server's own codes
+OF_ACTIONS = ("VALIDATION_ERROR", "EXECUTION_ERROR")  # the server cannot read an action; the environment raised on it
 
 
 class Refused(RemoteError):

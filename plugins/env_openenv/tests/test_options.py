@@ -11,12 +11,12 @@ import pytest
 from pydantic import ValidationError
 from websockets.asyncio.server import serve
 
-from atropos_core.errors import ConfigError, WorkerLost
+from atropos_core.errors import ConfigError, RemoteError, WorkerLost
 from atropos_core.plugins.manager import load_plugins
 from atropos_core.plugins.provider import RunContext
 from atropos_env_openenv.config import OpenenvOptions
-from atropos_env_openenv.environment import OpenEnv, text_of
-from atropos_env_openenv.sessions import Session
+from atropos_env_openenv.environment import OpenEnv, Remote, text_of
+from atropos_env_openenv.sessions import Session, Sessions
 
 URL = "http://127.0.0.1:9"  # nobody answers there
 
@@ -97,3 +97,63 @@ async def test_a_server_that_is_started_again_is_waited_for_until_the_deadline()
     late = Session(OpenenvOptions(url=f"http://127.0.0.1:{port}", field="message", connect_deadline_s=0.3))
     with pytest.raises(WorkerLost, match="no OpenEnv server answers"):
         await late.request("reset", {"seed": 1})
+
+
+def raising(code: str, on: str):
+    """A server's connection that answers one kind of message with an error, as OpenEnv does when the environment raises."""
+
+    async def answer(connection):
+        async for text in connection:
+            asked = json.loads(text)
+            bad = (
+                asked["type"] == on
+                and asked.get("data", {}).get("arguments", asked.get("data", {})).get("move") != "good"
+            )
+            said = {"observation": {"board": "fine"}, "reward": 1.0, "done": False}
+            data = {"message": "no such move", "code": code} if bad else said
+            await connection.send(json.dumps({"type": "error" if bad else "observation", "data": data}))
+
+    return serve(answer, "127.0.0.1", 0)
+
+
+async def episode_at(server, **more):
+    port = server.sockets[0].getsockname()[1]
+    options = OpenenvOptions(url=f"http://127.0.0.1:{port}", sessions=1, **more)
+    sessions = Sessions(options)
+    await sessions.open()
+    return sessions, Remote(sessions, options)
+
+
+@pytest.mark.parametrize("code", ["VALIDATION_ERROR", "EXECUTION_ERROR"])
+@pytest.mark.parametrize("shown", ["board", None])
+async def test_an_action_that_the_environment_raises_on_is_shown_to_the_policy_and_the_episode_continues(code, shown):
+    async with raising(code, "step") as server:
+        sessions, episode = await episode_at(server, field="move", shown=shown)
+        await episode.reset(1)
+        bad = await episode.step({"role": "assistant", "content": "bad"}, "bad")
+        good = await episode.step({"role": "assistant", "content": "good"}, "good")
+        await sessions.close()
+    assert "no such move" in bad.messages[0]["content"] and code in bad.messages[0]["content"]
+    assert (list(bad.rewards), bad.ended) == ([0.0], False)
+    assert (list(good.rewards), good.ended) == ([1.0], False)
+
+
+async def test_a_tool_call_that_the_environment_raises_on_is_answered_and_the_next_call_is_made():
+    async with raising("EXECUTION_ERROR", "step") as server:
+        sessions, episode = await episode_at(server, tools=True)
+        await episode.reset(1)
+        calls = [{"function": {"name": "go", "arguments": {"move": move}}} for move in ("bad", "good")]
+        turn = await episode.step({"role": "assistant", "content": "", "tool_calls": calls}, "")
+        await sessions.close()
+    assert ["no such move" in one["content"] for one in turn.messages] == [True, False]
+    assert (list(turn.rewards), turn.ended) == ([1.0], False)
+
+
+@pytest.mark.parametrize(("code", "on"), [("EXECUTION_ERROR", "reset"), ("SESSION_ERROR", "step")])
+async def test_a_server_that_is_broken_fails_the_rollout(code, on):
+    async with raising(code, on) as server:
+        sessions, episode = await episode_at(server, field="move")
+        with pytest.raises(RemoteError, match=code):
+            await episode.reset(1)
+            await episode.step({"role": "assistant", "content": "bad"}, "bad")
+        await sessions.close()
