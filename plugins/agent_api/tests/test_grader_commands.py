@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -122,6 +123,14 @@ async def test_a_grader_by_text_or_module_scores_as_it_would(
         made = CommandGrader(words, sandbox, tmp_path, 20.0)
         await made.open()
         assert (await score(made, left)).value == -1.0
+
+
+async def test_a_grader_that_goes_to_the_files_starts_no_program_of_theirs(
+    left: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with grader("process", tmp_path, "/bin/sh", "-c", "cd {work} && grade; echo $?") as made:
+        monkeypatch.setenv("PATH", f".::{os.environ['PATH']}:")
+        assert (await score(made, left)).value == 127.0, "there is no such program"
 
 
 @pytest.mark.parametrize("name", SANDBOXES)

@@ -301,7 +301,7 @@ class Agent(Environment):
             said = {"role": "assistant", "content": answer}
             episode = replace(episode, messages=(*episode.messages, said))
         with tempfile.TemporaryDirectory(prefix=owned_prefix(GRADING)) as directory:
-            work = Path(directory) / "work"
+            work = Path(directory) / secrets.token_hex(8)  # no link can be meant for it, as ../work/x could
             if self._grader.reads_files and (reward := self._options.reward) is not None:
                 most, within_s = int(self._options.limits.disk_mb * 2**20), reward.deadline_s / 2
                 await asyncio.to_thread(copy_left, await running.work(), work, most, within_s)

@@ -108,7 +108,11 @@ class CommandGrader(Grader):
                     argv=[fill(text, values) for text in self._command],
                     stdout=stdout,
                     stderr=stderr,
-                    environment={**ENVIRONMENT, **({"PYTHONPATH": os.pathsep.join(folders)} if folders else {})},
+                    environment={
+                        **ENVIRONMENT,
+                        "PATH": _absolute(os.environ.get("PATH", os.defpath)),
+                        **({"PYTHONPATH": os.pathsep.join(folders)} if folders else {}),
+                    },
                     stdin=json.dumps({**case.record(), "work": inside.inputs}).encode(),
                     inputs=case.work,
                     shown=needed_by(self._fixed, os.environ.get("PATH", os.defpath)),
@@ -129,6 +133,11 @@ class CommandGrader(Grader):
                     f"the reward {self._command[0]!r} ended with {how}: {last[0] if last else 'it wrote nothing'}"
                 )
             return _last_line(tail(stdout), self._command[0])
+
+
+def _absolute(path: str) -> str:
+    """Without entries that mean wherever a grader goes: an empty one, or ".", in which the program may have left a `python`."""
+    return os.pathsep.join(one for one in path.split(os.pathsep) if os.path.isabs(one)) or os.defpath
 
 
 def _last_line(printed: str, command: str) -> Score:
