@@ -160,6 +160,7 @@ def _say_memory(plan: Plan, directory: Path) -> None:
     from atropos_core import console
     from atropos_core.launch.assemble import tasks_of
     from atropos_core.launch.memory_plan import plan_memory, table
+    from atropos_core.launch.memory_remedies import check_memory
     from atropos_core.launch.model_checks import check_disk, check_model, say_long_prompts
     from atropos_core.launch.text_checks import warn_of_prompts
     from atropos_core.plugins.provider import PROMPT_TOKENS
@@ -172,7 +173,7 @@ def _say_memory(plan: Plan, directory: Path) -> None:
     console.facts(totals)
     console.say(f"for prompts of at most {PROMPT_TOKENS} tokens; nothing was started")
     if not plan.config.oversubscribe:
-        made.check()
+        check_memory(plan, directory, made)
         check_disk(plan, directory)
     present = {f"cuda:{index}" for index in range(cuda_devices())}
     if absent := sorted({one for row in made.rows if (one := row.holding.device).startswith("cuda:")} - present):

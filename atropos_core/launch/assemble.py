@@ -139,11 +139,12 @@ def make_plan(
     training: bool = True,
     rollouts: bool = True,
     sampling: bool = True,
+    warns: bool = True,
 ) -> Plan:
     """Raises ConfigError, UnknownComponent, PluginError or FitError; nothing is built, nothing heavy imported.
     A process that does not do all three leaves components out: `training` needs trainer and bridge, `rollouts`
     environments and rewards, `sampling` an engine. With an [api], workers run the environments: those that are not
-    installed here are left out."""
+    installed here are left out. `warns`: of what has no effect."""
     by_workers = training and config.api is not None
     if not config.environment and rollouts and not by_workers:
         raise ConfigError(
@@ -178,7 +179,7 @@ def make_plan(
     config = config.model_copy(
         update={kind: _on_devices_of(getattr(config, kind), one) for kind, one in _engine_and_trainer(engines, single)}
     )
-    for resolved in (*engines, *single.values()):
+    for resolved in (*engines, *single.values()) if warns else ():
         for line in resolved.idle():
             console.warn(line)
     serve_engine = plugins.engine_server() if by_workers else None

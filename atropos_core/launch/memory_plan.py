@@ -7,7 +7,6 @@ needs or what only the update needs, whichever is more.
 
 from __future__ import annotations
 
-import shlex
 import subprocess
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -15,8 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from atropos_core.errors import AtroposError, FitError, PluginError
-from atropos_core.plugins.provider import SAMPLING, UPDATE, Holding, Workload
+from atropos_core.errors import AtroposError, PluginError
+from atropos_core.plugins.provider import SAMPLING, UPDATE, Holding, Workload, halves
 
 if TYPE_CHECKING:
     from atropos_core.config.resolve import ResolvedComponent
@@ -39,7 +38,6 @@ class PlanRow:
 class MemoryPlan:
     rows: tuple[PlanRow, ...]
     available: Mapping[str, int]  # by device, where known
-    model: str = ""  # as the user names it
 
     def needed(self) -> dict[str, int]:
         """By device, at most."""
@@ -57,29 +55,16 @@ class MemoryPlan:
                 total[one.device] += one.size_bytes
         return dict(total)
 
-    def check(self) -> None:
-        """Raises FitError, with what to change, where a device has less than is needed."""
-        for device, needed in self.needed().items():
-            if device not in self.available or needed <= self.available[device]:
-                continue
-            largest = sorted(
-                (row for row in self.rows if row.counts and row.holding.device == device),
-                key=lambda row: -row.holding.size_bytes,
-            )
-            parts = ", ".join(
-                f"{row.component}: {row.holding.what} {_gb(row.holding.size_bytes)}" for row in largest[:4]
-            )
-            changes = list(
-                dict.fromkeys(one for row in largest if row.holding.change for one in row.holding.change.split(", or "))
-            )
-            raise FitError(
-                f"this run needs about {_gb(needed)} on {device}, which has {_gb(self.available[device])} to give. "
-                f"Largest: {parts}.",
-                remedy="; or ".join(changes[:4])
-                + ". `atropos run --dry-run` prints the plan"
-                + (f", and `atropos plan --model {shlex.quote(self.model)}` searches for what fits" if self.model else "")
-                + "; --set oversubscribe=true starts regardless.",
-            )  # fmt: skip
+    def too_small(self) -> list[str]:
+        """The devices that have less than is needed, as far as that is known."""
+        return [device for device, needed in self.needed().items() if needed > self.available.get(device, needed)]
+
+    def largest(self, device: str) -> list[PlanRow]:
+        """What counts on a device, the largest first."""
+        return sorted(
+            (row for row in self.rows if row.counts and row.holding.device == device),
+            key=lambda row: -row.holding.size_bytes,
+        )
 
 
 def plan_memory(plan: Plan, directory: Path, available: Mapping[str, int] | None = None) -> MemoryPlan:
@@ -90,9 +75,8 @@ def plan_memory(plan: Plan, directory: Path, available: Mapping[str, int] | None
         PlanRow("supervisor", Holding("interpreter, rollouts", SUPERVISOR_BYTES), True),
     ]
     if config.api is None:
-        rows.append(
-            PlanRow("supervisor", Holding("hub", int(config.hub.size_mb * 1e6), change="lower hub.size_mb"), True)
-        )
+        hub = {"hub.size_mb": halves(config.hub.size_mb, 32)}
+        rows.append(PlanRow("supervisor", Holding("hub", int(config.hub.size_mb * 1e6), settings=hub), True))
     for resolved, workload in workloads(plan, directory, available):
         try:
             said = list(resolved.offer.provider.holds(resolved.options, workload))
@@ -107,7 +91,7 @@ def plan_memory(plan: Plan, directory: Path, available: Mapping[str, int] | None
         rows += [PlanRow(resolved.label, one, one in kept) for kept in (peak(said),) for one in said]
     if config.training.max_staleness == 0 and config.api is None:  # workers of elsewhere sample when they like
         rows = in_turn(rows)
-    return MemoryPlan(tuple(rows), available, config.model)
+    return MemoryPlan(tuple(rows), available)
 
 
 def in_turn(rows: Sequence[PlanRow]) -> list[PlanRow]:
@@ -208,9 +192,9 @@ def table(made: MemoryPlan) -> tuple[list[tuple[str, ...]], list[tuple[str, str]
         again = bool(one.shared) and (one.device, one.shared) in seen
         seen.add((one.device, one.shared))
         when = "the same copy" if again else "" if not one.phase else one.phase if row.counts else f"{one.phase}, less"
-        rows.append((row.component, one.what, one.device, _gb(one.size_bytes), when))
+        rows.append((row.component, one.what, one.device, gb(one.size_bytes), when))
     totals = [
-        (device, f"{_gb(needed)} at most" + (f", of {_gb(made.available[device])}" if device in made.available else ""))
+        (device, f"{gb(needed)} at most" + (f", of {gb(made.available[device])}" if device in made.available else ""))
         for device, needed in made.needed().items()
     ]
     return rows, totals
@@ -221,5 +205,5 @@ def scaled(holdings: Sequence[Holding], devices: Sequence[str]) -> list[Holding]
     return [replace(one, device=device) for device in devices for one in holdings]
 
 
-def _gb(size: int) -> str:
+def gb(size: int) -> str:
     return f"{size / 1e9:.2f} GB" if size < 1e11 else f"{size / 1e9:.0f} GB"

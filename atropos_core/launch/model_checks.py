@@ -36,12 +36,16 @@ def check_model(plan: Plan, directory: Path) -> None:
     tokenizer = plan.tokenizer()
     _check_ends(plan, tokenizer)
     _check_shape(plan, tokenizer)
-    components = workloads(plan, directory)
+    check_components(plan, workloads(plan, directory))
+    _check_template(plan, directory, tokenizer)
+    warn_of_rewards(plan.named, tokenizer)
+
+
+def check_components(plan: Plan, components: Sequence[tuple[ResolvedComponent, Workload]]) -> None:
+    """Raises what a component says of this model, or FitError if their precisions do not go together."""
     for resolved, workload in components:
         resolved.offer.provider.check(resolved.options, workload)
     check_dtypes(plan, components)
-    _check_template(plan, directory, tokenizer)
-    warn_of_rewards(plan.named, tokenizer)
 
 
 def check_disk(plan: Plan, directory: Path) -> None:

@@ -33,6 +33,7 @@ from atropos_core.launch.assemble import Plan, build
 from atropos_core.launch.awake import AwakeLoop
 from atropos_core.launch.banner import banner
 from atropos_core.launch.memory_plan import plan_memory
+from atropos_core.launch.memory_remedies import check_memory
 from atropos_core.launch.model_checks import check_disk, check_model
 from atropos_core.launch.picture import draw_at_end
 from atropos_core.launch.signals import blocked_loop_alarm, interruptible, own_process, signals, watched
@@ -82,7 +83,7 @@ def execute(plan: Plan, directory: Path, *, resume: bool = False) -> Summary:
     try:
         check_model(plan, directory)
         if not plan.config.oversubscribe and not plan.spans_machines:
-            plan_memory(plan, directory).check()
+            check_memory(plan, directory, plan_memory(plan, directory))
             check_disk(plan, directory)
     except AtroposError:
         if not resume:

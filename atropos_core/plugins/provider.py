@@ -131,7 +131,17 @@ class Holding:
     device: str = "cpu"
     phase: str = ""  # needed only then; of a component's phases the largest counts
     shared: str = ""  # holdings of this name on one device are one copy
-    change: str = ""  # what makes it smaller
+    # Values of the run file that make it smaller, by path: each with those to try, the mildest first.
+    settings: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+
+
+Number = TypeVar("Number", int, float)
+
+
+def halves(value: Number, least: Number) -> list[Number]:
+    """A half of `value`, a quarter and so on, none less than `least`. Whole numbers stay whole, others have two decimals."""
+    half: Any = value // 2 if isinstance(value, int) else round(value / 2, 2)
+    return [half, *halves(half, least)] if half >= least else []
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ PRINTED_BY = {
     "plugins/trajectory_api/atropos_trajectory_api/roles/processing.py": ("process",),
     "atropos_core/launch/machine_checks.py": ("run",),
     "atropos_core/api_client/source.py": ("run", "train", "resume"),
-    "atropos_core/launch/memory_plan.py": ("run", "train", "resume", "eval", "process"),
+    "atropos_core/launch/memory_remedies.py": ("run", "train", "resume", "eval", "process"),
     "plugins/trajectory_api/atropos_trajectory_api/journal/log.py": ("serve",),
     "plugins/trajectory_api/atropos_trajectory_api/journal/store.py": ("serve",),
     "atropos_core/http_server/gate.py": ("serve", "train", "engine"),

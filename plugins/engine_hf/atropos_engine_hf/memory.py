@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from atropos_core.models.model_size import BYTES, read
-from atropos_core.plugins.provider import CONTEXT, CONTEXT_BYTES, SAMPLING, Holding, Workload
+from atropos_core.plugins.provider import CONTEXT, CONTEXT_BYTES, SAMPLING, Holding, Workload, halves
 from atropos_engine_hf import limits
 from atropos_engine_hf.config import HFOptions
 
@@ -29,7 +29,9 @@ def holds(options: HFOptions, workload: Workload) -> Iterable[Holding]:
     if options.quantization is not None:
         yield Holding("model before it is packed", weights, "cpu", "opening")
         weights = model.quantized_bytes(options.quantization, element)
-    yield Holding("parameters", weights, device, shared=shared, change="use a smaller model")
+    yield Holding("parameters", weights, device, shared=shared)
+    own = context.label or "engine"
+    fewer = {f"{own}.max_batch": halves(min(options.max_batch, workload.concurrent_rollouts), 8)}
     rows = min(options.max_batch, workload.concurrent_rollouts)
     length = min(workload.prompt_tokens + workload.max_tokens, model.longest)
     cache = 2 * model.layers * model.key_width * element * rows * (-(-length // 64) * 64)
@@ -37,11 +39,13 @@ def holds(options: HFOptions, workload: Workload) -> Iterable[Holding]:
     tokens = min(options.prefill_tokens, rows * workload.prompt_tokens)
     prefill = tokens * (4 * model.hidden + 3 * model.intermediate + model.query_width) * element
     logits = rows * model.vocabulary * element + 4 * 8 * min(rows * model.vocabulary, SAMPLED)
+    smaller = {f"{own}.kv_cache_gb": halves(min(options.kv_cache_gb, cache / 1e9), 0.25)}
     for phase in SAMPLING if cache > limits.KEPT else ("",):
-        yield Holding("keys and values", cache, device, phase, change="lower engine.kv_cache_gb or engine.max_batch")
-    yield Holding("prefill and sampling", prefill + logits, device, "sampling", change="lower engine.max_batch")
+        yield Holding("keys and values", cache, device, phase, settings={**smaller, **fewer})
+    yield Holding("prefill and sampling", prefill + logits, device, "sampling", settings=fewer)
     scored = 2 * 4 * min(tokens * model.vocabulary, SCORED)
-    yield Holding("rescoring", prefill + scored, device, "rescoring", change="lower engine.prefill_tokens")
+    shorter = {f"{own}.prefill_tokens": halves(options.prefill_tokens, 256)}
+    yield Holding("rescoring", prefill + scored, device, "rescoring", settings=shorter)
     yield Holding("buffers of libraries", OVERHEAD, device)
     if device != "cpu":
         yield Holding(CONTEXT, CONTEXT_BYTES, device)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from atropos_core.errors import FitError
 from atropos_core.models.model_size import BYTES, ModelSize, read
-from atropos_core.plugins.provider import SAMPLING, Holding, Workload
+from atropos_core.plugins.provider import SAMPLING, Holding, Workload, halves
 from atropos_engine_vllm.config import VLLMOptions
 
 BATCHED_TOKENS = 8192  # of vLLM's own default on a large GPU
@@ -24,22 +24,25 @@ def holds(options: VLLMOptions, workload: Workload) -> Iterable[Holding]:
     if model is None:
         return
     shared = "weights" if context.transport in ("posix_shm", "cuda_ipc") else ""
+    own = context.label or "engine"
     for device in context.devices:
         on_cpu = device == "cpu"
         weights = model.parameters * _element(options, model, device) // len(context.devices)
-        yield Holding("parameters", weights, device, shared=shared, change="use a smaller model")
+        yield Holding("parameters", weights, device, shared=shared)
         phases = SAMPLING if options.enable_sleep_mode else ("",)
         if on_cpu:
             cache = int(options.kv_cache_gb * 2**30)
             for phase in phases:
-                yield Holding("keys and values", cache, device, phase, change="lower engine.kv_cache_gb")
+                smaller = {f"{own}.kv_cache_gb": halves(options.kv_cache_gb, 0.25)}
+                yield Holding("keys and values", cache, device, phase, settings=smaller)
         elif device in workload.device_bytes:
             share = int(options.memory_share * workload.device_bytes[device])
             rest = max(share - weights, 0)
             beside = min(_beside(options, model, device), rest)
-            yield Holding("activations and graphs", beside, device, change="lower engine.max_num_seqs")
+            yield Holding("activations and graphs", beside, device)
+            less = {f"{own}.memory_share": halves(options.memory_share, 0.05)}
             for phase in phases:
-                yield Holding("keys and values", rest - beside, device, phase, change="lower engine.memory_share")
+                yield Holding("keys and values", rest - beside, device, phase, settings=less)
 
 
 def check_share(options: VLLMOptions, workload: Workload) -> None:

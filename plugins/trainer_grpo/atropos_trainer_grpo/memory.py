@@ -6,13 +6,14 @@ Activations are counted tensor by tensor, as autograd keeps them in the decoders
 
 from __future__ import annotations
 
+import importlib.util
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from atropos_core.models.model_size import BYTES, ModelSize, read
-from atropos_core.plugins.provider import CONTEXT, CONTEXT_BYTES, UPDATE, Holding, Workload
+from atropos_core.plugins.provider import CONTEXT, CONTEXT_BYTES, UPDATE, Holding, Workload, halves
 from atropos_trainer_grpo.chunks import in_one_pass, rows_at_once
 from atropos_trainer_grpo.config import GrpoOptions, LoraOptions
 from atropos_trainer_grpo.host_memory import in_pieces, page_locked
@@ -30,6 +31,7 @@ MOMENT_BYTES = {  # with torchao's scales
 }
 UNPACKED = {"int8": 8, "nf4": 6}  # bytes an element, at most
 SHARED = ("posix_shm", "cuda_ipc")
+Settings = Mapping[str, Sequence[Any]]
 
 
 class Rows(NamedTuple):
@@ -63,7 +65,7 @@ def holds(options: GrpoOptions, workload: Workload) -> Iterable[Holding]:
         yield from _whole_models(options, lora, model, workload)
     if "copy" in (context.transport, *context.transports):
         copied = model.parameters * _element(context.devices[0], options, model)
-        yield Holding("copy that engines load", copied, change="share the weights: leave out bridge.copies")
+        yield Holding("copy that engines load", copied, settings={"bridge.copies": [False]})
 
 
 def checkpoint_bytes(options: GrpoOptions, workload: Workload) -> int:
@@ -96,15 +98,15 @@ def _whole_models(
     element = _element(device, options, model)
     trained = adapter_parameters(model, lora) if lora else model.parameters
     weights = model.parameters * element + (trained * FP32 if lora else 0)
-    fewer = "name fewer trainer.devices"
+    fewer = {"trainer.devices": [list(context.devices[:number]) for number in halves(ranks, 1)]}
     if context.machine == 0:
-        yield Holding("whole model of rank 0", weights, change=fewer)
+        yield Holding("whole model of rank 0", weights, settings=fewer)
     read_bytes = weights if lora else model.parameters * FP32  # 16-bit weights become fp32 before they are divided
     if options.kl is not None and lora is None:
         read_bytes += model.parameters * element
     divided = [one for one in _on(device, options, lora, model, element, workload) if not one.phase]
     then = sum(one.size_bytes for one in divided if one.what != BUFFERS) if device == "cpu" else 0  # not there yet
-    yield Holding("models before they are divided", ranks * max(read_bytes - then, 0), phase="opening", change=fewer)
+    yield Holding("models before they are divided", ranks * max(read_bytes - then, 0), phase="opening", settings=fewer)
 
 
 def _on(
@@ -117,27 +119,29 @@ def _on(
         weights = model.quantized_bytes(lora.quantization, element)
         yield Holding("base before it is packed", model.parameters * element, "cpu", "opening")
     shared = "weights" if workload.context.transport in SHARED else ""
-    smaller = "train an adapter: --bridge lora"
-    yield Holding("parameters", weights, device, shared=shared, change="" if lora else smaller)
+    adapter: Settings = {} if lora or not importlib.util.find_spec("peft") else {"bridge.use": ["lora"]}
+    yield Holding("parameters", weights, device, shared=shared, settings=adapter)
     if lora is None:
         trained, size = model.parameters // parts, element
         if options.kl is not None:
             reference = model.parameters * element // parts
-            yield Holding("reference model", reference, device, change="train an adapter: its base is the reference")
+            yield Holding("reference model", reference, device, settings=adapter)  # its base is the reference
     else:
         trained, size = adapter_parameters(model, lora) // parts, FP32
-        yield Holding("adapter", trained * FP32, device, change="lower trainer.lora.rank")
+        rank = {"trainer.lora.rank": halves(lora.rank, 1)}
+        yield Holding("adapter", trained * FP32, device, settings=rank)
     offloads = options.optimizer_offloading
     at = "cpu" if offloads else device
-    elsewhere = "" if offloads or device == "cpu" else ", or set trainer.optimizer_offloading=true"
+    elsewhere: Settings = {} if offloads or device == "cpu" or parts > 1 else {"trainer.optimizer_offloading": [True]}
     if (size != FP32 or offloads) and not masters:
         sizes = adapter_sizes(model, lora) if lora else [math.prod(shape) for shape in model.tensors.values()]
         pinned = offloads and device != "cpu" and parts == 1
         held = sum(page_locked(FP32 * size) for size in sizes) if pinned else trained * FP32
-        yield Holding("fp32 masters", held, at, change=f"{smaller}{elsewhere}")
+        yield Holding("fp32 masters", held, at, settings={**adapter, **elsewhere})
     moments = int(2 * trained * MOMENT_BYTES[options.optimizer])
-    fewer = "" if lora else f"{smaller}, or set trainer.optimizer{elsewhere}"
-    yield Holding("optimiser moments", moments, at, change=fewer)
+    rounded = options.optimizer == "adamw" and parts == 1 and importlib.util.find_spec("torchao")
+    fewer: Settings = {"trainer.optimizer": ["adamw_8bit"]} if rounded else {}
+    yield Holding("optimiser moments", moments, at, settings={**adapter, **fewer, **elsewhere})
 
     rows = rows_of(
         options,
@@ -148,15 +152,19 @@ def _on(
     activations, gradients, work = _largest_moment(
         options, model, rows, element, device, trained, lora is not None, parts > 1
     )
-    change = "lower trainer.tokens_per_microbatch, or set trainer.gradient_checkpointing=true"
+    shorter: Settings = {"trainer.tokens_per_microbatch": halves(options.tokens_per_microbatch, 64)}
+    again: Settings = {} if options.gradient_checkpointing else {"trainer.gradient_checkpointing": [True]}
+    if options.gradient_checkpointing and options.checkpointed_layers is not None:
+        again = {"trainer.checkpointed_layers": [model.layers]}
     if options.activation_offloading:
         inputs = _checkpointed(options, model) * in_pieces(rows.packed * model.hidden * element)
-        yield Holding("inputs of layers", inputs, "cpu", UPDATE, change="lower trainer.tokens_per_microbatch")
+        yield Holding("inputs of layers", inputs, "cpu", UPDATE, settings=shorter)
     if offloads:
-        yield Holding("gradients of masters", trained * FP32, "cpu", UPDATE, change=smaller)
-    yield Holding("activations", activations, device, UPDATE, change=change)
-    yield Holding("gradients", gradients, device, UPDATE, change="" if lora else smaller)
-    yield Holding("logits and work", work, device, UPDATE, change="lower trainer.logprob_chunk")
+        yield Holding("gradients of masters", trained * FP32, "cpu", UPDATE, settings=adapter)
+    yield Holding("activations", activations, device, UPDATE, settings={**shorter, **again})
+    yield Holding("gradients", gradients, device, UPDATE, settings=adapter)
+    chunks: Settings = {"trainer.logprob_chunk": halves(options.logprob_chunk, 64)}
+    yield Holding("logits and work", work, device, UPDATE, settings={**chunks, **shorter})
     if parts > 1:
         layers = sum(out * into for out, into in model.linear().values())
         gathered = model.parameters - layers + layers // model.layers  # what no layer has, and one layer
