@@ -106,6 +106,13 @@ NUMBERS = [
     ("10", "2**10", False),
     ("2", "\\sqrt{2}", False),
     ("5", "0x5", False),
+    # a letter after a number is a variable, unless it may be a unit or a word
+    ("3", "3 n", False),
+    ("2", "f(x) = 2 x", False),
+    ("3", "3 \\alpha", False),
+    ("3", "3 \\sin x", False),
+    ("5", "5 a day", True),
+    ("5", "at 5 p.m.", True),
     # currencies, units and marks
     ("72", "72 dollars", True),
     ("72", "**72**", True),
@@ -116,6 +123,8 @@ NUMBERS = [
     ("72", "72%", True),
     ("72", "72\\text{ cm}", True),
     ("72", "72 cm²", True),
+    ("72", "72\\text{ cm}^2", True),
+    ("72", "72~\\mathrm{m}^{3}", True),
     ("72", "72^\\circ", True),
     ("72", "7", False),
     # digits of other scripts
@@ -135,6 +144,7 @@ NOT_ONE_NUMBER = [
     "1,2", "1, 2", "(3, 4)", "[3, 4]", "between 3,5", "3 or 4", "3 to 5", "3-5", "3–5", "±5", "2024-05-03",
     "5/3/2024", "May 5, 2024", "3:45", "1.2.3", "192.168.0.1", "555-1234", "1.234,56", "0,5", "1/0", "2^{10}",
     "2\\sqrt{3}", "3\\pi", "3π", "\\sqrt{2}", "√2", "7²", "5\\cdot 3", "5!", "2x", "x + 5", "x > 5", "y = 2x + 1",
+    "3 n", "4 a b", "3\\lambda", "3ω", "k \\geqslant 2",
     "5k", "0x1F", "2 + 3i", "\\log_2 8", "0.\\overline{3}", "9" * 5000, "1e999999999", "nan", "inf", "-inf", "True",
     "None", "yes", "", " ", "####", "\\boxed{}", "x_1",
 ]  # fmt: skip

@@ -3,7 +3,7 @@ r"""The reader of numbers in text, which all graders share.
 One number is a sign (hyphen, U+2212, en dash), digits of any script, and a decimal point. It may have thousands groups (`1,234`, `1 234`,
 `1'234`, `1_234`, `1{,}234`), an exponent (`1e-5`, `1.5 \times 10^{3}`), a currency or a unit. Fractions (`3/4`, `\frac{3}{4}`, `½`) and
 mixed numbers (`3 1/2`) are numbers too. Digits in a word (`H2O`, `x_1`, `cm^2`) are part of the word. Other digits side by side are not
-one number: `1,2`, `3-5`, `3:45`, `2024-05-03`, `1.2.3`, `2^{10}`, `2\sqrt{3}`, `3\pi`, `5x`.
+one number: `1,2`, `3-5`, `3:45`, `2024-05-03`, `1.2.3`, `2^{10}`, `2\sqrt{3}`, `3\pi`, `5x`, `5 n`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ _TIMES_TEN = re.compile(
 )
 _EXPONENT = re.compile(r"(?<![\w.])(\d++(?:\.\d++)?|\.\d++)[eE]([-+]?\d++)(?![\d^])()")
 _MIXED = re.compile(r"(?<![\w.,])(\d++) (\d++) ?/ ?(\d++)(?![\w/.,]*\d)")
-_UNIT_POWER = re.compile(r"(?<=\d)( ?(?:[cdkmn]?m|ft|in|yd|mi))(?:\^?\{[23]\}|\^?[23])(?!\w)")
+_UNIT_POWER = re.compile(
+    r"(?<=\d)( ?(?:[cdkmn]?m|ft|in|yd|mi)|[ ~]*\\(?:text|mathrm|mbox)\{[^{}]*\})(?:\^?\{[23]\}|\^?[23])(?!\w)"
+)
 
 _TOKEN = re.compile(
     r"""
@@ -49,9 +51,12 @@ _TOKEN = re.compile(
         (?:(?:[-.,:/'_~^]{1,3}\{?[-+]?|\*\*[-+]?|\ ?/\ ?|[a-zA-Z]++[-+]?)\d++)*+
     )
     (?P<variable>
-        [a-zA-Z](?<![mghslLdAVWNJCFK])(?![a-zA-Z])
+        (?!\ [aI]\ [a-zA-Z]{2})\ ?[a-zA-Z](?<![mghslLdAVWNJCFK])(?!\.?[a-zA-Z]|')  # 5x, 5 x; not "5 a day"
       | \^\{?(?!\{|\\|(?:st|nd|rd|th)\b)
-      | (?=\ ?(?:\\(?:pi|sqrt|infty|theta)(?![a-zA-Z])|[π√]))
+      | (?=\ ?(?:[α-λν-ωΔΣΦΠ√∞]|\\(?:
+            sqrt|infty|sin|cos|tan|ln|log|exp|vec|hat|hbar|ell|(?:var)?(?:epsilon|theta|pi|rho|sigma|phi)
+          | alpha|beta|gamma|delta|zeta|eta|iota|kappa|lambda|nu|xi|tau|chi|psi|omega
+        )(?![a-zA-Z])))
     )?
   | (?P<command>
         \\(?!(?:boxed|[a-z]*box|text[a-z]*|math[a-z]*|emph|underline|bf|rm|begin|end)\b)
@@ -67,7 +72,7 @@ _FRACTION = re.compile(r"(\d+) ?/ ?(\d+)")
 
 _DRESS = re.compile(r"</?\w+>|\*\*|__|\^\{?(?:\\circ|st|nd|rd|th)\b")
 _EXPRESSION = re.compile(
-    r"[<>≤≥≠±∓∞√π!^|]|[-+*] ?[a-zA-Z]\b|\b[a-zA-Z] ?[-+*]|\\(?:pi|infty|leq?|geq?|neq?|lt|gt|pm|mp|cup|cap|in|sqrt)(?![a-zA-Z])"
+    r"[<>≤≥≠±∓∞√π!^|]|[-+*] ?[a-zA-Z]\b|\b[a-zA-Z] ?[-+*]|\\(?:pi|infty|leq?|geq?|[lg]eqslant|neq?|lt|gt|pm|mp|cup|cap|in|sqrt)(?![a-zA-Z])"
 )
 
 

@@ -23,7 +23,8 @@ _DATE = re.compile(r"\d{4}-\d\d?-\d\d?|\d\d?[/.-]\d\d?[/.-]\d{2,4}")
 _MARKED = re.compile(r"(?<!\\)\$[^$]+(?<!\\)\$|\\\(|\\\[")
 _MISSING = re.compile(r"[-+]?(?:nan|inf|infinity|none|null|n/?a)", re.IGNORECASE)  # as Python and pandas write no value
 _WORDS = re.compile(r"(?=.*[a-zA-Z]{4})[a-zA-Z' .-]+")
-_WITH_UNIT = re.compile(r"[-+$€£\d.,]+\s*[a-zA-Z ]+")
+_WITH_UNIT = re.compile(r"[-+$€£\d.,]+\s*(?:[a-zA-Z ]+|\([a-zA-Z' -]+\))")
+_LETTER = re.compile(r"\d ?[a-zA-Z](?![a-zA-Z])")  # a variable, or a unit: math-verify decides
 _COMMAND = re.compile(r"\\(?:text|math|operatorname|[mfh]box|begin|end)[a-z]*\s*\{[^{}]*\}|\\[a-zA-Z]+")
 _LETTERS = re.compile(r"[a-zA-Z' .-]{1,40}")
 _SENTENCE = re.compile(
@@ -85,8 +86,9 @@ def _found(reply: str) -> list[Any]:
 
 
 def _whole(text: str) -> str | None:
-    """The whole number that a text is, with its currency, unit or marks, in a box. Per cent are left to math-verify."""
-    value = None if "%" in text else only_value(text)
+    """The whole number that a text is, with its currency, unit or marks, in a box. Per cent are left to
+    math-verify, and a letter after a number, which may be a variable."""
+    value = None if "%" in text or _LETTER.search(text) else only_value(text)
     return None if value is None or value.denominator > 1 else _boxed(str(value))
 
 

@@ -227,6 +227,10 @@ RAW_LATEX = [  # an answer as verl's files of MATH have it, replies that are rig
     (r"\boxed{72}", ["72"], ["2"]),
     ("$x + 1$", [r"\boxed{1 + x}"], ["1"]),
     ("48 / 2 = 24, so\n#### 24", [r"\boxed{24}", "24"], [r"\boxed{2}"]),
+    ("3 n", [r"\boxed{3n}", "$3n$"], ["3", r"\boxed{3}"]),
+    ("$f(x)=2 x$", [r"\boxed{f(x)=2x}"], [r"\boxed{f(x)=3x}", "2"]),
+    (r"k \geqslant 2", [r"\boxed{k \geq 2}", r"The final answer is $k \geqslant 2$."], [r"\boxed{2}", "2"]),
+    ("7 (bottle caps)", [r"\boxed{7}", "7 caps"], [r"\boxed{8}"]),
     ("1e-05", [r"\boxed{0.00001}", "1e-5"], ["-5", r"\boxed{0}", "0.00002"]),
 ]
 
