@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,19 @@ from atropos_core.errors import ConfigError
 READERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
 
 
-def serve_datasets(given: Mapping[str, str], datasets: Any) -> None:
-    """Have `load_dataset` of the module `datasets` read these files for those names. A name stands for itself and for its last part,
-    "*" for any other. Raises ConfigError for a path that is not there."""
+def serve_datasets(given: Mapping[str, str]) -> None:
+    """Have `load_dataset` of the package `datasets` read these files for those names. A name stands for itself and for its last part,
+    "*" for any other. Raises ConfigError for a path that is not there, and if the package is not installed."""
+    if not given:
+        return
+    try:
+        datasets: Any = importlib.import_module("datasets")
+    except ModuleNotFoundError as error:
+        if error.name != "datasets":
+            raise
+        raise ConfigError(
+            "the option `datasets` needs the package of that name.", remedy="pip install datasets"
+        ) from None
     places = {name: Path(source).expanduser().resolve() for name, source in given.items()}
     for name, source in places.items():
         if not source.exists():

@@ -44,8 +44,7 @@ class EnvironmentHost(Host):
         os.environ.setdefault("WANDB_MODE", "disabled")
         install()
         absent.without_wandb()
-        if wanted["datasets"]:
-            serve_datasets(wanted["datasets"], _datasets())
+        serve_datasets(wanted["datasets"])
         own_clients.offer_default()
         self._link = Link(load_tokenizer(wanted["model"], wanted["today"]), self._sample)
         join(self._link)
@@ -222,16 +221,6 @@ class _Collecting:
 
         del self._link.running[self._made.number]
         COLLECTING.reset(self._token)
-
-
-def _datasets() -> Any:
-    try:
-        import datasets
-    except ModuleNotFoundError:
-        raise ConfigError(
-            "the option `datasets` needs the package of that name.", remedy="pip install datasets"
-        ) from None
-    return datasets
 
 
 def _pair(given: Any) -> tuple[Any, list[Any]]:

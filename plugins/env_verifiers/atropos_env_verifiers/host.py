@@ -35,10 +35,7 @@ class EnvironmentHost(Host):
             sys.path.insert(0, wanted["folder"])
             # Tool servers of a Taskset are programs of Python that import the environment's module.
             os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (wanted["folder"], os.environ.get("PYTHONPATH"))))
-        if wanted["datasets"]:
-            import datasets
-
-            serve_datasets(wanted["datasets"], datasets)
+        serve_datasets(wanted["datasets"])
         self._contract = load(wanted["id"], wanted["config"])
         for call in (self.open_environment, self.prompts, self.run):
             self.peer.handlers[call.__name__] = call
