@@ -462,6 +462,8 @@ plugins/agent_api/tests/test_environment.py::test_a_reward_that_is_late_fails_th
   environment agent: reward.deadline_s
 plugins/agent_api/tests/test_environment.py::test_a_program_that_makes_grading_fail_gets_the_worst_score_and_why_is_recorded
   environment agent: reward.worst
+plugins/agent_api/tests/test_environment.py::test_a_reward_that_fails_can_fail_the_rollout
+  environment agent: reward.on_error
 plugins/agent_api/tests/test_environment.py::test_the_answer_is_the_last_reply_or_what_was_printed
   environment agent: answer
 plugins/agent_api/tests/test_environment.py::test_a_program_that_fails_is_graded_as_it_left_things_or_fails_its_rollout
