@@ -455,3 +455,11 @@ def test_lists_and_bodies_of_too_many_things_are_refused(tmp_path: Path) -> None
         answer = server.client.post("/scored_data_list", content=b"[" + b"[]," * 400_000 + b"[]]")
         assert answer.status_code == 422 and "lists and objects" in answer.text
         assert server.post("/scored_data_list", [small] * 1024).json()["groups_processed"] == 1024
+
+
+@pytest.mark.parametrize("route", ["/register", "/register-env", "/disconnect-env"])
+def test_a_registration_that_is_deep_or_long_is_refused_before_it_is_read(tmp_path: Path, route: str) -> None:
+    with running(tmp_path) as server:
+        for value in (b"[" * 1000 + b"]" * 1000, b'{"a":' * 1000 + b"1" + b"}" * 1000, b"[" + b"1," * 100_000 + b"1]"):
+            answer = server.post(route, b'{"desired_name":%b,"env_id":%b,"wandb_group":%b}' % (value, value, value))
+            assert answer.status_code == 422 and "that of a registration may have" in answer.text
