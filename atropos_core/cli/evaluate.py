@@ -338,7 +338,7 @@ async def _evaluate(plan: Plan, elsewhere: ChatModel | None, concurrency: int) -
     with requests_to_end(lambda: task.cancel()), owned_directory("eval") as directory:
         (directory / "logs").mkdir()
         if elsewhere is None:
-            check_model(plan, directory)
+            check_model(plan, directory, trains=False)
         try:
             parts = await build_for_evaluation(plan, directory, elsewhere)
             try:

@@ -30,15 +30,35 @@ TRIED_TASKS = 4  # of each environment, at most, before a run starts
 SHARED_MEMORY = ("posix_shm", "cuda_ipc")
 
 
-def check_model(plan: Plan, directory: Path) -> None:
+def check_model(plan: Plan, directory: Path, *, trains: bool = True) -> None:
     """Raises ConfigError, FitError or TokenizerMismatch for what would end this run, or each of its rollouts, once the model was
-    loaded. What only loading it can tell stays for then."""
+    loaded. What only loading it can tell stays for then. An evaluation, which does not train, may have an adapter as its model."""
+    if trains:
+        refuse_adapter(plan.model.directory)
     tokenizer = plan.tokenizer()
     _check_ends(plan, tokenizer)
     _check_shape(plan, tokenizer)
     check_components(plan, workloads(plan, directory))
     _check_template(plan, directory, tokenizer)
     warn_of_rewards(plan.named, tokenizer)
+
+
+def refuse_adapter(directory: Path) -> None:
+    """Raises ConfigError for the directory of a LoRA adapter: training starts from a whole model."""
+    adapter = directory / "adapter_config.json"
+    if not adapter.is_file():
+        return
+    try:
+        base = json.loads(adapter.read_text(encoding="utf-8"))["base_model_name_or_path"]
+    except (OSError, ValueError, LookupError, TypeError):
+        base = None
+    base = base or "a base model that its adapter_config.json does not name"
+    run = next((str(one.parent) for one in directory.parents if one.name == "checkpoints"), "RUN")
+    raise ConfigError(
+        f"{directory} is a LoRA adapter of {base}, and training starts from a whole model.",
+        remedy=f"Merge the two: `atropos export {console.quoted(run)} --as hf --merged --out MODEL`, then --model MODEL. An adapter from "
+        "elsewhere is merged by peft: merge_and_unload(), save_pretrained().",
+    )
 
 
 def check_components(plan: Plan, components: Sequence[tuple[ResolvedComponent, Workload]]) -> None:

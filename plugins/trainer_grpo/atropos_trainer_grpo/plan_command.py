@@ -64,6 +64,7 @@ def plan(
     from atropos_core import console
     from atropos_core.errors import ConfigError, FitError
     from atropos_core.launch.memory_plan import available_bytes
+    from atropos_core.launch.model_checks import refuse_adapter
     from atropos_core.models.model_size import read
     from atropos_core.plugins.provider import PROMPT_TOKENS
     from atropos_trainer_grpo.fitting import Fitting, best
@@ -85,6 +86,7 @@ def plan(
             f"atropos plan knows the ways of trainer 'grpo', and this run has {loaded.config.trainer.use!r}.",
             remedy="`atropos run --dry-run` prints the plan of any run.",
         )
+    refuse_adapter(resolved.directory)
     if (size := read(resolved.directory)) is None:
         raise ConfigError(
             f"{resolved.directory} does not say how large its model is: it needs config.json and safetensors.",
