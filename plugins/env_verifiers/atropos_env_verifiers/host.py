@@ -6,10 +6,13 @@ import importlib
 import importlib.util
 import json
 import os
+import platform
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
-from importlib.metadata import version
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from importlib.metadata import PackageNotFoundError, packages_distributions, version
+from types import ModuleType
 from typing import Any
 
 from atropos_core.errors import AtroposError, ConfigError, DataError
@@ -19,6 +22,7 @@ from atropos_core.rollouts.local_datasets import serve_datasets
 from atropos_env_verifiers.contract import Access, Contract, Part, digest
 
 CHUNK = 500  # tasks in one answer
+V0, V1 = "verifiers==0.1.14", "verifiers==0.4.0"  # that have the contract of that name
 
 
 class EnvironmentHost(Host):
@@ -71,49 +75,115 @@ class EnvironmentHost(Host):
 
 
 def load(id: str, config: Mapping[str, Any]) -> Contract:
-    """By the contract that its module is of. Raises ConfigError."""
+    """By the contract that its module is of. Raises ConfigError, which names the configuration only where all of it could be
+    imported."""
+    make = _made_by(id)
+    try:
+        return make(config)
+    except AtroposError:
+        raise
+    except (Exception, SystemExit) as error:
+        traceback.print_exc()  # into the log
+        raise _not_imported(id, error) or ConfigError(
+            f"verifiers' environment {id!r} could not be loaded: {type(error).__name__}: {error}",
+            remedy="Look at [environment.NAME.config].",
+        ) from error
+
+
+def _made_by(id: str) -> Callable[[Mapping[str, Any]], Contract]:
+    """Its module and ours of its contract, imported. Raises ConfigError."""
     name = id.rsplit("/", 1)[-1].split("@", 1)[0].replace("-", "_")
-    has_tasksets = importlib.util.find_spec("verifiers.v1.taskset") is not None
     inside = f"verifiers.v1.tasksets.{name.lower()}"
     try:
+        has_tasksets = importlib.util.find_spec("verifiers.v1.taskset") is not None
         own = has_tasksets and importlib.util.find_spec("verifiers.v1.tasksets") and importlib.util.find_spec(inside)
         module = importlib.import_module(inside if own else name)
         if hasattr(module, "load_environment"):
             import verifiers
 
             if not hasattr(verifiers, "load_environment"):
-                raise _other(id, "v0 (load_environment)", "verifiers==0.1.14")
+                raise _other(id, "v0 (load_environment)", V0)
             from atropos_env_verifiers.load_environment import LoadEnvironment
 
-            return LoadEnvironment(module, config)
+            return partial(LoadEnvironment, module)
         if importlib.util.find_spec("verifiers.v1.clients") is None:
-            raise _other(id, "v1 (a Taskset)", "verifiers==0.4.0")
+            raise _other(id, "v1 (a Taskset)", V1)
         from atropos_env_verifiers.taskset import TasksetEnvironment
 
-        return TasksetEnvironment(id, config)
+        return partial(TasksetEnvironment, id)
     except AtroposError:
         raise
-    except ModuleNotFoundError as error:
-        if error.name != name:
-            raise ConfigError(
-                f"verifiers' environment {id!r} imports {error.name!r}, which is not installed.",
-                remedy=f"pip install {error.name}",
-            ) from error
-        raise ConfigError(
-            f"there is no module {name!r} of an environment {id!r}.",
-            remedy="Install its package, or say where its module is: folder in [environment.NAME].",
-        ) from error
     except (Exception, SystemExit) as error:
         traceback.print_exc()  # into the log
-        raise ConfigError(
-            f"verifiers' environment {id!r} could not be loaded: {type(error).__name__}: {error}",
-            remedy="Look at [environment.NAME.config].",
+        if isinstance(error, ModuleNotFoundError) and error.name in (name, name.split(".")[0]):
+            raise ConfigError(
+                f"there is no module {name!r} of an environment {id!r}.",
+                remedy="Install its package, or say where its module is: folder in [environment.NAME].",
+            ) from error
+        raise _not_imported(id, error) or ConfigError(
+            f"verifiers' environment {id!r} could not be imported: {type(error).__name__}: {error}",
+            remedy="Look at its module, and at what that imports.",
         ) from error
+
+
+def _not_imported(id: str, error: BaseException) -> ConfigError | None:
+    """What an import failed on and which version is installed; None for any other error."""
+    if isinstance(error, ImportError):
+        missing = error.name or ""
+    elif isinstance(error, AttributeError) and isinstance(
+        error.obj, ModuleType
+    ):  # verifiers imports what it is asked for
+        missing = error.obj.__name__
+    else:
+        return None
+    top = missing.split(".")[0]
+    absent = isinstance(error, ModuleNotFoundError) and top not in sys.stdlib_module_names and not _is_there(top)
+    if top == "verifiers" or (not absent and _raised_in(error) == "verifiers"):
+        return ConfigError(
+            f"verifiers' environment {id!r} does not go with {_installed('verifiers')}: {type(error).__name__}: {error}. "
+            "Environments with load_environment (contract v0) need verifiers 0.1.14 to 0.2.1, those with a Taskset (v1) 0.4.0.",
+            remedy=f"pip install {V0} where it has load_environment, or {V1} where it has a Taskset.",
+        )
+    if absent:
+        return ConfigError(
+            f"verifiers' environment {id!r} imports {missing!r}, which is not installed.", remedy=f"pip install {top}"
+        )
+    if top and isinstance(error, ImportError):
+        return ConfigError(
+            f"verifiers' environment {id!r} imports what {_installed(top)} has not: {type(error).__name__}: {error}",
+            remedy=f"Install a version of {top} that has it.",
+        )
+    return None
+
+
+def _is_there(top: str) -> bool:
+    try:
+        return importlib.util.find_spec(top) is not None
+    except ValueError:  # a module without a spec
+        return top in sys.modules
+
+
+def _raised_in(error: BaseException) -> str:
+    """The package whose line raised it, the import system aside."""
+    names = [frame.f_globals.get("__name__") or "" for frame, _ in traceback.walk_tb(error.__traceback__)]
+    tops = [name.split(".")[0] for name in names]
+    return next((top for top in reversed(tops) if top not in ("importlib", "_frozen_importlib")), "")
+
+
+def _installed(top: str) -> str:
+    """A package that is installed, with its version where it has one."""
+    if top in sys.stdlib_module_names:
+        return f"Python {platform.python_version()}"
+    found = packages_distributions().get(top, [top])[0]
+    try:
+        return f"{found} {version(found)}"
+    except PackageNotFoundError:
+        return top
 
 
 def _other(id: str, contract: str, wanted: str) -> ConfigError:
     return ConfigError(
-        f"verifiers' environment {id!r} is of the contract {contract}, which verifiers {version('verifiers')} has not.",
+        f"verifiers' environment {id!r} is of the contract {contract}, which {_installed('verifiers')} has not.",
         remedy=f"pip install {wanted}",
     )
 
