@@ -33,8 +33,12 @@ class StepProcess:
         self._calls: set[asyncio.Future[Any]] = set()
         self._worker = Worker(function, environment={"PYTHONHASHSEED": "0"})
 
-    async def open(self, of: str) -> None:
-        """Make an environment, and begin an episode. Raises ConfigError where that cannot be; `of`: which package it is of."""
+    async def open(self, of: str, options: str) -> None:
+        """Make an environment, and begin an episode. Raises ConfigError if that fails.
+
+        of: the package that it is of
+        options: where in a run file its options are, for the error
+        """
         try:
             await self.stepped().reset(0)
         except RemoteError as error:
@@ -44,7 +48,7 @@ class StepProcess:
             if self._name in known:
                 raise ConfigError(
                     f"{of} makes no {self._name} with these options: {said}",
-                    remedy="Look at [environment.NAME.parameters], and at what that environment needs beside the package.",
+                    remedy=f"Look at {options}, and at what that environment needs beside the package.",
                 ) from error
             near = difflib.get_close_matches(self._name, known, n=3, cutoff=0.4)
             hint = (

@@ -152,7 +152,8 @@ async def test_parameters_and_players_reach_textarena():
     assert "9 round game" in (await group(environment, 1, lambda text: "[fold]"))[0].messages[0]["content"]
     await environment.close()
     alone = made(players=1)
-    with pytest.raises(ConfigError, match="(?s)textarena makes no TicTacToe-v0 with these options.*number of"):
+    says = r"(?s)textarena makes no TicTacToe-v0 with these options.*number of.*players of \[environment.NAME\]"
+    with pytest.raises(ConfigError, match=says):
         await alone.open()
     await alone.close()
 

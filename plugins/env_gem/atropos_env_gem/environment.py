@@ -15,7 +15,7 @@ class Gem(SteppedEnvironment):
         self._process = StepProcess("atropos_env_gem.episodes:call", options.id, options.parameters, options)
 
     async def open(self) -> None:
-        await self._process.open("gem")
+        await self._process.open("gem", "[environment.NAME.parameters]")
 
     def stepped(self) -> Stepped:
         return self._process.stepped()

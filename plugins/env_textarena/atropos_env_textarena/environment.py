@@ -23,7 +23,7 @@ class Textarena(SteppedEnvironment):
         self._process = StepProcess("atropos_env_textarena.episodes:call", options.game, parameters, options)
 
     async def open(self) -> None:
-        await self._process.open("textarena")
+        await self._process.open("textarena", "players of [environment.NAME], at [environment.NAME.parameters]")
 
     def stepped(self) -> Stepped:
         return self._process.stepped()

@@ -75,7 +75,7 @@ class EnvironmentHost(Host):
 
 
 def load(id: str, config: Mapping[str, Any]) -> Contract:
-    """By the contract that its module is of. Raises ConfigError, which names the configuration only where all of it could be
+    """By the contract that its module is of. Raises ConfigError, which names the configuration only if all of it could be
     imported."""
     make = _made_by(id)
     try:
@@ -127,7 +127,7 @@ def _made_by(id: str) -> Callable[[Mapping[str, Any]], Contract]:
 
 
 def _not_imported(id: str, error: BaseException) -> ConfigError | None:
-    """What an import failed on and which version is installed; None for any other error."""
+    """The error that says what an import failed on and which version is installed; None if no import failed."""
     if isinstance(error, ImportError):
         missing = error.name or ""
     elif isinstance(error, AttributeError) and isinstance(
@@ -142,7 +142,7 @@ def _not_imported(id: str, error: BaseException) -> ConfigError | None:
         return ConfigError(
             f"verifiers' environment {id!r} does not go with {_installed('verifiers')}: {type(error).__name__}: {error}. "
             "Environments with load_environment (contract v0) need verifiers 0.1.14 to 0.2.1, those with a Taskset (v1) 0.4.0.",
-            remedy=f"pip install {V0} where it has load_environment, or {V1} where it has a Taskset.",
+            remedy=f"pip install {V0} if it has load_environment, or {V1} if it has a Taskset.",
         )
     if absent:
         return ConfigError(
@@ -171,7 +171,7 @@ def _raised_in(error: BaseException) -> str:
 
 
 def _installed(top: str) -> str:
-    """A package that is installed, with its version where it has one."""
+    """An installed package, with its version if it has one."""
     if top in sys.stdlib_module_names:
         return f"Python {platform.python_version()}"
     found = packages_distributions().get(top, [top])[0]

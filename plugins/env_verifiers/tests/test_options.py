@@ -71,7 +71,7 @@ FAILING = {
 
 @pytest.fixture(scope="module")
 def said(tmp_path_factory) -> dict[str, str]:
-    """What loading each of them says, beside a package `verifiers` that has `load_environment` and little else."""
+    """Errors by environment, with a planted package `verifiers` that has `load_environment` and little else."""
     folder = tmp_path_factory.mktemp("modules")
     planted = {
         "verifiers-9.9.9.dist-info/METADATA": "Metadata-Version: 2.1\nName: verifiers\nVersion: 9.9.9\n",

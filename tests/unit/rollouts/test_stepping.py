@@ -387,12 +387,14 @@ async def test_an_episode_that_is_not_its_seed_and_actions_fails_rather_than_go_
 
 async def test_an_environment_that_is_not_there_or_cannot_be_made_is_one_error(process):
     with pytest.raises(ConfigError, match="(?s)test has no environment 'dise'.*Did you mean 'dice'"):
-        await process("dise", sides="x").open("test")
-    with pytest.raises(ConfigError, match="(?s)test makes no broken with these options: .*no dice here"):
-        await process("broken").open("test")
+        await process("dise", sides="x").open("test", "its table")
+    with pytest.raises(
+        ConfigError, match="(?s)test makes no broken with these options: .*no dice here.*Look at its table, and"
+    ):
+        await process("broken").open("test", "its table")
     with pytest.raises(ConfigError, match="with these options: .*LookupError: Resource 'dice' not found"):
-        await process("framed").open("test")
-    await process("dice").open("test")
+        await process("framed").open("test", "its table")
+    await process("dice").open("test", "its table")
 
 
 def test_the_host_keeps_so_many_episodes_and_lets_go_of_those_that_ended():
