@@ -98,7 +98,13 @@ class Matcher:
             raise DataError(f"sequence {at} of a group has tokens {tokens.shape} and masks {masks.shape}")
         trained = masks == tokens
         if not trained.any():
-            raise DataError(f"sequence {at} of a group has no token to train: each is masked")
+            others = masks[masks != MASKED]
+            why = (
+                f"where a token is trained, its mask is its id, and not {others[0]}"
+                if len(others)
+                else "each is masked"
+            )
+            raise DataError(f"sequence {at} of a group has no token to train: {why}")
         rollout = self._rollout(tokens, trained, sampled, bool(overrides.get("sft")))
         if rollout is None:
             return Failed(
