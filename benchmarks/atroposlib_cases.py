@@ -60,7 +60,6 @@ class Case:
     columns: Mapping[str, Any] = field(default_factory=dict)
     other: Mapping[str, Any] = field(default_factory=dict)  # columns of every other row
     config: Mapping[str, Any] = field(default_factory=dict)
-    trainer: Mapping[str, Any] = field(default_factory=dict)
     files: Mapping[str, Any] = field(
         default_factory=dict
     )  # path from the checkout's root on: text, bytes, or what is JSON
@@ -182,7 +181,6 @@ ACTS = {
     "right": '<think>so</think>\n<tool_call>{"name": "take_action", "arguments": {"action": "stick"}}</tool_call>',
     "wrong": '<think>so</think>\n<tool_call>{"name": "take_action", "arguments": {"action": "hit"}}</tool_call>',
 }
-CUT = {"old_logprobs": "recompute"}  # for files that sample with a top_p
 CARD = {
     "Character": "A monk", "Prompt": "Bread?", "Left_Choice": "Yes", "Right_Choice": "No", "category": "piety",
     **{f"{side}_{what}": 1 for side in ("Left", "Right") for what in ("Piety", "Stability", "Power", "Wealth")},
@@ -328,20 +326,16 @@ CASES: dict[str, Case] = {
     ),
     "reasoning_gym_environment/reasoning_gym_environment.py": Case(config={}),
     "game_environments/gymnasium/blackjack/blackjack_env_no_thinking.py": Case(**ACTS),
-    "game_environments/gymnasium/blackjack/blackjack_env_thinking.py": Case(**ACTS, trainer=CUT),
+    "game_environments/gymnasium/blackjack/blackjack_env_thinking.py": Case(**ACTS),
     "community/humor_generation/humor_env.py": Case(
         judges={"Humor effectiveness": ("Score: 3\nScore: 2", "Score: 1\nScore: 0")}
     ),
     "community/goofy_math/goofy_math_server.py": Case(judges={"esponse A": ("It is \\boxed{A}", "It is \\boxed{B}")}),
     "community/cybersecurity_sigma/jaccard_reward_env.py": Case(right=f"<think>so</think> \\boxed{{{ROW['output']}}}"),
-    "community/selcube/rubiks_cube_environment.py": Case(trainer=CUT),
     "community/ufc_prediction_env/ufc_server.py": Case(
-        trainer=CUT,
         right=found(r"blue corner:\n(?:Name: )?(.*?)(?: *\n|: \()", "<think>so</think> \\boxed{@}"),
         wrong=found(r"red corner, we have :\n(?:Name: )?(.*?)(?: *\n|: \()", "<think>so</think> \\boxed{@}"),
     ),
-    "math_server.py": Case(trainer=CUT),
-    "infinimath/infinimath_env.py": Case(trainer=CUT),
     "eval_environments/musr_eval.py": Case(
         {"narrative": "Two and two met.", "choices": "['4', '7']", "answer_index": 0}, splits=("murder_mysteries",)
     ),
@@ -388,7 +382,6 @@ CASES: dict[str, Case] = {
         wrong="<think>look for 3 in a</think> \\boxed{SELECT b FROM data WHERE a = '3'}",
     ),
     "community/ufc_prediction_env/ufc_image_env.py": Case(
-        trainer=CUT,
         files={
             f"environments/community/ufc_prediction_env/fighter_images/{name}.jpg": PIXEL
             for name in ("amanda-ribas", "rose-namajunas", "karl-williams", "justin-tafa")

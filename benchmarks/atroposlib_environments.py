@@ -199,7 +199,7 @@ async def trained(name: str, given: Given) -> dict[str, Any]:
                 "use": "benchmarks.atroposlib_model:HalfScriptedEngine", "devices": ["cpu"], "file": name,
                 "sampled": str(folder / "sampled.jsonl"),
             },
-            "trainer": {"devices": ["cpu"], **case_of(name).trainer},
+            "trainer": {"devices": ["cpu"]},
         }  # fmt: skip
         (folder / "run.toml").write_text(tomli_w.dumps(run))
         child = await asyncio.create_subprocess_exec(

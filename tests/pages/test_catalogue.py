@@ -32,12 +32,14 @@ def test_a_file_trains_whose_groups_had_unequal_scores_and_whose_ids_were_sample
         {**row, "trained": trained},
         {**row, "trained": {**trained, "replies": 0}},
         {**row, "trained": {**trained, "other_ids": 1}},
+        {**row, "trained": {"steps": 0, "why": "sequences were sampled with top_p or top_k: their"}},
         {**row, "group": 0, "evaluates": 2, "why": "none | no"},
     ]
     counts = dict.fromkeys(("files", "import", "open", "give a group", "evaluate alone", "trained"), 4)
     made = files_page({"counts": counts, "rows": rows})
     assert "| a.py | yes | yes | 8 | – | 4e-06 |  |" in made
     assert "| no group had unequal scores |" in made and "| no: other ids |" in made
+    assert "| a.py | yes | yes | 8 | – | not run again |  |" in made
     assert "| a.py | yes | yes | no | 2 | – | none \\| no |" in made
 
 
