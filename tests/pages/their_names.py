@@ -18,7 +18,7 @@ PACKAGES = {
 }
 ELSEWHERE = {  # names of the data, of transformers' TrainingArguments, and of atroposlib's environments' commands
     "trl": {"prompt", "max_steps", "save_steps", "save_total_limit", "eval_steps", "report_to", "per_device_train_batch_size",
-            "lr_scheduler_type", "warmup_steps", "gradient_accumulation_steps", "peft_config"},
+            "lr_scheduler_type", "adam_beta1", "adam_beta2", "warmup_steps", "gradient_accumulation_steps", "peft_config"},
     "atroposlib": {"run-api", "view-run"},
 }  # fmt: skip
 

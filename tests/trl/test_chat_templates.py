@@ -4,7 +4,6 @@ that THEIR_TEMPLATES names."""
 from __future__ import annotations
 
 import os
-import subprocess
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,7 @@ import pytest
 
 from atropos_core.rollouts.tokenizer import with_reasoning
 from tests.same_rendering import REFUSED, ours, theirs
-
-WHERE = "import importlib.util; print(*importlib.util.find_spec('trl').submodule_search_locations)"
+from tests.trl.installed import folder
 
 USER = {"role": "user", "content": " What is 2 < 3 & é?\n"}
 SYSTEM = {"role": "system", "content": "Be <brief>."}
@@ -45,12 +43,9 @@ TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_to
 
 def templates() -> list[Path]:
     folders = [Path(os.environ["THEIR_TEMPLATES"])] if "THEIR_TEMPLATES" in os.environ else []
-    if "TRL_PYTHON" in os.environ:
-        ended = subprocess.run(
-            [os.environ["TRL_PYTHON"], "-c", WHERE], capture_output=True, text=True, timeout=60, check=True
-        )
-        folders += [Path(ended.stdout.strip())]
-    return sorted(path for folder in folders for path in folder.rglob("*.jinja"))
+    if (installed := folder()) is not None:
+        folders.append(installed)
+    return sorted(path for root in folders for path in root.rglob("*.jinja"))
 
 
 FOUND = templates()
