@@ -43,6 +43,11 @@ ROWS: tuple[tuple[str, Settings, Settings], ...] = (
     ("GSPO", {"loss": "gspo"}, {"loss_type": "grpo", "level": "sequence", "epsilon_low": 3e-4, "epsilon_high": 4e-4}),
     ("CISPO", {"loss": "cispo"}, {"loss_type": "cispo", "epsilon_high": 5.0}),
     ("GRPO with k3", {"loss": "grpo", "kl": {"coefficient": 0.04}}, {"loss_type": "grpo", "beta": 0.04}),
+    ("GRPO with k3_ratio", {"loss": "grpo", "kl": {"coefficient": 0.04, "estimator": "k3_ratio"}},
+     {"loss_type": "grpo", "beta": 0.04, "bias_correction": True}),
+    ("BNPO", {"loss": "grpo", "average": "token"}, {"loss_type": "bnpo"}),
+    ("GSPO by TRL's defaults", {"loss": "gspo", "average": "token", "clip_low": 0.2, "clip_high": 0.2},
+     {"loss_type": "dapo", "level": "sequence"}),
     ("DAPO with entropy", {"loss": "dapo", "entropy_coefficient": 0.01},
      {"loss_type": "dapo", "epsilon_high": 0.28, "entropy": 0.01}),
     ("SAPO", {"loss": "sapo"}, {"loss_type": "sapo"}),
@@ -65,7 +70,8 @@ class Case:
         self.mask = (np.arange(LONGEST) < lengths[:, None]).astype(np.int64)
         shape = self.mask.shape
         self.old = random.normal(-2, 0.5, shape)
-        apart = {"gspo": 3e-4, "luspo": 3e-3}.get(settings["loss"]) or random.choice([0.1, 0.5, 1.5])
+        narrow = None if "clip_high" in settings else {"gspo": 3e-4, "luspo": 3e-3}.get(settings["loss"])
+        apart = narrow or random.choice([0.1, 0.5, 1.5])
         self.new = self.old if settings.get("on_policy") else self.old + random.normal(0, apart, shape)
         baseline = "others" if settings["loss"] == "reinforce" else "group"
         self.advantages = group_advantages(random.normal(size=SEQUENCES), baseline).astype(np.float64)
@@ -88,7 +94,7 @@ def ours(case: Case, settings: Settings) -> tuple[float, np.ndarray]:
     rows = Rows(new[at], torch.from_numpy(case.old[at]), torch.from_numpy(case.advantages)[sequence], sequence)
     values = loss.having(**options.loss_values)(rows, clip_of(options, loss)).values
     if options.kl is not None:
-        apart = divergence(options.kl.estimator, rows.logprobs, torch.from_numpy(case.reference[at]))
+        apart = divergence(options.kl.estimator, rows.logprobs, torch.from_numpy(case.reference[at]), rows.old)
         values = values + options.kl.coefficient * apart
     values = values - options.entropy_coefficient * torch.from_numpy(case.entropies[at])
     total = (values * torch.from_numpy(weights)).sum()

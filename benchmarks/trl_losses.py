@@ -37,7 +37,7 @@ def trainer(settings: dict[str, Any], logprobs: torch.Tensor, entropies: torch.T
         current_gradient_accumulation_steps=1,
         args=SimpleNamespace(
             delta=settings.get("delta"),
-            use_bias_correction_kl=False,
+            use_bias_correction_kl=settings.get("bias_correction", False),  # TRL 1.16 has it on by default
             steps_per_generation=1,
             **{name: settings.get(name, default) for name, default in SOFT.items()},
         ),
