@@ -1,4 +1,4 @@
-"""Where the TRL lies that TRL_PYTHON has."""
+"""The installed TRL: the one that the Python in TRL_PYTHON has."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/coming-from/trl.md beside the GRPOConfig of the installed TRL: every option is in the table or in the list of those without
+"""docs/coming-from/trl.md against the GRPOConfig of the installed TRL: every option is in the table or in the list of those without
 counterpart, and the defaults that the page states are TRL's."""
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import pytest
 from tests.pages.their_names import REPOSITORY, rows
 from tests.trl.installed import folder
 
-# What the page says TRL's default is, or takes to be the same as ours.
+# TRL's defaults that the page states, or takes to be the same as ours.
 DEFAULTS = {
     "learning_rate": 1e-6,
     "epsilon": 0.2,

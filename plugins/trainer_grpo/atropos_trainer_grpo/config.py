@@ -251,7 +251,9 @@ class GrpoOptions(Options):
 
     epochs: int = Field(1, ge=1, description="passes over one batch")
     minibatches: int = Field(1, ge=1, description="optimiser steps in one pass")
-    tokens_per_microbatch: int = Field(16384, ge=1, description="bounds the memory of activations; changes no result")
+    tokens_per_microbatch: int = Field(
+        16384, ge=1, description="bounds the memory of activations; changes results only by rounding"
+    )
     logprob_chunk: int = Field(8192, ge=1, description="rows of logits that exist at once, at most")
     share_prompts: bool = Field(
         True,

@@ -21,7 +21,7 @@ def token_weights(
     - sequence: 1 / (S |o_i|), the mean over a sequence, then over sequences (GRPO, arXiv 2402.03300, eq. 3).
     - token: 1 / sum_i |o_i|, the mean over all tokens of the minibatch (DAPO, arXiv 2503.14476, eq. 8).
     - constant: 1 / (S L) with L = `loss_length`, the token sum over a constant length (Dr.GRPO, arXiv 2503.20783, section
-      3.2). TRL's B * L_max and verl's seq-mean-token-sum-norm are the same; verl before 0.7.1 divides by L alone.
+      3.2). TRL's B * L_max and verl's seq-mean-token-sum-norm are the same; verl before 0.7.1 divides by L only.
     - sum: 1 / S, the token sum, then the mean over sequences: the policy gradient as it is derived (REINFORCE, RLOO).
     """
     counts = np.add.reduceat(trained.astype(np.int64), offsets[:-1])  # [S]
