@@ -100,7 +100,7 @@ class Matcher:
         if not trained.any():
             others = masks[masks != MASKED]
             why = (
-                f"where a token is trained, its mask is its id, and not {others[0]}"
+                f"the mask of a trained token is its id, but here it is {others[0]}"
                 if len(others)
                 else "each is masked"
             )

@@ -352,7 +352,7 @@ def test_the_tiny_loop_trains_on_an_unmodified_file(
     assert steps[-1]["environment/letters/sequences_without_logprobs"] == 0
 
 
-@pytest.mark.parametrize(("mask", "says"), [(-100, "each is masked"), (1, "its mask is its id, and not 1")])
+@pytest.mark.parametrize(("mask", "says"), [(-100, "each is masked"), (1, "is its id, but here it is 1")])
 def test_a_sequence_without_a_token_to_train_says_what_its_masks_are(mask, says):
     group = {"tokens": [[5, 6]], "masks": [[mask, mask]], "scores": [0.0]}
     with pytest.raises(DataError, match=f"sequence 0 of a group has no token to train: .*{says}"):
