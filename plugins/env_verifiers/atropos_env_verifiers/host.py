@@ -137,10 +137,12 @@ def _not_imported(id: str, error: BaseException) -> ConfigError | None:
     else:
         return None
     top = missing.split(".")[0]
+    if not top:  # what verifiers raises for an id in the configuration that it does not find, for one
+        return None
     absent = isinstance(error, ModuleNotFoundError) and top not in sys.stdlib_module_names and not _is_there(top)
     if top == "verifiers" or (not absent and _raised_in(error) == "verifiers"):
         return ConfigError(
-            f"verifiers' environment {id!r} does not go with {_installed('verifiers')}: {type(error).__name__}: {error}. "
+            f"verifiers' environment {id!r} does not work with {_installed('verifiers')}: {type(error).__name__}: {error}. "
             "Environments with load_environment (contract v0) need verifiers 0.1.14 to 0.2.1, those with a Taskset (v1) 0.4.0.",
             remedy=f"pip install {V0} if it has load_environment, or {V1} if it has a Taskset.",
         )
@@ -148,7 +150,7 @@ def _not_imported(id: str, error: BaseException) -> ConfigError | None:
         return ConfigError(
             f"verifiers' environment {id!r} imports {missing!r}, which is not installed.", remedy=f"pip install {top}"
         )
-    if top and isinstance(error, ImportError):
+    if isinstance(error, ImportError):
         return ConfigError(
             f"verifiers' environment {id!r} imports what {_installed(top)} has not: {type(error).__name__}: {error}",
             remedy=f"Install a version of {top} that has it.",

@@ -64,6 +64,7 @@ FAILING = {
     "needs_python": ("import json.no_such", "what Python 3.* has not"),
     "raises": ("raise ValueError('no seed')", "could not be imported: ValueError: no seed.*Look at its module"),
     "leaves": ("import sys; sys.exit('no')", "could not be imported: SystemExit: no.*Look at its module"),
+    "asks_without_name": ("raise ModuleNotFoundError('install it')", "could not be imported: .*Look at its module"),
     "asks": ("raise ImportError('install it')", "could not be imported: ImportError: install it.*Look at its module"),
     "tasks": ("from verifiers.v1 import Taskset", "verifiers 9.9.9: .*pip install .*verifiers==0.4.0"),
 }  # fmt: skip
@@ -84,13 +85,15 @@ def said(tmp_path_factory) -> dict[str, str]:
         "verifiers/clients.py": "Client = OpenAIChatCompletionsClient = OpenAICompletionsClient = object",
         "verifiers/utils/__init__.py": "",
         "verifiers/utils/error_utils.py": "ErrorChain = object",
+        "verifiers/finds.py": "def harness(id):\n raise ModuleNotFoundError(f'harness {id!r} not found')",
+        "harnessed.py": "import verifiers.finds\ndef load_environment():\n verifiers.finds.harness('nope')",
         "configured.py": "def load_environment():\n raise ValueError('no seed')",
         **{f"{name}.py": text for name, (text, _) in FAILING.items()},
     }
     for name, text in planted.items():
         (folder / name).parent.mkdir(exist_ok=True, parents=True)
         (folder / name).write_text(text)
-    command = [sys.executable, "-c", LOADS, str(folder), *FAILING, "configured", "not_there", "not.there"]
+    command = [sys.executable, "-c", LOADS, str(folder), *FAILING, "configured", "harnessed", "not_there", "not.there"]
     lines = subprocess.run(command, capture_output=True, text=True, timeout=60).stdout.splitlines()
     return dict(line.split("|", 1) for line in lines)
 
@@ -105,5 +108,6 @@ def test_what_cannot_be_made_names_the_configuration_and_what_is_not_there_its_p
     assert re.search(
         r"could not be loaded: ValueError: no seed.*Look at \[environment.NAME.config\]", said["configured"]
     )
+    assert re.search(r"could not be loaded: .*'nope' not found.*Look at \[environment.NAME.config\]", said["harnessed"])
     for name in ("not_there", "not.there"):
         assert "there is no module" in said[name] and "folder in [environment.NAME]" in said[name]
