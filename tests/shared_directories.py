@@ -1,7 +1,7 @@
 """Notices a test that changes a directory which several tests share: file modes stop nobody who runs the tests as root.
 
 A directory or file is shared if a fixture of a wider scope than one test returns it as a Path, by itself or in a tuple. A fixture that
-makes directories on demand calls `shared(directory)` for each. One whose tests may change its folder returns an
+makes directories on demand calls `share_directory(directory)` for each. One whose tests may change its folder returns an
 object that has it. After each test every shared directory must have the files, sizes and times that it had; the test that changed
 one fails and names the files.
 """
@@ -21,7 +21,7 @@ _shared: dict[Path, Files] = {}
 
 
 @pytest.fixture(scope="session")
-def shared() -> Callable[[Path], Path]:
+def share_directory() -> Callable[[Path], Path]:
     """Return a function that marks a finished directory as one that no test may change, and returns it."""
     return share
 

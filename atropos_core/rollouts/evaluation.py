@@ -199,11 +199,14 @@ def _means(groups: Sequence[ScoredGroup], shares: Mapping[str, Share]) -> Metric
 
 
 def cut_off_lowest(groups: Sequence[ScoredGroup]) -> float:
-    """The share of the episodes that were cut off at max_tokens, are not correct, and earned little or no more than the lowest reward."""
+    """Return the share of the episodes that were cut off at max_tokens, are not correct, and earned little or no more than the lowest
+    reward. Equal rewards above 0 say nothing of those that were cut off."""
     episodes = [episode for group in groups for episode in group.episodes]
     if not episodes:
         return 0.0
     rewards = np.concatenate([group.rewards for group in groups])
+    if rewards.min() == rewards.max() > 0:
+        return 0.0
     low = rewards <= rewards.min() + 0.1 * (rewards.max() - rewards.min())
     cut = [episode.finish == "length" and episode.correct is not True for episode in episodes]
     return float((low & np.array(cut)).mean())

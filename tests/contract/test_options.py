@@ -411,7 +411,7 @@ def test_an_option_that_does_nothing_beside_another_is_refused(component, option
 
 
 BOUNDS = {  # of a check of health: what is tried in place of the default
-    "steps": (5,), "share": (0.001, 0.99), "ratio": (1.01, 1e6), "tolerance": (1e6,), "floor_nats": (0.0, 1e6), "fall": (0.0, 0.99),
+    "steps": (1, 5), "share": (0.001, 0.99), "ratio": (1.01, 1e6), "tolerance": (1e6,), "floor_nats": (0.0, 1e6), "fall": (0.01, 0.99),
     "cut_off": (0.01, 1.0), "floor_s": (0.0, 1e6), "after_s": (1.0, 1e6), "nats": (0.001, 1e6), "action": ("off",), "z": (0.1, 1e6),
 }  # fmt: skip
 FURTHER = {
@@ -424,7 +424,8 @@ HEALTH = [option for option in every_option() if re.fullmatch(r"run\.health\.\w+
 
 def looked_at(section: HealthSection, name: str, numbers: dict[str, float]) -> list[str]:
     looks = [check for check in checks(section) if check.name == name]
-    after = [healthy(step) for step in range(1, 7)] + [healthy(0) | numbers] * 4
+    before = [] if name == "cut_off" else [healthy(step) for step in range(1, 7)]  # which is about the first step on
+    after = before + [healthy(0) | numbers] * 4
     return [repr(check.look(step, seen)) for check in looks for step, seen in enumerate(after, 1)]
 
 

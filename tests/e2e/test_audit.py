@@ -19,7 +19,7 @@ from tests.e2e.runs import finish
 
 RUN = (
     "--model", "toy", "--deterministic", "--steps", "4", "--set", "training.groups_per_step=4", "--set", "checkpoint.every=1",
-    "--set", "checkpoint.keep=10", "--set", "transform.group_advantage.use=group_advantage", "--set", "evaluation.problems=4",
+    "--set", "checkpoint.keep=10", "--set", "transform.drop_flat.use=none", "--set", "evaluation.problems=4",
     "--set", "trainer.learning_rate=20.0",
 )  # fmt: skip
 STEP = 3
@@ -241,7 +241,7 @@ OVERLAPPED = (
     "--env", "gsm8k", "--steps", "6", "--set", "training.groups_per_step=4", "--set", "training.group_size=4", "--set",
     "evaluation.problems=0", "--set", "checkpoint.every=1", "--set", "checkpoint.keep=10", "--set", "training.max_staleness=2",
     "--set", "trainer.minibatches=2", "--set", "transform.zscore.use=zscore", "--set", "transform.zscore.warm_up=4", "--set",
-    "transform.group_advantage.use=group_advantage",
+    "transform.drop_flat.use=none",
 )  # fmt: skip
 
 

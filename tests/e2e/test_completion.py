@@ -24,7 +24,7 @@ LINES = {
     'atropos run --bridge i': "ipc",
     'atropos run --engine to': "toy",
     'atropos run --dete': "--deterministic",
-    'atropos run --set checkpoint.': "checkpoint.every= checkpoint.keep=",
+    'atropos run --set checkpoint.': "checkpoint.every= checkpoint.keep= checkpoint.other_tasks=",
     'atropos run --engine toy --set engine.lat': "engine.latency_s=",
     'atropos run --env gsm8k --set environment.gsm8k.source': "environment.gsm8k.source=",
     'atropos resume ""': "runs/a-2 runs/a-1",

@@ -45,7 +45,7 @@ def not_json(name: str) -> None:
 def page(run: Path, out: Path) -> None:
     """All that the viewer's page reads, each at its address; what is refused is shown on the page."""
     from atropos_viewer.library import Library
-    from atropos_viewer.server import _json
+    from atropos_viewer.server import json_answer
 
     library = Library([run])
     overview = library.get("runs", {})[0]
@@ -55,7 +55,7 @@ def page(run: Path, out: Path) -> None:
     refused = []
     for address in ("runs", "runs/0/metrics", *steps, *(f"{one}/search" for one in steps), *rows, *evaluations):
         try:
-            answer = _json(200, library.get(address, {"text": "a"}))
+            answer = json_answer(200, library.get(address, {"text": "a"}))
             json.loads(answer.body, parse_constant=not_json)
         except AtroposError as error:
             refused.append(error)

@@ -22,14 +22,14 @@ def model(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def model_of(tmp_path_factory, shared):
+def model_of(tmp_path_factory, share_directory):
     directory = tmp_path_factory.mktemp("made")
-    return lambda: directory if (directory / "config.json").exists() else written(directory, shared)
+    return lambda: directory if (directory / "config.json").exists() else written(directory, share_directory)
 
 
-def written(directory, shared):
+def written(directory, share_directory):
     (directory / "config.json").write_text("whole")
-    return shared(directory)
+    return share_directory(directory)
 
 
 def test_reads(model, model_of):

@@ -109,7 +109,7 @@ def test_a_worker_of_make_test_is_forked_and_has_a_template_of_its_own(request):
     if not (hasattr(request.config, "workerinput") and request.config.getoption("--warm")):
         pytest.skip("no worker of `pytest --warm -n`, as `make test` has")
     worker = psutil.Process()
-    assert worker.cmdline()[0].startswith("//"), "each would import what the template has imported once"
+    assert is_template(worker.ppid()), "each would import what the template has imported once"
     assert [is_template(child.pid) for child in worker.children()].count(True) == 1
 
 

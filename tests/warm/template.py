@@ -192,6 +192,7 @@ def run(job: tuple[str, list[str]]) -> None:
         if module == "-c":
             exec(command[-1], {"__name__": "__main__"})
         else:
+            sys.modules.pop(module, None)  # or runpy warns that it was imported before
             runpy._run_module_as_main(module)  # type: ignore[attr-defined]
     except SystemExit as ended:
         code = ended.code

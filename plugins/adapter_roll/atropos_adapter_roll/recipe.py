@@ -17,7 +17,7 @@ from atropos_core.plugins.manager import load_plugins
 VALIDATION_GROUPS = 64  # environments that run the held-out split at once
 HEADER = """# For ROLL's agentic pipeline, written by Atropos's adapter `roll`.
 # ROLL does in its own way what [trainer], [bridge], [engine], [launcher], [curriculum], [sink.*], [health], [watch], [hub], [api],
-# deterministic, oversubscribe, plot and restarts say. Only the learning rate of these is carried over. Of [transform.*],
+# date, deterministic, oversubscribe, plot and restarts say. Only the learning rate of these is carried over. Of [transform.*],
 # group_advantage is; of [training], steps, groups_per_step, group_size and max_staleness; of [evaluation], problems and every; of
 # [checkpoint], every.
 """

@@ -187,15 +187,15 @@ def test_a_folder_that_becomes_a_link_while_it_is_copied_is_left_out(
     for folder in (work / "deep" / "er", secret):
         folder.mkdir(parents=True)
         (folder / "file").write_text(folder.parent.name)
-    make_folder = left_files._Copy._make_folder
+    make_folder = left_files.Copy._make_folder
 
-    def swap(copy: left_files._Copy, folder: str) -> None:
+    def swap(copy: left_files.Copy, folder: str) -> None:
         make_folder(copy, folder)
         if os.path.normpath(folder) == swapped:
             (work / swapped).rename(tmp_path / "moved")
             (work / swapped).symlink_to(secret if swapped == "deep/er" else secret.parent)
 
-    monkeypatch.setattr(left_files._Copy, "_make_folder", swap)
+    monkeypatch.setattr(left_files.Copy, "_make_folder", swap)
     assert copied(work, tmp_path / "copy").left_out == 1
     assert not [path for path in (tmp_path / "copy").rglob("*") if path.is_file()]
 

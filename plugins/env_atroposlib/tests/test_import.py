@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -65,9 +66,9 @@ def test_what_is_not_carried_over_is_said(made: tuple[Path, str]) -> None:
 
 
 def test_the_skeleton_keeps_its_contract_where_it_has_tasks_and_says_what_is_missing_before(
-    made: tuple[Path, str], atropos: Any
+    made: tuple[Path, str], atropos: Any, tmp_path: Path
 ) -> None:
-    folder, _ = made
+    folder = shutil.copytree(made[0], tmp_path / "env_sums")
     code = folder / "atropos_env_sums/environment.py"
     info = folder / "sums-0.1.0.dist-info"  # as installing it would leave one
     info.mkdir()
@@ -91,7 +92,7 @@ def test_the_skeleton_keeps_its_contract_where_it_has_tasks_and_says_what_is_mis
 def test_it_is_formatted_and_linted(made: tuple[Path, str]) -> None:
     for command in (("check", "--select", "E,F,I,UP,B"), ("format", "--check")):
         ended = subprocess.run(
-            [sys.executable, "-m", "ruff", *command, "--isolated", "--line-length", "120", "atropos_env_sums"],
+            [sys.executable, "-m", "ruff", *command, "--no-cache", "--isolated", "--line-length", "120", "atropos_env_sums"],
             cwd=made[0], capture_output=True, text=True, timeout=60,
         )  # fmt: skip
         assert ended.returncode == 0, ended.stdout + ended.stderr

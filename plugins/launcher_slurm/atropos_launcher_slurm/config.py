@@ -18,7 +18,9 @@ def _line(text: str) -> str:
 
 def _option(text: str) -> str:
     if not re.match(r"--[a-z][a-z-]*(=|$)", text):
-        raise ValueError("an option of sbatch is written as --name or --name=value, one in each text")
+        raise ValueError(
+            "an option of sbatch begins with two dashes, and has its value behind an equals sign: one option in each text"
+        )
     return text
 
 

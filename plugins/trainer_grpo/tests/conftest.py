@@ -45,7 +45,7 @@ def one_thread():
 
 
 @pytest.fixture(scope="session")
-def model_of(tmp_path_factory, shared) -> Callable[..., Path]:
+def model_of(tmp_path_factory, share_directory) -> Callable[..., Path]:
     """A model directory that tests share: `model_of("qwen3", tied=True, dtype=torch.float32)`. Change a copy of it."""
     made: dict[tuple, Path] = {}
 
@@ -64,7 +64,7 @@ def model_of(tmp_path_factory, shared) -> Callable[..., Path]:
             fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<end>")
             fast.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
             fast.save_pretrained(directory)
-            made[kind, tied, dtype] = shared(directory)
+            made[kind, tied, dtype] = share_directory(directory)
         return made[kind, tied, dtype]
 
     return make

@@ -33,14 +33,14 @@ NF4 = [  # QLoRA, arXiv 2305.14314, appendix E
 
 
 @pytest.fixture(scope="session")
-def on_grid(model_of, tmp_path_factory, shared):
+def on_grid(model_of, tmp_path_factory, share_directory):
     made = {}
 
     def make(kind="qwen3", tied=True, dtype=torch.float32, form="nf4"):
         if (kind, tied, dtype, form) not in made:
             directory = tmp_path_factory.mktemp("rounded") / kind
             write(model_of(kind, tied, dtype), directory, form)
-            made[kind, tied, dtype, form] = shared(directory)
+            made[kind, tied, dtype, form] = share_directory(directory)
         return made[kind, tied, dtype, form]
 
     return make

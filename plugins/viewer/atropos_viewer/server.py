@@ -86,16 +86,16 @@ def application(library: Library, token: str) -> ASGIApp:
                 "this page wants the token of its address.",
                 remedy="Open the whole address that `atropos view` printed; each start has another token.",
             )
-            return _json(401, _said(refused))
+            return json_answer(401, _said(refused))
         try:
-            return _json(200, library.get(request.path_params["address"], request.query_params))
+            return json_answer(200, library.get(request.path_params["address"], request.query_params))
         except AtroposError as error:
-            return _json(404, _said(error))
+            return json_answer(404, _said(error))
 
     def page(request: Request) -> Response:
         name = request.path_params.get("name", "index.html")
         if name not in assets:
-            return _json(404, {"message": "there is no such file.", "remedy": ""})
+            return json_answer(404, {"message": "there is no such file.", "remedy": ""})
         return Response(assets[name], media_type=KINDS[name[name.rindex(".") :]])
 
     assets = page_files()
@@ -146,7 +146,7 @@ def _name(host: str) -> str:
         return ""
 
 
-def _json(status: int, value: object) -> Response:
+def json_answer(status: int, value: object) -> Response:
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=str)
     return Response(text.encode("utf-8", "replace"), status, media_type="application/json")
 

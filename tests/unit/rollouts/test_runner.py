@@ -545,7 +545,10 @@ async def test_a_hosted_reward_that_hangs_once_fails_that_group_alone(tmp_path):
     settings = {
         "model": "toy",
         "environment": {"words": {"use": f"{Path(__file__).parents[1] / 'parts.py'}:Words"}},
-        "reward": {"format": {"patterns": ["^(a+)+$"], "runs_in": "process", "deadline_s": 2.0}},
+        "reward": {
+            "environment": {"use": "none"},
+            "format": {"patterns": ["^(a+)+$"], "runs_in": "process", "deadline_s": 2.0},
+        },
     }
     resolved = plugins.resolve_model("toy")
     plan = make_plan(load([Layer("preset", resolved.preset), Layer("test", settings)]).config, resolved, plugins)

@@ -37,10 +37,10 @@ class LeftFiles:
 
 def copy_left(source: Path, target: Path, most_bytes: int, within_s: float) -> LeftFiles:
     """Fill `target`, which is made here. Raises NotGradable for more than can be copied, or not in this time."""
-    return _Copy(source, target, most_bytes, time.monotonic() + within_s).run()
+    return Copy(source, target, most_bytes, time.monotonic() + within_s).run()
 
 
-class _Copy:
+class Copy:
     def __init__(self, source: Path, target: Path, most_bytes: int, until: float) -> None:
         self._source = source
         self._target = target
