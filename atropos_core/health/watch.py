@@ -128,7 +128,10 @@ def write(directory: Path, row: Mapping[str, Any]) -> None:
 
 
 def still_ill(directory: Path) -> list[HealthChange]:
-    """The checks that a run ended with, as health.jsonl has them."""
+    """The checks that a run ended with, as health.jsonl has them. None if the directory is not found: a component may have changed the
+    current directory, and `directory` may be relative to it."""
+    if not (directory / "config.toml").is_file():
+        return []
     last = {change.check: change for change in RunRecords(directory).health()}
     return [change for change in last.values() if change.state == "ill" and change.check != "run"]
 

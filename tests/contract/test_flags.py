@@ -63,7 +63,7 @@ TEACHABLE = ("run", *TOY, "--env", WATCHED, *SMALL, "--dir", "run")
 SHARED = {  # by every command that makes a configuration of them
     "--env": ("--env", CONSTANT),
     "--model": ("--model", "other-model"),
-    "--reward": ("--reward", "length"),
+    "--reward": ("--reward", "numeric"),
     "--seed": ("--seed", "7"),
     "--set": ("--set", "sampling.max_tokens=3"),
     "--bridge": ("--bridge", "ipc"),

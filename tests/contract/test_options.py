@@ -415,6 +415,7 @@ BOUNDS = {  # of a check of health: what is tried in place of the default
     "cut_off": (0.01, 1.0), "floor_s": (0.0, 1e6), "after_s": (1.0, 1e6), "nats": (0.001, 1e6), "action": ("off",), "z": (0.1, 1e6),
 }  # fmt: skip
 FURTHER = {
+    "policy_collapse": {"reward/mean": 0.3, "policy/probe_shift_nats": 30.0},
     "length": {"rollouts/cut_off": 0.3},
     "entropy": {"entropy/sampled": 0.002},
     "stale_share": {"groups/stale": 3.0},

@@ -77,6 +77,8 @@ ALLOWED = {  # names on the wire, of files, of options that are refused, and of 
     ("docs/glossary.md", "what the names were before"): "the table of names that code no longer has",
     ("plugins/trajectory_api/atropos_trajectory_api/native/openapi.py", "playing"): "a field on the wire",
     ("plugins/env_textarena/README.md", "players = 2"): "an option, by textarena's own word",
+    ("plugins/env_textarena/atropos_env_textarena/environment.py", "players of"): "an option, by textarena's own word",
+    ("tests/worlds/test_textarena.py", "players of"): "an option, by textarena's own word",
     ("tests/worlds/test_textarena.py", "Player "): "what textarena says",
     ("tests/contract/test_options.py", "game parameters players"): "an option, by textarena's own word",
     ("tests/contract/test_flags.py", "--hands"): "a flag that is refused",

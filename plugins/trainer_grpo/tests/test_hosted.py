@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from atropos_core.errors import ConfigError, OutOfMemory, TrainingDiverged
+from atropos_core.errors import OutOfMemory, TrainingDiverged
 from atropos_core.processes.child import Child
 from atropos_core.processes.proxies import HostedTrainer
 from plugins.trainer_grpo.tests.conftest import refuse_memory_beyond
