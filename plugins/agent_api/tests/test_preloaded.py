@@ -107,6 +107,7 @@ async def test_a_keeper_that_is_killed_leaves_nothing_of_what_was_forked(tmp_pat
         assert len(below) >= 3
         if not reads:  # its end then resets the connection
             keeper.send_signal(signal.SIGSTOP)
+            await until(lambda: keeper.status() == psutil.STATUS_STOPPED, "it does not stop")
             running._writer.write(b"stop\n")
         keeper.send_signal(signal.SIGKILL)
         with pytest.raises(SandboxError, match="keeper of a program was killed"):
