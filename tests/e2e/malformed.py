@@ -117,7 +117,7 @@ def native_bodies(worker: str, session: int) -> dict[str, Any]:
         "/v1/groups": {"groups": [{"key": "k", "worker": worker, "frame": frame}]},
         "/v1/workers": {
             "name": "w", "environment": "one", "tasks": 3, "weight": 1.0, "minimum": 0.1, "group_size": 4, "tokenizer": "",
-            "vocabulary": 0, "playing": [1, 2],
+            "vocabulary": 0, "digest": "d", "playing": [1, 2],
         },
         f"/v1/workers/{worker}/heartbeat": {"draining": False, "returned": [1, 2]},
         f"/v1/workers/{worker}/draws": {"n": 2, "playing": [3]},
