@@ -1,6 +1,6 @@
-"""Notices a test that changes a directory which several tests share: file modes stop nobody who runs the tests as root.
+"""Fail a test that changes a directory which several tests share. File modes do not: tests may run as root.
 
-A directory or file is shared if a fixture of a wider scope than one test returns it as a Path, by itself or in a tuple. A fixture that
+A directory or file is shared if a fixture of a wider scope than one test returns it as a Path, alone or in a tuple. A fixture that
 makes directories on demand calls `share_directory(directory)` for each. One whose tests may change its folder returns an
 object that has it. After each test every shared directory must have the files, sizes and times that it had; the test that changed
 one fails and names the files.
@@ -67,7 +67,7 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object
     for path, before in _shared.items():
         now = files_of(path)
         changed += [file for file in {**before, **now} if before.get(file) != now.get(file)]
-        _shared[path] = now  # one test is to blame, and not each that follows
+        _shared[path] = now  # so that the tests that follow are not blamed too
     result = yield
     assert not changed, f"this test changed what other tests share: {', '.join(changed[:10])}"
     return result

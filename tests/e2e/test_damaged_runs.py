@@ -194,7 +194,7 @@ def outcome(reader: str, run: Path, out: Path) -> tuple[int, str]:
 
 
 def fault_of(reader: str, file: str, way: str, whole: Path, folder: Path) -> str:
-    """What is wrong with how a reader takes one damaged file; empty where nothing is."""
+    """Return the faults of a reader that meets one damaged file, or nothing if it has none."""
     run = folder / "run"
     shutil.copytree(whole, run)
     place_damage(run, file, way)

@@ -1,4 +1,4 @@
-"""A model that cannot be trained is refused from its files alone."""
+"""A model that cannot be trained is refused before it is loaded."""
 
 from __future__ import annotations
 

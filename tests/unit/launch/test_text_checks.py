@@ -1,4 +1,4 @@
-"""What is said of prompts and rewards that meet the special tokens of a model."""
+"""Warnings about prompts and rewards that contain special tokens of a model."""
 
 from __future__ import annotations
 
