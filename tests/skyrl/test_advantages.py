@@ -32,7 +32,7 @@ TRANSFORMS = {
     "GRPO": {"group_advantage": {}, "drop_flat": {}},
     "Dr.GRPO": {"group_advantage": {"divide_by_std": False}},
     "RLOO": {"group_advantage": {"baseline": "others"}},
-    "under another name": {"mine": {"use": "group_advantage", "baseline": "others"}},
+    "under another name": {"group_advantage": {"use": "none"}, "mine": {"use": "group_advantage", "baseline": "others"}},
 }
 
 
@@ -132,7 +132,7 @@ async def test_advantages_of_the_environments_own_are_skyrls_token_by_token(tmp_
     ("table", "training", "wanted"),
     [
         ({"group_advantage": {"baseline": "none"}}, {}, "no estimator for them"),
-        ({"drop_flat": {}}, {}, "no estimator for them"),
+        ({"group_advantage": {"use": "none"}, "drop_flat": {}}, {}, "no estimator for them"),
         ({"zscore": {}, "group_advantage": {}}, {}, r"\[transform.zscore\] changes advantages"),
         ({}, {"group_size": 1}, "training.group_size=1"),
     ],
