@@ -15,7 +15,7 @@ from atropos_adapter_roll.trial import Stock, right_replies
 from atropos_core.builtin.rewards import EnvironmentReward
 from atropos_core.interfaces import Engine, ModelInfo
 from atropos_core.processes.endpoints import LocalEndpoint
-from atropos_core.rollouts.replies import message_of
+from atropos_core.rollouts.replies import AS_SAMPLED, message_of
 from atropos_core.rollouts.runner import RolloutRunner, WeightedReward
 from atropos_core.rollouts.tokenizer import ChatTokenizer
 from atropos_core.seeds import derive
@@ -109,7 +109,9 @@ async def test_our_own_loop_and_gem_see_the_same_messages_and_rewards(name):
 
 
 def as_parsed(message):
-    return message_of(message["content"]) if message["role"] == "assistant" else dict(message)
+    """The message as an episode records it: without the keys that only rewards read."""
+    parsed = message_of(message["content"]) if message["role"] == "assistant" else message
+    return {name: value for name, value in parsed.items() if name not in AS_SAMPLED}
 
 
 async def test_a_group_that_its_environment_scores_has_our_own_loops_rewards():
