@@ -43,9 +43,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def policy(run: Path) -> Path:
-    assert run_app(["export", str(run), "--as", "hf", "--out", str(run / "exported")]) == 0
-    return run / "exported"
+def policy(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    exported = tmp_path_factory.mktemp("policy") / "exported"
+    assert run_app(["export", str(run), "--as", "hf", "--out", str(exported)]) == 0
+    return exported
 
 
 def trained(form: str, data: Path, policy: Path) -> dict[str, Any]:
