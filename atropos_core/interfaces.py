@@ -81,7 +81,7 @@ class Score:
     parts: Mapping[str, float] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
     abstains: bool = (
-        False  # there is no score, and `value` is 0: other rewards decide, and without any it is not trained
+        False  # no score: `value` is 0, and the other rewards decide. Without any, the episode is not trained
     )
 
 
@@ -313,8 +313,8 @@ class Trainer(ABC):
         """As Engine.logprobs, by the trainer's own forward pass."""
 
     async def rounding(self, sequences: Sequence[Tokens], temperature: float = 1.0) -> float | None:
-        """By how many nats rounding alone may move a logprob of these sequences, as measured: what engine and trainer may differ
-        by. None where this trainer cannot tell."""
+        """The measured number of nats by which rounding can move a logprob of these sequences. Engine and trainer may differ by so
+        much. None if this trainer cannot measure it."""
         return None
 
     async def token_values(self) -> Mapping[str, Floats]:

@@ -52,7 +52,7 @@ class Sampling:
         return self.top_p < 1.0 or self.top_k > 0
 
     def of_run(self) -> dict[str, Any]:
-        """What a run sets, by name, as JSON has it; `stop` only if there is any."""
+        """The values that a run sets, by name, as JSON; `stop` only if it is not empty."""
         kept = {name: value for name, value in vars(self).items() if name not in ("stop_ids", "stop")}
         return kept | ({"stop": list(self.stop)} if self.stop else {})
 

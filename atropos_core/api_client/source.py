@@ -19,7 +19,7 @@ from atropos_core.interfaces import Curriculum, ModelInfo, TaskSource
 from atropos_core.observe.profile import Profile
 from atropos_core.rollouts.policy_versions import sampled_after, without_versions_after
 from atropos_core.rollouts.producer import PATIENCE, no_progress, refuse_no_draws
-from atropos_core.rollouts.source import Lease, Source, say_other_tasks, size_has_changed
+from atropos_core.rollouts.source import Lease, Source, say_other_tasks, size_warning
 from atropos_core.storage.atomic import write_whole
 from atropos_core.types import Draw, ScoredGroup
 
@@ -238,7 +238,7 @@ class ApiSource(Source):
         """Warn of a worker with other tasks than the run has drawn from. Raises CheckpointError for it when a run is resumed."""
         had_size, known = self._tasks.get(name, (size, []))
         if had_size != size:
-            console.warn(size_has_changed(name, size, had_size))
+            console.warn(size_warning(name, size, had_size))
         for digest in digests:
             if known and had_size == size and digest not in known:
                 fact = (

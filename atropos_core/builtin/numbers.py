@@ -125,8 +125,8 @@ def only_value(text: str) -> Fraction | None:
 
 
 def stated_answer(text: str) -> str | None:
-    r"""What a text marks as its answer: the rest of the line after its last `####`, or the content of its last `\boxed{}`, whichever
-    comes last."""
+    r"""Return the answer that a text marks: the rest of the line after its last `####`, or the content of its last `\boxed{}`. The later
+    of the two counts."""
     boxed, hashed = text.rfind(_BOXED), text.rfind("####")
     if boxed > hashed:
         return _braced(text[boxed + len(_BOXED) :])

@@ -86,12 +86,12 @@ class LengthReward(Reward):
 
 
 def last_message(episode: Episode) -> Message:
-    """The last assistant message, empty where there is none."""
+    """The last assistant message; empty if there is none."""
     return next((one for one in reversed(episode.messages) if one.get("role") == "assistant"), {})
 
 
 def last_reply(episode: Episode) -> str:
-    """The content of the last assistant message, without its reasoning and tool calls; empty where there is none."""
+    """The content of the last assistant message, without its reasoning and tool calls; empty if there is none."""
     return str(last_message(episode).get("content") or "")
 
 

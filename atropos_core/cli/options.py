@@ -114,10 +114,9 @@ def configure(
     preset: bool = True,
 ) -> tuple[Loaded, ResolvedModel, Plugins]:
     """Flags over file over the model's preset over defaults. `saved`: a run's directory, whose saved file has all components.
-    `flags`: values that the command has flags of its own for, by
-    path. `uses`: what it makes use of, where that is not all. Without `download`, a model of the hub is known by its name
-    alone; without `preset`, what a model recommends is not taken. Raises ConfigError for a --set that would do nothing: a run file
-    may serve several commands, a flag is for this one."""
+    `flags`: values of the flags that only this command has, by path. `uses`: the sections that the command reads, if not all. Without
+    `download`, only the name of a model of the hub is resolved; without `preset`, the model's recommended values are not taken. Raises
+    ConfigError for a --set that this command does not read: a run file may serve several commands, a flag only this one."""
     from atropos_core.config import run_file as config
     from atropos_core.errors import ConfigError
     from atropos_core.plugins.manager import load_plugins

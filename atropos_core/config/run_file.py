@@ -140,8 +140,8 @@ class TrainingSection(Section):
     max_logprob_diff: float | None = Field(
         None,
         gt=0,
-        description="engine against trainer, in nats; beyond it the run stops. Unset: 1e-4 for float32 weights, or 4 "
-        "times the model's own rounding where that is more; 0.5 for 16-bit ones",
+        description="the largest difference between engine and trainer, in nats; the run stops above it. Unset: 0.5 for 16-bit "
+        "weights; for float32 ones 1e-4, or 4 times the model's own rounding if that is larger",
     )
 
 
@@ -392,7 +392,7 @@ def load(layers: Iterable[Layer]) -> Loaded:
             if isinstance(named, Mapping):
                 merged[section] = {} if layer.whole else _in_order(section, merged[section], named, layer)
         _merge(merged, layer.values, origins, layer.origin)
-        _refuse_options_of_what_is_left_out(merged, layer)
+        _refuse_idle_options(merged, layer)
     for section in NAMED:
         merged[section] = _named(merged[section])
     try:
@@ -409,9 +409,9 @@ def read_file(path: Path) -> Layer:
         raise ConfigError(f"there is no run file {path}.") from None
     except OSError as error:
         if path.is_dir():
-            going_on = f"To go on with the run in it: atropos resume {console.quoted(path)}"
+            resume = f"To continue the run in it: atropos resume {console.quoted(path)}"
             raise ConfigError(
-                f"{path} is a directory, and no run file.", remedy=going_on if (path / "config.toml").exists() else None
+                f"{path} is a directory, not a run file.", remedy=resume if (path / "config.toml").exists() else None
             ) from None
         raise ConfigError(f"the run file {path} cannot be read: {error.strerror}.") from error
     except UnicodeDecodeError as error:
@@ -548,8 +548,8 @@ def _in_order(section: str, there: Mapping[str, Any], named: Mapping[str, Any], 
     return {name: there.get(name, {}) for name in order}
 
 
-def _refuse_options_of_what_is_left_out(merged: Mapping[str, Any], layer: Layer) -> None:
-    """Raises ConfigError."""
+def _refuse_idle_options(merged: Mapping[str, Any], layer: Layer) -> None:
+    """Raises ConfigError for options of a component that is left out."""
     for section in NAMED:
         named = layer.values.get(section)
         for name, table in named.items() if isinstance(named, Mapping) else ():

@@ -1,6 +1,6 @@
-"""Work that would keep an event loop from everything else: one thread of the process does it, one job after another.
+"""Long jobs that would block an event loop. One thread of the process does them, one after another.
 
-One thread, so that however many jobs wait, the loop shares Python with a single other thread and waits milliseconds for it.
+There is only one thread, so that the loop waits only milliseconds for Python's lock, however many jobs are queued.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ T = TypeVar("T")
 
 
 async def apart(function: Callable[..., T], *arguments: Any, **named: Any) -> T:
-    """Call it in that thread. Raises what it raises. Cancelled, it is computed all the same."""
+    """Call the function in that thread. Raises what it raises. Cancelling does not stop the function."""
     return await asyncio.get_running_loop().run_in_executor(_THREAD, partial(function, *arguments, **named))
 
 
 async def apart_if_long(value: Any, function: Callable[..., T], *arguments: Any, **named: Any) -> T:
-    """The same where `value`, which the function is about, is long; else at once."""
+    """Call the function in that thread if `value`, its input, is long, or else at once."""
     return await apart(function, *arguments, **named) if is_long(value) else function(*arguments, **named)
 
 
 def is_long(value: Any) -> bool:
-    """Whether a value of JSON's kind has more than LONG characters in all. Looks at no more of it than that takes."""
+    """Return True if a JSON value has more than LONG characters in all. Stops counting there."""
     return characters(value, LONG) > LONG
 
 
 def characters(value: Any, most: int) -> int:
-    """How many characters it has, VALUE of them for each value in it: exact up to `most`, above it some larger number."""
+    """The number of characters in a JSON value, with VALUE added for each value in it. Exact up to `most`, or else some larger number."""
     found, waiting = 0, [iter((value,))]
     while waiting and found <= most:
         for one in waiting[-1]:

@@ -48,7 +48,8 @@ def largest_rounding(dtype: str) -> float:
 
 
 def bound_of(rounding: float | None, dtype: str) -> float:
-    """Nats by which engine and trainer may differ where the model's own rounding is measured: never more than 16 bits have."""
+    """The largest allowed difference between engine and trainer, in nats, if the model's own rounding is measured. It is never above
+    the bound for 16-bit weights."""
     return min(max(largest_rounding(dtype), TIMES_ROUNDING * (rounding or 0.0)), ROUNDING_NATS_16_BIT)
 
 

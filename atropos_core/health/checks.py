@@ -323,7 +323,7 @@ class Unchecked(Check[options.ShareAbove]):
     )
 
     def wrong(self, seen: Numbers) -> str | None:
-        # What top_p or top_k cut is compared on one side: `health.alignment`.
+        # Tokens that top_p or top_k cut are compared on one side: `health.alignment`.
         share = seen["alignment/unchecked_share"] - seen.get("alignment/truncated_share", 0.0)
         if share <= self.options.share:
             return None
@@ -382,7 +382,8 @@ class Throughput(Check[options.Throughput]):
 
 
 class Silence(Check[options.Silence]):
-    """Reported by a timer, and well again with the step: groups that came late were no silence, and are what is usual from then on."""
+    """Reported by a timer, and well again when the step ends. Groups that were only late were not a silence: their time counts as usual
+    from then on."""
 
     name = "silence"
     needs = ()

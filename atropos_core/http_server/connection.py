@@ -416,8 +416,8 @@ class Connection(HttpToolsProtocol):
             self._begin()
 
     def _is_ambiguous(self) -> bool:
-        """Whether a proxy, a check of ours and an application could each take another host for the one that was called (RFC
-        9112, 3.2), or another end of the body for the right one (6.3)."""
+        """Return True if a proxy, our checks and the application could disagree on the request's host (RFC 9112, 3.2) or on the end
+        of its body (6.3)."""
         hosts = self._hosts
         if len(hosts) != 1:
             return bool(hosts) or self.parser.get_http_version() != "1.0"

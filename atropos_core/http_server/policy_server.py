@@ -39,7 +39,7 @@ class PolicyServer(Protocol):
 
 
 class ServePolicies(Protocol):
-    """Starts a PolicyServer on this machine alone, for policies of the model in this directory. `today`: what its chat
-    template is told when it asks for the date, as RunContext has it."""
+    """Start a PolicyServer that only this machine can reach, for policies of the model in this directory. `today`: the date that its
+    chat template gets, as in RunContext."""
 
     async def __call__(self, model: Path, today: str = "") -> PolicyServer: ...

@@ -70,7 +70,7 @@ class Plan:
 
     @property
     def today(self) -> str:
-        """What chat templates are told when they ask for the date."""
+        """The date that chat templates get when they ask for it."""
         return str(self.config.date or "")
 
     def tokenizer(self) -> ChatTokenizer:

@@ -212,7 +212,7 @@ def _by_version(checkpoints: Checkpoints, found: Audit) -> Mapping[int, Checkpoi
 async def _compare_one(
     trainer: Trainer, version: int, claims: Sequence[_Claim], records: RunRecords, dtype: str | None, found: Audit
 ) -> None:
-    """`dtype` of the weights, where the tolerance is the default."""
+    """`dtype`: of the weights, or None if the run file sets the tolerance."""
     differences: list[Fault] = []
     for number, of_step in groupby(claims, lambda claim: claim.step):
         step = records.step(number)
@@ -244,7 +244,7 @@ async def _allow_for_rounding(trainer: Trainer, tokens: SequenceTokens, dtype: s
     rounding = await trainer.rounding([tokens.ids], tokens.temperature or 1.0)
     if rounding is not None and (bound := bound_of(rounding, dtype)) > found.tolerance:
         found.tolerance = bound
-        found.why_tolerance = f"rounding alone moves logprobs of this model by {rounding:.2g}, as measured"
+        found.why_tolerance = f"by measurement, rounding moves logprobs of this model by {rounding:.2g}"
 
 
 def _parts(file: TokenFile, claims: Iterable[_Claim]) -> Iterator[list[tuple[_Claim, SequenceTokens]]]:

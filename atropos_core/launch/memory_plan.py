@@ -60,7 +60,7 @@ class MemoryPlan:
         return [device for device, needed in self.needed().items() if needed > self.available.get(device, needed)]
 
     def largest(self, device: str) -> list[PlanRow]:
-        """What counts on a device, the largest first."""
+        """The rows that count on a device, the largest first."""
         return sorted(
             (row for row in self.rows if row.counts and row.holding.device == device),
             key=lambda row: -row.holding.size_bytes,

@@ -1,4 +1,4 @@
-"""What to change about a run that does not fit. Each change is tried by planning the run again with it."""
+"""Changes of settings that make a run fit. Each change is tried by planning the run again with it."""
 
 from __future__ import annotations
 
@@ -113,11 +113,11 @@ class _Search:
             if tried is not None and tried.missing_bytes <= best.missing_bytes - NOTICED_BYTES:
                 best = tried
             elif best is not before:
-                break  # a smaller one helps no more
+                break  # a smaller one does not help further
         return None if best is before else best
 
     def _planned(self, settings: Mapping[str, Any]) -> Change | None:
-        """None if there is no such run."""
+        """The plan with these settings. None if they are refused."""
         layers = [Layer("run", dump(self._plan.config)), Layer(FLAG, nest(settings.items()))]
         try:
             plan = make_plan(load(layers).config, self._plan.model, self._plugins, rollouts=False, warns=False)

@@ -196,7 +196,7 @@ def _shape(directory: Path) -> dict[str, Any]:
 
 
 def _check_template(plan: Plan, directory: Path, tokenizer: ChatTokenizer) -> None:
-    """One that is there renders a question. Environments that render prompts of their own may do without one."""
+    """Check that the chat template renders a question. A model without a template passes if the environments render their own prompts."""
     try:
         tokenizer.render([{"role": "user", "content": "What is 38 + 7?"}])
     except (ConfigError, DataError) as error:

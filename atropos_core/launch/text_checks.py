@@ -50,8 +50,8 @@ def warn_of_rewards(components: Mapping[str, Mapping[str, ResolvedComponent]], t
         if sought:
             console.warn(
                 f"{label} looks for {', '.join(map(repr, sought))}. The model's tokenizer marks that as special, so replies are read "
-                'without it, and it is never found. Mark it as an ordinary token: "special": false in tokenizer.json, and not among '
-                "the special tokens of tokenizer_config.json."
+                'without it, and it is never found. Mark it as an ordinary token: "special": false in tokenizer.json. Also remove it '
+                "from the special tokens of tokenizer_config.json."
             )
 
 

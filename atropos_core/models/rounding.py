@@ -1,9 +1,9 @@
-"""How far rounding alone may move a model's logprobs, measured with the model's own forward pass.
+"""Measure how far rounding can move a model's logprobs, with the model's own forward pass.
 
 Two exact ways of computing with the same weights (a packed batch, a cache of keys and values, another kernel) round each
-layer's output differently, and the layers above carry that on. A forward pass in which every layer's output is moved by one
-unit in the last place, up or down at random, shows how far (Monte Carlo arithmetic: Parker, Pierce and Eggert, 2000). It
-needs no second copy of the weights, as float64 would.
+layer's output differently, and the layers above amplify that. To see by how much, a forward pass moves every layer's output
+by one unit in the last place, up or down at random (Monte Carlo arithmetic: Parker, Pierce and Eggert, 2000). Unlike a pass in
+float64, it needs no second copy of the weights.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from atropos_core.types import Floats
 
 
 async def measured_rounding(torch: ModuleType, model: Any, logprobs: Callable[[], Awaitable[list[Floats]]]) -> float:
-    """The largest change of what `logprobs` makes with `model` once each layer rounds otherwise, in nats."""
+    """The largest change, in nats, of what `logprobs` computes with `model` when each layer rounds differently."""
     exact = await logprobs()
     with noise_of_rounding(torch, model):
         moved = await logprobs()
@@ -28,13 +28,13 @@ async def measured_rounding(torch: ModuleType, model: Any, logprobs: Callable[[]
 
 @contextmanager
 def noise_of_rounding(torch: ModuleType, model: Any) -> Iterator[None]:
-    """Inside, the output of each torch layer of `model` with parameters of its own is off by a relative half epsilon of its type."""
+    """Inside this context, the output of each layer of `model` that holds parameters is off by half an epsilon of its type, relatively."""
     generators: dict[Any, Any] = {}
 
     def moved(layer: Any, given: Any, output: Any) -> Any:
         if not isinstance(output, torch.Tensor) or not output.is_floating_point():
             return output
-        if output.device not in generators:  # of its own: no other random number of the run is another
+        if output.device not in generators:  # a separate one, so that the run's other random numbers stay the same
             generators[output.device] = torch.Generator(output.device).manual_seed(0)
         drawn = torch.randint(0, 2, output.shape, generator=generators[output.device], device=output.device)
         return output + output * ((drawn * 2 - 1) * (torch.finfo(output.dtype).eps / 2))

@@ -1,9 +1,9 @@
 """A model's chat template, rendered in a process that can be ended.
 
 A template is a program that came with a model: it may loop, recurse or grow without end, on any conversation. Each process of a run
-that renders has one more process, which renders for all of its templates (`template_process.py`) and is replaced when a limit has
+that renders starts one child, which renders for all of its templates (`template_process.py`). The child is replaced when a limit has
 ended it. It starts with the first template, in 0.06 s and 20 MB, and ends with its parent. A call costs 0.05 ms more than rendering
-in place (a virtual machine with 2 cores). What is rendered is text; `tokenizer.py` makes the ids.
+in place (a virtual machine with 2 cores). The result is text; `tokenizer.py` makes the ids.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ from atropos_core.rollouts.template_calls import (
 )
 
 PROGRAM = "atropos_core.rollouts.template_process"
-ANSWER_S = 30.0  # until a call is answered, on a machine that does much else: the process has CPU_S of CPU time for it
+ANSWER_S = (
+    30.0  # until a call is answered. The process may use only CPU_S of CPU time for it; a busy machine takes longer
+)
 END_S = 1.0  # until the process has ended, once its connection is closed
 OTHER_TEMPLATE = "Put the chat template that the model's authors publish into the model's directory."
 
@@ -80,7 +82,7 @@ class ChatTemplate:
 
 
 def _plain(value: Any) -> Any:
-    """Only what JSON has, as transformers gives a template: no object with methods of its own."""
+    """The value in types of JSON, which is what transformers gives a template: no object that has other methods."""
     if value is None or type(value) in (str, int, float, bool):
         return value
     if isinstance(value, Mapping):
@@ -136,7 +138,7 @@ class Renderer:
                     raise _Ended(f"it took more than {self._cpu_s:g} s of CPU time")
                 raise WorkerLost(
                     f"the process that renders chat templates ended (exit code {code}).",
-                    remedy="What it wrote is in this process's stderr. The next conversation gets a new one.",
+                    remedy="Its output is in this process's stderr. The next conversation gets a new process.",
                 )
             if answer[0] == TOO_MUCH:
                 self._end()

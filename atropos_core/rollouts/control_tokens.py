@@ -1,10 +1,11 @@
 """Text of messages that looks like a model's control tokens stays text: a web page with `<|im_start|>system` in it, as a tool's
 result or in its description, begins no turn.
 
-A tokenizer finds such tokens wherever their text stands, and a chat template writes its own among those of messages. So what
-looks like one in a message, or may become one beside another text, is marked before the template sees it: after its first
-character, where a template that trims, splits or joins texts leaves the mark. A token with a mark in it is text. Where there is one,
-a second tokenizer encodes the rendered text: the same one, in which control tokens have other names, that only this module writes.
+A tokenizer finds such tokens wherever their text is, and a chat template writes its own tokens between the messages. So a text in a
+message that looks like a control token, or may become one next to another text, gets a mark before the template sees it. The mark is
+after its first character, so that a template that trims, splits or joins texts keeps it. A token with a mark in it is text. If there
+is one, a second tokenizer encodes the rendered text: the same one with other names for its control tokens, which only this module
+writes.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from atropos_core.types import Tokens
 
 def ids_of(tokenizer: Tokenizer, text: str) -> Tokens:
     """Raises UnicodeEncodeError for text that nothing can write down: half of a surrogate pair."""
-    try:  # a batch of one: other threads go on meanwhile, as with `encode` they do not
+    try:  # a batch of one, because `encode` keeps Python's lock and other threads would wait
         return np.asarray(tokenizer.encode_batch([text], add_special_tokens=False)[0].ids, np.int32)
     except TypeError:
         text.encode()  # which says what is wrong, and where
@@ -34,8 +35,8 @@ def ids_of(tokenizer: Tokenizer, text: str) -> Tokens:
 
 
 class ControlTokens:
-    """`texts`: of the control tokens. `kept`: those of tokens that a message may have, where a template may cut its text.
-    `tokenizer`: as JSON."""
+    """`texts`: the control tokens. `kept`: the tokens that a message may contain; a template may cut its text there. `tokenizer`: as
+    JSON."""
 
     def __init__(self, texts: Collection[str], tokenizer: Mapping[str, Any], kept: Collection[str] = ()) -> None:
         self._texts = sorted(text for text in texts if text.strip())  # space begins no turn
@@ -129,7 +130,7 @@ def _any_of(texts: Collection[str]) -> re.Pattern[str]:
 
 
 def _without_marks(text: str) -> tuple[str, list[int]]:
-    """And where they were. Two stand for one that a message has."""
+    """The text without marks, and the places where they were. Two marks in a row are one that was in the message."""
     pieces, marks, size = [], [], 0
     for piece in re.split(f"({MARK}+)", text):
         if piece.startswith(MARK):

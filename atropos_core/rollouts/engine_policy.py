@@ -77,8 +77,8 @@ class _Texts:
     async def text(self, ids: Tokens) -> str:
         return self._tokenizer.decode(ids)
 
-    async def ids_that_may_complete(self, texts: Sequence[str]) -> Sequence[int]:
-        return await asyncio.to_thread(self._tokenizer.ids_that_may_complete, texts)
+    async def completing_ids(self, texts: Sequence[str]) -> Sequence[int]:
+        return await asyncio.to_thread(self._tokenizer.completing_ids, texts)
 
 
 class EnginePolicy(Policy):

@@ -150,7 +150,7 @@ def _function_of(call: str) -> dict[str, Any] | None:
 
 
 def is_shallow(value: Any) -> bool:
-    """Whether values in values go no deeper than DEEPEST."""
+    """Return True if values are nested no deeper than DEEPEST."""
     level = [value]
     for _ in range(DEEPEST):
         level = [

@@ -51,7 +51,7 @@ _SPACE = re.compile(r"[\s\ufeff]*")
 
 
 def value_at(row: Row, column: str) -> Any:
-    """`reward_model.ground_truth` is found in the table `reward_model`; None where there is none."""
+    """The value of a column. `reward_model.ground_truth` is looked up in the table `reward_model`. None if the row lacks it."""
     value: Any = row
     while column and isinstance(value, Mapping):
         if column in value:
@@ -62,7 +62,7 @@ def value_at(row: Row, column: str) -> Any:
 
 
 def columns_in(row: Row) -> list[str]:
-    """The names that `value_at` knows, down to what is no table."""
+    """The names that `value_at` accepts for this row, down to values that are not tables."""
     found = []
     for name, value in row.items():
         within = isinstance(value, Mapping) and bool(value)
@@ -71,7 +71,7 @@ def columns_in(row: Row) -> list[str]:
 
 
 def read_rows(path: Path, prompt: str = "prompt") -> Iterator[tuple[str, Row]]:
-    """(where it stands, its values) of each row. NaN is read as None. `prompt`: the column by which a JSON object is known to be a row.
+    """(its place in the file, its values) of each row. NaN is read as None. `prompt`: the column that tells a JSON object to be a row.
     Raises DataError."""
     for file in files_of(path):
         try:
@@ -96,7 +96,7 @@ def files_of(path: Path) -> list[Path]:
         return files
     if _is_pattern(path):
         raise DataError(f"no file matches {path}.", remedy="Quote the pattern, so that the shell leaves it as it is.")
-    raise DataError(f"there is no file of tasks {path}.")
+    raise DataError(f"the file of tasks {path} does not exist.")
 
 
 def _is_pattern(path: Path) -> bool:
@@ -131,8 +131,8 @@ def _in_folder(folder: Path) -> list[Path]:
     if len(set(splits.values())) > 1:
         named = sorted({word for words in splits.values() for word in words})
         raise DataError(
-            f"the folder {folder} has files of several splits: {', '.join(named)} in some names, and not in all.",
-            remedy=f"Name those to train on, as '{folder}/train*{kinds[0]}', and the others apart from them.",
+            f"the folder {folder} has files of several splits: {', '.join(named)} in only some of the names.",
+            remedy=f"Name the files to train on, as '{folder}/train*{kinds[0]}', and name the others separately.",
         )
     return found
 
@@ -238,7 +238,7 @@ def _of_one_value(path: Path, value: Any, where: str, prompt: str) -> Iterator[t
         if given is None and len(lists) > 1:
             raise DataError(
                 f"{path} has several lists of rows: {', '.join(lists)}.",
-                remedy="Write each to a file of its own, one row a line.",
+                remedy="Write each list to a separate file, one row a line.",
             )
         if isinstance(given, dict) or (isinstance(given, list) and not _are_objects(given)):
             raise DataError(
@@ -303,7 +303,7 @@ def _csv(path: Path, text: str, delimiter: str) -> Iterator[tuple[str, Row]]:
             where = f"{path}, line {last}"
             if not names:
                 names = [name.strip() for name in values]
-                _refuse_two_of_a_name(names, where)
+                _refuse_duplicate_columns(names, where)
                 continue
             if len(values) != len(names):
                 raise DataError(
@@ -350,7 +350,7 @@ def _columnar(path: Path, data: bytes | None, *, is_parquet: bool) -> Iterator[t
             else:
                 file = _arrow(pyarrow, source)
                 names, batches = file.schema.names, file
-            _refuse_two_of_a_name(names, str(path))
+            _refuse_duplicate_columns(names, str(path))
             for batch in batches:
                 for row in batch.to_pylist():
                     number += 1
@@ -375,6 +375,6 @@ def _arrow(pyarrow: Any, source: Any) -> Any:
     )
 
 
-def _refuse_two_of_a_name(names: Sequence[str], where: str) -> None:
+def _refuse_duplicate_columns(names: Sequence[str], where: str) -> None:
     if twice := [name for name, count in Counter(names).items() if count > 1 and name]:
         raise DataError(f"{where} has two columns {twice[0]!r}.", remedy="Rename one of them.")

@@ -144,7 +144,7 @@ async def refuse_other_tasks(
                 )
 
 
-def size_has_changed(name: str, has: int, had: int) -> str:
+def size_warning(name: str, has: int, had: int) -> str:
     return (
         f"environment {name!r} has {has:,} training tasks, and had {had:,} when the checkpoint was saved: "
         "epochs have another length from here on, and a task's number may mean another task."
@@ -202,7 +202,7 @@ class LocalSource(Source):
             self._hub.load(state)
             for name, had in state.get("tasks", {}).items():
                 if (has := self._sizes.get(name, had)) != had:
-                    console.warn(size_has_changed(name, has, had))
+                    console.warn(size_warning(name, has, had))
         environments = self._runner.environments
         sources = {
             name: TaskSource(size, self._weights[name], environments[name].tasks("train"))

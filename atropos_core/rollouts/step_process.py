@@ -48,7 +48,7 @@ class StepProcess:
             if self._name in known:
                 raise ConfigError(
                     f"{of} makes no {self._name} with these options: {said}",
-                    remedy=f"Look at {options}, and at what that environment needs beside the package.",
+                    remedy=f"Check {options}, and what else that environment needs to be installed.",
                 ) from error
             near = difflib.get_close_matches(self._name, known, n=3, cutoff=0.4)
             hint = (

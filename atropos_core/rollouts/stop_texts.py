@@ -1,5 +1,5 @@
-"""Replies that end at a stop text. Engines know ids only: they end at each token that may be the last of a stop text, and if it was not,
-the same reply is continued. No token is split: the token that completes the text is the last one, with all that it says.
+"""Replies that end at a stop text. Engines know only ids. They end at each token that can complete a stop text; if it did not complete
+one, the reply is continued. No token is split: the token that completes the text is the last one, and is kept whole.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ MOST_CONTINUED = 8  # times, in one reply: an engine may compute the prompt agai
 
 class Texts(Protocol):
     async def text(self, ids: Tokens) -> str:
-        """What these ids say, without the tokens that frame a turn."""
+        """The text of these ids, without the tokens that frame a turn."""
 
-    async def ids_that_may_complete(self, texts: Sequence[str]) -> Sequence[int]:
-        """Tokens that may be the last of one of these texts; none if there is no tokenizer."""
+    async def completing_ids(self, texts: Sequence[str]) -> Sequence[int]:
+        """The tokens that can complete one of these texts; empty without a tokenizer."""
 
 
 async def sample_to_stop(
     policy: Policy, prompt: Tokens, n: int, stops: Sequence[str], sampling: Sampling, seed: int, texts: Texts
 ) -> list[Completion]:
-    """`n` completions. One may go past its stop text: its engine need not know `Sampling.stop_ids`, too many tokens may
-    complete the text, or it was continued too often. `cut_at_stop` ends it there."""
+    """Return `n` completions. One may run past its stop text: if its engine does not know `Sampling.stop_ids`, if too many tokens can
+    complete the text, or if it was continued too often. `cut_at_stop` then cuts it."""
     own = sampling.stop_ids
-    ids = await texts.ids_that_may_complete(stops) if stops else ()
+    ids = await texts.completing_ids(stops) if stops else ()
     if not 0 < len(ids) + len(own) <= MOST_STOP_IDS or not ids:
         return await policy.sample(prompt, n=n, sampling=sampling, seed=seed)
     ended = frozenset(ids) - frozenset(own)
@@ -57,7 +57,7 @@ async def sample_to_stop(
 
 
 async def cut_at_stop(sampled: Completion, stops: Sequence[str], texts: Texts) -> Completion:
-    """What was sampled up to the token that completes a stop text, and no more: it has then ended by itself."""
+    """Cut a completion after the token that completes a stop text. Its `finish` is then "stop"."""
     size, stop = await end_at_stop(sampled.tokens, stops, texts.text)
     if not stop:
         return sampled
@@ -73,7 +73,7 @@ async def cut_at_stop(sampled: Completion, stops: Sequence[str], texts: Texts) -
 async def end_at_stop(
     tokens: Tokens, stops: Sequence[str], text: Callable[[Tokens], Awaitable[str]]
 ) -> tuple[int, str]:
-    """How many tokens are kept, and the stop text that they end with; all of them and "" where there is none."""
+    """The number of tokens to keep, and the stop text that they end with; all of them and "" if there is none."""
     said = await text(tokens)
     found = [(said.index(stop) + len(stop), stop) for stop in stops if stop and stop in said]
     if not found:
@@ -87,7 +87,7 @@ async def end_at_stop(
 
 
 async def smallest(most: int, holds: Callable[[int], Awaitable[bool]]) -> int:
-    """The smallest size up to `most` for which it holds; it holds for `most`, and for every size above one where it does."""
+    """The smallest size for which `holds` is true. It must be true for `most`, and for every size above one for which it is."""
     low, high = 0, most
     while high - low > 1:
         middle = (low + high) // 2

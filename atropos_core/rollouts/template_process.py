@@ -41,10 +41,11 @@ from atropos_core.rollouts.template_calls import (
     send,
 )
 
-# What a rendering may have at most: so much, and so much for each byte of what is rendered. (JSON in ASCII takes 12 for one character.)
+# The largest text that a template may make: MOST_ADDED characters, and MOST_TIMES for each byte of the call. (JSON in ASCII writes up to 12
+# for one character.)
 MOST_ADDED, MOST_TIMES = 1 << 20, 16
 MOST_SAID = 2000  # characters of an error
-# Marks stay marks in ASCII; of two, which stand for one that a message has, one is escaped.
+# JSON in ASCII keeps marks. Two marks stand for one in the message: one of them is escaped.
 ESCAPED_MARK = re.compile(r"(?<!\\)((?:\\\\)*)((?:\\u303f){1,2})")
 COMPILED = 16  # templates that are kept
 
@@ -129,7 +130,7 @@ def compiled(source: str, day: str) -> Template:
 
 @functools.cache
 def environment() -> ImmutableSandboxedEnvironment:
-    """What transformers gives a chat template."""
+    """The environment that transformers gives a chat template."""
     made = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, loopcontrols])
     made.filters["tojson"] = tojson
     made.globals |= {"raise_exception": raise_exception, "dict": PlainDict(), "namespace": PlainNamespace}
@@ -137,8 +138,8 @@ def environment() -> ImmutableSandboxedEnvironment:
 
 
 class GenerationTag(Extension):
-    """`{% generation %}` around what the assistant said. A block with a scope of its own, of which only the text matters here:
-    which tokens are trained is known from the sampling."""
+    """`{% generation %}` around what the assistant said: a block with a new scope. Only its text matters here, because the sampling
+    already tells which tokens are trained."""
 
     tags = {"generation"}  # noqa: RUF012 - as its base class has it
 

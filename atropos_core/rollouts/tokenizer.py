@@ -153,13 +153,13 @@ class ChatTokenizer:
         except (ConfigError, DataError):
             return ""  # no template, or none for this: render() says so to those who need one
 
-    def ids_that_may_complete(self, texts: Sequence[str]) -> tuple[int, ...]:
-        """Tokens of the vocabulary that may be the last of one of these texts: they have it in them, or begin with an end of it.
-        Not those that end a reply by themselves or are no part of its text. Takes a second the first time."""
-        with self._lock:  # for whoever calls it in a thread
-            return self._ids_that_may_complete(frozenset(texts))
+    def completing_ids(self, texts: Sequence[str]) -> tuple[int, ...]:
+        """The tokens of the vocabulary that can complete one of these texts: they contain it, or begin with an end of it. Special
+        tokens and those that end a turn are left out. Takes a second the first time."""
+        with self._lock:  # callers may be in threads
+            return self._completing_ids(frozenset(texts))
 
-    def _ids_that_may_complete(self, texts: frozenset[str]) -> tuple[int, ...]:
+    def _completing_ids(self, texts: frozenset[str]) -> tuple[int, ...]:
         known = self._completing.get(texts)
         if known is None:
             ends = {text[at:] for text in texts for at in range(max(1, len(text) - _LONGEST_TOKEN), len(text))}
@@ -178,7 +178,7 @@ class ChatTokenizer:
 
     @functools.cached_property
     def _texts(self) -> list[tuple[int, str]]:
-        """What each ordinary token adds to a text."""
+        """The text that each ordinary token adds after another one."""
         others = {*self._replies.special, *self._replies.ends}
         ids = [number for number in self._tokenizer.get_vocab().values() if number not in others]
         before = self._tokenizer.encode(
@@ -193,7 +193,7 @@ class ChatTokenizer:
         return self.encode_marked(self._render(self.marked(messages), self.marked(tools or ()), prompt=True))
 
     def marked(self, values: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Messages or tools, for whoever renders them: `encode_marked` then knows their own text from a template's control tokens.
+        """Mark messages or tools before they are rendered, so that `encode_marked` can tell their text from the template's control tokens.
         Raises DataError."""
         try:
             return [self._control_tokens.marked(value) for value in values]
@@ -270,7 +270,7 @@ def _templates(directory: Path, config: Mapping[str, Any]) -> dict[str, str]:
     if not isinstance(made, dict) or not all(isinstance(text, str) for pair in made.items() for text in pair):
         raise ConfigError(
             f"chat_template in {directory / 'tokenizer_config.json'} is neither a text nor texts by name.",
-            remedy="Take that file from where the model comes from again.",
+            remedy="Download that file again from the source of the model.",
         )
     return made
 

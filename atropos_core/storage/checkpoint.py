@@ -150,7 +150,7 @@ def _verified(directory: Path) -> Checkpoint:
 
 
 def _remove(path: Path) -> None:
-    """What stands where a checkpoint is or was; whatever cannot be removed stays. `rmtree` would wait for a pipe."""
+    """Remove a checkpoint, or a file in its place. What cannot be removed is left. (`rmtree` on a pipe would wait.)"""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:

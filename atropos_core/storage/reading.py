@@ -81,7 +81,7 @@ def numbered(folder: Path, prefix: str, suffix: str = "") -> list[tuple[int, Pat
 
 
 def _listed(folder: Path) -> Iterator[Path]:
-    """Nothing where there is no such folder, or it cannot be read."""
+    """The entries of a folder; none if it does not exist or cannot be read."""
     try:
         yield from folder.iterdir()
     except OSError:

@@ -431,7 +431,7 @@ def _of_type(kind: type[T], row: Mapping[str, Any], name: str) -> T | None:
 
 
 def is_step(value: object) -> bool:
-    """Whether a value of a record can be the number of a step."""
+    """Return True if a value of a record can be the number of a step."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
 
 

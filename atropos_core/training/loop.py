@@ -503,8 +503,8 @@ class Loop:
         for path in sorted(had.keys() | now.keys()) if had and now else ():
             was, is_ = had.get(path), now.get(path)
             is_new = not (path in had and path in now)  # with another version of a component
-            same = was == is_ or _are_places(was, is_) or (is_new and not path.endswith(".use"))
-            if _is_of_evaluation(path) and not same:
+            same = was == is_ or (_is_path(was) and _is_path(is_)) or (is_new and not path.endswith(".use"))
+            if _affects_evaluation(path) and not same:
                 return f"{path} has changed"
         known = state.get("evaluated", {})
         for name, digest in (await self._evaluated_tasks()).items():
@@ -558,8 +558,8 @@ class Loop:
         if rounding is not None and bound > self._max_diff:
             self._max_diff = bound
             console.say(
-                f"step {self.progress.step}: engine and trainer may differ by {bound:.2g} nats from here on, since rounding alone "
-                f"moves this model's logprobs by {rounding:.2g} as measured (training.max_logprob_diff is not set)"
+                f"step {self.progress.step}: from here on, engine and trainer may differ by {bound:.2g} nats. By measurement, "
+                f"rounding moves this model's logprobs by {rounding:.2g} (training.max_logprob_diff is not set)"
             )
 
     def _check_one_version(self, groups: Sequence[ScoredGroup]) -> None:
@@ -636,17 +636,17 @@ def _check_advantages(group: ScoredGroup, transform: str) -> None:
         )
 
 
-def _is_of_evaluation(path: str) -> bool:
-    """Whether a setting of a run decides what its evaluations measure."""
+def _affects_evaluation(path: str) -> bool:
+    """Return True if a setting of a run changes what its evaluations measure."""
     section, _, name = path.partition(".")
     if section in ("environment", "reward"):
         return not name.endswith(".weight") or section == "reward"
     return path in OF_EVALUATION
 
 
-def _are_places(*values: Any) -> bool:
-    """Files may be moved: what is in them is compared by itself."""
-    return all(isinstance(value, str) and value.startswith("/") and ":" not in value for value in values)
+def _is_path(value: Any) -> bool:
+    """Files may be moved: a change of their contents is found by the digests of the tasks."""
+    return isinstance(value, str) and value.startswith("/") and ":" not in value
 
 
 def _tokens(episode: Episode) -> int:

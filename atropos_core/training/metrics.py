@@ -33,8 +33,8 @@ async def rescoring_difference(groups: Sequence[ScoredGroup], trainer: Trainer) 
 
 
 async def rounding_of(groups: Sequence[ScoredGroup], trainer: Trainer) -> float | None:
-    """By how many nats rounding alone may move a logprob of these groups, under the trainer's present weights; None where it
-    cannot tell."""
+    """The number of nats by which rounding can move a logprob of these groups, with the trainer's present weights. None if the trainer
+    cannot measure it."""
     by_temperature: dict[float, list[Rollout]] = defaultdict(list)
     for rollout in _rollouts(groups):
         by_temperature[rollout.temperature or 1.0].append(rollout)

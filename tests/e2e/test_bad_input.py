@@ -100,7 +100,7 @@ def test_a_run_file_that_is_not_toml_names_the_line(atropos, tmp_path):
     assert "name an environment of them with --env" in atropos("run", "rows.jsonl").err
     (tmp_path / "old run").mkdir()
     (tmp_path / "old run/config.toml").write_text("")
-    assert "To go on with the run in it: atropos resume 'old run'" in atropos("run", "old run").err
+    assert "To continue the run in it: atropos resume 'old run'" in atropos("run", "old run").err
 
 
 @pytest.mark.parametrize(("encoding", "wanted"), [("utf-8-sig", ""), ("utf-16", "is not text in UTF-8")])

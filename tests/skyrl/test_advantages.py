@@ -32,7 +32,10 @@ TRANSFORMS = {
     "GRPO": {"group_advantage": {}, "drop_flat": {}},
     "Dr.GRPO": {"group_advantage": {"divide_by_std": False}},
     "RLOO": {"group_advantage": {"baseline": "others"}},
-    "under another name": {"group_advantage": {"use": "none"}, "mine": {"use": "group_advantage", "baseline": "others"}},
+    "under another name": {
+        "group_advantage": {"use": "none"},
+        "mine": {"use": "group_advantage", "baseline": "others"},
+    },
 }
 
 

@@ -103,7 +103,7 @@ def check(options: GrpoOptions, workload: Workload) -> None:
     from atropos_core.models.model_size import read, sliding_window
 
     if workload.truncated:
-        _refuse_what_needs_whole_distributions(options)
+        _refuse_truncation(options)
     directory = workload.context.model
     if (window := sliding_window(directory)) is not None and window <= workload.max_tokens:
         raise FitError(
@@ -122,8 +122,9 @@ def check(options: GrpoOptions, workload: Workload) -> None:
         )
 
 
-def _refuse_what_needs_whole_distributions(options: GrpoOptions) -> None:
-    """For a run whose sampling.top_p or top_k cuts the engine's distributions: its ratios are to the trainer's own logprobs."""
+def _refuse_truncation(options: GrpoOptions) -> None:
+    """Raises ConfigError for options that need the engine's logprobs of whole distributions. sampling.top_p or top_k truncates them, so
+    ratios are to the trainer's own logprobs."""
     from atropos_trainer_grpo.config import TABLES
 
     cut = (

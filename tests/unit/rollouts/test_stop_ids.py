@@ -44,7 +44,7 @@ def check(tokenizer: ChatTokenizer) -> int:
     draw = random.Random(0)
     completed = 0
     for stop in STOPS:
-        ids = set(tokenizer.ids_that_may_complete([stop]))
+        ids = set(tokenizer.completing_ids([stop]))
         assert len(ids) < tokenizer.vocabulary
         for _ in range(40):
             text = "".join(draw.choices(WORDS, k=6)) + stop + draw.choice(WORDS)
@@ -67,11 +67,11 @@ def test_where_spaces_are_letters(kind: str, scheme: str, tmp_path: Path) -> Non
 
 def test_a_very_long_stop_text_takes_no_longer_than_its_end(tmp_path: Path) -> None:
     tokenizer = ChatTokenizer(families.write("llama-3", tmp_path))
-    assert tokenizer.ids_that_may_complete(["x" * 1_000_000 + "="]) == tokenizer.ids_that_may_complete(["x="])
+    assert tokenizer.completing_ids(["x" * 1_000_000 + "="]) == tokenizer.completing_ids(["x="])
 
 
 def test_what_ends_a_reply_by_itself_is_none_of_them(tmp_path: Path) -> None:
     tokenizer = ChatTokenizer(families.write("llama-3", tmp_path))
-    assert tokenizer.ids_that_may_complete(["<|eot_id|>"]), "the text of it is some other tokens"
+    assert tokenizer.completing_ids(["<|eot_id|>"]), "the text of it is some other tokens"
     end = int(tokenizer.encode(tokenizer.eos)[0])
-    assert end not in tokenizer.ids_that_may_complete(["<|eot_id|>", tokenizer.eos])
+    assert end not in tokenizer.completing_ids(["<|eot_id|>", tokenizer.eos])

@@ -73,8 +73,8 @@ def test_a_dot_leads_into_a_table_unless_the_column_is_called_so() -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("none.jsonl", None, "there is no file of tasks .*none.jsonl"),
-        ("none.parquet", None, "there is no file of tasks .*none.parquet"),
+        ("none.jsonl", None, "the file of tasks .*none.jsonl does not exist"),
+        ("none.parquet", None, "the file of tasks .*none.parquet does not exist"),
         ("a.jsonl", b"\xff\xfe{", "a.jsonl, line 1 is not text in UTF-16: truncated data at byte 2"),
         (
             "a.jsonl",
@@ -185,7 +185,7 @@ def test_a_pattern_and_a_folder_are_their_files_in_order(tmp_path: Path) -> None
         (["notes.txt"], "has no file of rows"),
         (["a.jsonl", "a.parquet"], r"has files of several kinds: .jsonl, .parquet(.|\n)*\*.jsonl"),
         (["train-0.jsonl", "test-0.jsonl"], "has files of several splits: test, train"),
-        (["rows.jsonl", "deeper/validation.jsonl"], "has files of several splits: validation in some names"),
+        (["rows.jsonl", "deeper/validation.jsonl"], "has files of several splits: validation in only some"),
     ],
 )
 def test_a_folder_of_files_that_do_not_belong_together_is_refused(

@@ -45,7 +45,7 @@ class ChatFormat(Protocol):
     async def encode(self, text: str) -> Tokens:
         """Of a prompt that is no conversation. Raises DataError where there is no tokenizer."""
 
-    async def ids_that_may_complete(self, texts: Sequence[str]) -> Sequence[int]:
+    async def completing_ids(self, texts: Sequence[str]) -> Sequence[int]:
         """Tokens that may be the last of one of these texts; none where there is no tokenizer."""
 
 
@@ -86,7 +86,7 @@ class TemplateFormat(ChatFormat):
             raise DataError("this policy has no tokenizer, so a prompt that is no conversation cannot be encoded.")
         return await apart_if_long(text, self._tokenizer.encode, text)
 
-    async def ids_that_may_complete(self, texts: Sequence[str]) -> Sequence[int]:
+    async def completing_ids(self, texts: Sequence[str]) -> Sequence[int]:
         if self._tokenizer is None:
             return ()
-        return await asyncio.to_thread(self._tokenizer.ids_that_may_complete, texts)
+        return await asyncio.to_thread(self._tokenizer.completing_ids, texts)

@@ -91,8 +91,8 @@ class RendererFormat(ChatFormat):
     async def encode(self, text: str) -> Tokens:
         return await apart_if_long(text, self._tokenizer.encode, text)
 
-    async def ids_that_may_complete(self, texts: Sequence[str]) -> Sequence[int]:
-        return await asyncio.to_thread(self._tokenizer.ids_that_may_complete, texts)
+    async def completing_ids(self, texts: Sequence[str]) -> Sequence[int]:
+        return await asyncio.to_thread(self._tokenizer.completing_ids, texts)
 
 
 def renderer_names() -> list[str]:
