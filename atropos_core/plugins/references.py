@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
 import importlib
 import importlib.util
 import inspect
+import os
+import site
 import sys
+import sysconfig
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
@@ -74,20 +78,31 @@ def construct(made: Any, values: Any, context: RunContext) -> Any:
 
 
 def place_of(made: Any) -> str | None:
-    """Where a class or a function stands, as `pkg.mod:Name`, for another process to import; None where it could not: it is an
-    instance, or was defined in a function, a notebook or the program's own file."""
+    """Where another process, started in any directory, can import a class or a function: `pkg.mod:Name` if its module is installed,
+    else `/path/file.py:Name`. None for an instance, and for what was defined in a function, a notebook or the program's own file."""
     module, name = getattr(made, "__module__", None), getattr(made, "__qualname__", None)
     if not (inspect.isclass(made) or inspect.isfunction(made)) or not module or not name or module == "__main__":
         return None
     if getattr(sys.modules.get(module), name, None) is not made:
         return None
-    if module.startswith(_FILE):
-        return f"{sys.modules[module].__file__}:{name}"
+    file = str(getattr(sys.modules[module], "__file__", None))
+    if file.endswith(".py") and os.path.isfile(file) and not _is_installed(file):
+        return f"{os.path.abspath(file)}:{name}"
     top = module.partition(".")[0]
     found = any(
         finder.find_spec(top, None) for finder in sys.meta_path
     )  # not in sys.modules, which is this process's own
     return f"{module}:{name}" if found else None
+
+
+def _is_installed(file: str) -> bool:
+    """Whether every Python of this environment imports it, whatever its directory and PYTHONPATH are."""
+    folders = {sysconfig.get_path(which) for which in ("stdlib", "platstdlib")}
+    for packages in {*site.getsitepackages(), site.getusersitepackages(), sysconfig.get_path("purelib")}:
+        folders.add(packages)
+        for listed in Path(packages).glob("*.pth"):  # of packages that are installed to be edited
+            folders |= {line for line in listed.read_text(errors="replace").splitlines() if os.path.isabs(line)}
+    return any(Path(file).resolve().is_relative_to(Path(folder).resolve()) for folder in folders)
 
 
 def kind_of(made: Any) -> str | None:
@@ -113,6 +128,8 @@ def load_reference(reference: str, kind: str = "environment") -> Any:
                 f"{reference!r}: no module named {error.name!r}. A file is named ./file.py:Class."
             ) from error
         raise PluginError(f"{reference!r} could not be imported: {error}") from error
+    except ConfigError:
+        raise
     except Exception as error:
         raise PluginError(f"{reference!r} could not be imported: {type(error).__name__}: {error}") from error
     if where.endswith(".py"):
@@ -260,21 +277,74 @@ def _and(names: list[str]) -> str:
 
 def _load_file(path: Path) -> Any:
     path = path.resolve()
+    for module in list(sys.modules.values()):  # the copy that this process has may be in use, and was perhaps set up
+        file = str(getattr(module, "__file__", None))
+        if os.path.basename(file) == path.name and Path(file).resolve() == path and module.__name__ != "__main__":
+            return module
+    if (member := _name_in_package(path)) is not None:
+        return importlib.import_module(member)
     name = f"{_FILE}{path.stem}_{abs(hash(str(path))):x}"
-    if name in sys.modules:
-        return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None  # a .py file always has both
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    if str(path.parent) not in sys.path:
-        sys.path.append(str(path.parent))  # last: no file of a user's stands in for an installed module
+    _find_in(path.parent)
     try:
         spec.loader.exec_module(module)
     except BaseException:
         del sys.modules[name]
         raise
     return module
+
+
+def _find_in(folder: Path) -> None:
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))  # last: no file of a user's stands in for an installed module
+
+
+def _name_in_package(path: Path) -> str | None:
+    """The dotted name of a file that imports from its own package, relatively or by the package's name; the folder that the package
+    is in is then on sys.path. None for any other file, and if what is installed has that name: it is loaded alone. Raises ConfigError if
+    another folder has that name."""
+    depth = min(max(_levels(path), default=0), len(path.parents) - 1)
+    if not depth:
+        return None
+    while (path.parents[depth] / "__init__.py").is_file():
+        depth += 1
+    root = path.parents[depth]
+    name = ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
+    _find_in(root)
+    top, *_ = name.split(".")
+    spec = importlib.util.find_spec(top)
+    first = next(iter((spec.submodule_search_locations if spec else None) or [(spec.origin if spec else None) or ""]))
+    if Path(first).resolve() == root / top:
+        return name
+    if not os.path.isabs(first) or _is_installed(first):
+        return None
+    raise ConfigError(
+        f"{path} imports from its package {top!r}, and {first} is found first by that name.",
+        remedy=f"Rename the folder {root / top}.",
+    )
+
+
+def _levels(path: Path) -> Iterator[int]:
+    """Of each import of a file from a folder that it is in: how many folders up that one is, from 1."""
+    for node in ast.walk(ast.parse(path.read_bytes(), str(path))):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            yield node.level
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            begin = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
+            for parts in ((begin + one.name).split(".") for one in node.names):
+                for level, folder in enumerate(path.parents, 1):
+                    if folder.name == parts[0] and _has(folder, parts[1:]):
+                        yield level
+
+
+def _has(folder: Path, parts: Sequence[str]) -> bool:
+    """Whether a package in that folder has what is imported from it: a module, or a name of the package or of a module."""
+    if (folder / "__init__.py").is_file():
+        return True
+    return bool(parts) and ((folder / parts[0]).is_dir() or (folder / f"{parts[0]}.py").is_file())
 
 
 def _refuse_modules_of_another_file(module: Any) -> None:

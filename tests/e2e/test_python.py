@@ -106,19 +106,30 @@ def test_an_object_that_a_resume_is_not_given_again_is_missed_by_name(
     assert "atropos_core.resume(RUN, environment=Sevens)" in ended.err
 
 
-def test_a_class_of_a_module_is_recorded_by_its_place_and_every_command_finds_it(
-    atropos: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_a_class_of_a_module_is_found_from_every_directory(atropos: Callable[..., Any], tmp_path: Path) -> None:
+    """A file next to the script, a package with `__init__.py`, and one without."""
     (tmp_path / "own.py").write_text(DEFINED)
+    for folder, beginning in (("regular", "from .grid import SIDE\n"), ("spaced", "from spaced.grid import SIDE\n")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "grid.py").write_text("SIDE = 3\n")
+        (tmp_path / folder / "maze.py").write_text(DEFINED.replace("Sevens", folder.capitalize()) + beginning)
+    (tmp_path / "regular/__init__.py").touch()
     script(
         tmp_path,
-        "import own\n"
-        "atropos.run(environment=own.Sevens, reward={'use': own.brief, 'runs_in': 'process'}, model='toy', steps=1, set=few, "
-        "directory='run')\n",
+        "import own, regular.maze, spaced.maze\n"
+        "atropos.run(environment=[own.Sevens, regular.maze.Regular, spaced.maze.Spaced], "
+        "reward={'use': own.brief, 'runs_in': 'process'}, model='toy', steps=1, set=few, directory='run')\n",
     )
-    assert tomllib.loads((tmp_path / "run/config.toml").read_text())["environment"]["sevens"]["use"] == "own:Sevens"
-    ended = atropos("resume", "run", "--steps", "2")
-    assert ended.code == 0, ended.err
+    recorded = tomllib.loads((tmp_path / "run/config.toml").read_text())
+    assert {one["use"] for one in recorded["environment"].values()} == {
+        f"{tmp_path}/own.py:Sevens", f"{tmp_path}/regular/maze.py:Regular", f"{tmp_path}/spaced/maze.py:Spaced"
+    }  # fmt: skip
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "own.py").write_text("raise RuntimeError('the wrong file')\n")
+    ended = atropos("resume", "../run", "--steps", "2", cwd=elsewhere)
+    assert ended.code == 0 and "changed: training.steps" in ended.out and "code" not in ended.out, ended.out + ended.err
+    assert metrics_of(tmp_path / "run")[-1]["step"] == 2
 
 
 def test_what_cannot_be_is_an_error_with_a_name_and_no_exit(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from atropos_core.config.run_file import read_file
 from atropos_core.errors import ConfigError, PluginError
 from atropos_core.plugins.manager import load_plugins
 from atropos_core.plugins.provider import KINDS, NoOptions, RunContext
-from atropos_core.plugins.references import load_reference
+from atropos_core.plugins.references import load_reference, place_of
 
 
 def test_a_file_that_could_not_be_imported_is_read_anew_and_never_half_made(tmp_path: Path):
@@ -128,6 +129,68 @@ def built(kind: str, reference: str, **options: Any) -> Any:
     provider = load_plugins([]).registry.find(kind, reference).provider
     context = RunContext(directory=Path(), model=Path(), seed=11)
     return provider.build(provider.options.model_validate(options), context)
+
+
+@pytest.mark.parametrize(
+    ("file", "imports"),
+    [
+        ("alone.py", "import json"),
+        (
+            "json/own.py",
+            "import json, json.decoder\nfrom json import loads",
+        ),  # the folder is called as a module of Python
+        ("_pytest/own.py", "import _pytest.nodes"),  # as an installed package, which is what the file imports
+        ("plain/one.py", "from .two import N"),
+        ("plain/one.py", "from plain.two import N"),
+        ("plain/one.py", "from plain import two"),
+        ("plain/one.py", "def f():\n    import plain.two as two\nf()"),
+        ("plain/deep/one.py", "from ..two import N"),
+        ("regular/one.py", "from . import two, N"),
+        ("regular/__init__.py", "from .two import N"),
+        ("regular/deep/one.py", "from regular.two import N"),
+        ("regular/one.py", "import two"),  # as a file that Python is started with
+    ],
+)
+def test_a_file_of_a_package_imports_as_it_does_in_its_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, imports: str
+):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    own = f"{abs(hash((file, imports)))}"  # a package's name is taken once it is imported
+    for package in (f"plain{own}", f"regular{own}"):
+        (tmp_path / package / "deep").mkdir(parents=True)
+        (tmp_path / package / "two.py").write_text("N = 2\n")
+    for folder in ("", "deep"):
+        (tmp_path / f"regular{own}" / folder / "__init__.py").write_text("N = 2\n")
+    place, _, _ = file.partition("/")
+    path = tmp_path / file.replace(place, place + own, place in ("plain", "regular"))
+    path.parent.mkdir(exist_ok=True)
+    for package in ("plain", "regular"):
+        imports = re.sub(rf"\b{package}\b", package + own, imports)
+    path.write_text(f"{imports}\nclass Mine:\n    pass\n")
+    made = load_reference(f"{path}:Mine")
+    assert place_of(made) == f"{path}:Mine" and load_reference(place_of(made)) is made
+
+
+def test_of_two_packages_of_one_name_the_second_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for folder in ("first", "second"):
+        (tmp_path / folder / "twofold").mkdir(parents=True)
+        (tmp_path / folder / "twofold/common.py").write_text(f"HERE = {folder!r}\n")
+        (tmp_path / folder / f"twofold/{folder}.py").write_text("from twofold.common import HERE\n")
+    assert load_reference(f"{tmp_path}/first/twofold/first.py:HERE") == "first"
+    with pytest.raises(ConfigError, match="imports from its package 'twofold', and .*/first/twofold is found first"):
+        load_reference(f"{tmp_path}/second/twofold/second.py:HERE")
+
+
+def test_an_installed_class_is_recorded_by_its_module():
+    from collections import OrderedDict
+    from json import JSONDecoder
+
+    from atropos_env_gsm8k.environment import Gsm8k
+
+    assert place_of(JSONDecoder) == "json.decoder:JSONDecoder" and place_of(OrderedDict) == "collections:OrderedDict"
+    assert place_of(Gsm8k) == "atropos_env_gsm8k.environment:Gsm8k"
+    assert place_of(pytest.Item) == "_pytest.nodes:Item"
 
 
 def test_every_kind_of_component_can_be_given_by_reference():
