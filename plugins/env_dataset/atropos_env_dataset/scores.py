@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
+from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
@@ -17,12 +18,19 @@ from atropos_core.interfaces import Score
 from atropos_core.plugins.references import load_reference
 from atropos_core.processes.function_worker import Worker
 from atropos_core.rollouts.replies import searched, whole_reply
-from atropos_core.rollouts.row_files import value_at
+from atropos_core.rollouts.row_files import columns_in, value_at
 from atropos_core.types import Message, Task
 from atropos_env_dataset.config import DatasetOptions
 
 NOT_COLUMNS = ("prompt", "completion", "completion_ids")  # of a row, in TRL
 OF_TRLS_TRAINER = ("completion_ids", "trainer_state", "log_extra", "log_metric", "environments")
+VARIABLE = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+BY_NAME = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+NO_REPLY: Message = {"role": "assistant", "content": ""}
+FORMS = (
+    "Its parameters say how it is called: (task, reply); (completions, **kwargs) as in TRL; (data_source, solution_str, ground_truth, "
+    "extra_info) as in verl. A decorator keeps them with functools.wraps."
+)
 LONGEST = 10_000  # characters of the end of a reply that math-verify reads
 DIGITS = re.compile(r"-?[\d,]{1,300}(?:\.\d{1,300})?", re.ASCII)  # which math-verify can read
 MATH = "atropos_env_dataset.math_answers:equal"
@@ -134,27 +142,73 @@ def refuse(wrong: Sequence[tuple[Task, str]], source: str, remedy: str) -> None:
 
 
 class Yours(Scorer):
-    """A function, or a coroutine function. What it is given, its parameters say: (task, reply), or what TRL or verl give."""
+    """A function, or a coroutine function. Its parameters say how it is called: with (task, reply), or as TRL or verl call it."""
 
-    def __init__(self, reference: str, prompt: str) -> None:
+    def __init__(self, reference: str, prompt: str, *, has_answers: bool = True) -> None:
+        """`prompt`: the column with the prompts. `has_answers`: whether the rows are said to have answers."""
         self._name = reference
         self._function: Callable[..., Any] = load_reference(reference)
         if not callable(self._function):
             raise ConfigError(f"dataset: score = {reference!r} is {self._function!r:.80}, and not a function.")
-        names = signature(self._function).parameters
-        needed = [name for name in OF_TRLS_TRAINER if name in names and names[name].default is Parameter.empty]
-        if "completions" in names and needed:
+        try:
+            called = signature(self._function)
+        except (TypeError, ValueError):  # of some functions in C
             raise ConfigError(
-                f"dataset: score = {reference!r} takes {needed[0]}, which only TRL's trainer has: here it is given prompts, completions "
-                "and the columns of the row.",
-                remedy=f"Give it a default, {needed[0]}=None, where it can do without.",
-            )
-        self._call = (
-            partial(of_trl, prompt) if "completions" in names else of_verl if "solution_str" in names else of_ours
-        )
+                f"dataset: score = {reference!r} does not say which parameters it has: {self._function!r:.80}.",
+                remedy=f"Write a function that calls it. {FORMS}",
+            ) from None
+        parameters = called.parameters
+        self._takes_all = any(one.kind is Parameter.VAR_KEYWORD for one in parameters.values())
+        self._names = {name for name, one in parameters.items() if one.kind in BY_NAME}
+        self._needed = [
+            name for name, one in parameters.items() if one.default is Parameter.empty and one.kind not in VARIABLE
+        ]
+        self._arguments = next((form for names, form in THEIRS if names & self._names), None)
+        self._wants_truth = has_answers and self._arguments in (of_verl, of_verls_batch)
+        if self._arguments is of_trl:
+            self._arguments = partial(of_trl, prompt)
+            if lacking := [name for name in OF_TRLS_TRAINER if name in self._needed]:
+                raise ConfigError(
+                    f"dataset: score = {reference!r} takes {lacking[0]}, which only TRL's trainer has: here it is given prompts, "
+                    "completions and the columns of the row.",
+                    remedy=f"Give it a default, {lacking[0]}=None, where it can do without.",
+                )
+        elif self._arguments is None:
+            try:
+                called.bind(None, None)
+            except TypeError as error:
+                raise self._not_callable(str(error)) from None
+            if not (self._names or self._needed):
+                raise self._not_callable("it names no parameter")
+
+    def _not_callable(self, why: str) -> ConfigError:
+        return ConfigError(f"dataset: score = {self._name!r} cannot be called, since {why}.", remedy=FORMS)
+
+    async def check(self, tasks: Iterable[Task], source: str) -> None:
+        if self._arguments is None:
+            return
+        for task in tasks:
+            given = self._arguments(task, NO_REPLY)
+            if lacking := [name for name in self._needed if name not in given]:
+                raise DataError(
+                    f"{source}: task {task.id} has no column {lacking[0]!r}, which {self._name} takes. "
+                    f"Its columns: {', '.join(map(repr, task.data))}.",
+                    remedy="Rename the column or the parameter, or give the parameter a default.",
+                )
+            if self._wants_truth and task.answer is None and value_at(task.data, "reward_model.ground_truth") is None:
+                raise DataError(
+                    f"{source}: task {task.id} has no answer, which {self._name} takes as ground_truth. "
+                    f"Its columns: {', '.join(map(repr, columns_in(task.data)))}.",
+                    remedy='Name the column, answer = "reward_model.ground_truth" in verl\'s files; answer = "" says that there is none.',
+                )
 
     async def score(self, task: Task, reply: Message) -> Score:
-        made = self._call(self._function, task, reply)
+        if self._arguments is None:
+            made = self._function(task, reply)
+        else:
+            given = self._arguments(task, reply)
+            taken = {name: one for name, one in given.items() if self._takes_all or name in self._names}
+            made = self._function(**deepcopy(taken))  # it may change what it is given, and the row is scored again
         given = await made if isawaitable(made) else made
         try:
             return as_score(given)
@@ -168,23 +222,19 @@ class Yours(Scorer):
 def as_score(given: Any) -> Score:
     """A score in any of the forms: a number, a Score, TRL's list of one (None abstains), verl's table. Raises TypeError, ValueError or
     OverflowError for anything else."""
-    if hasattr(given, "__len__") and not isinstance(given, dict | str) and getattr(given, "ndim", True):
+    if isinstance(given, Iterable) and not isinstance(given, dict | str | bytes) and getattr(given, "ndim", True):
         [given] = given
         if given is None:
             return Score(0.0, abstains=True)
     if isinstance(given, dict) and "score" in given:
         given = Score(given["score"], correct=bool(given["acc"]) if "acc" in given else None)
     score = given if isinstance(given, Score) else Score(given)
-    if isinstance(score.value, str) or not math.isfinite(value := float(score.value)):
+    if isinstance(score.value, str | bytes) or not math.isfinite(value := float(score.value)):
         raise ValueError("it is not a finite number")
     return replace(score, value=value)
 
 
-def of_ours(function: Callable[..., Any], task: Task, reply: Message) -> Any:
-    return function(task, reply)
-
-
-def of_trl(prompt: str, function: Callable[..., Any], task: Task, reply: Message) -> Any:
+def of_trl(prompt: str, task: Task, reply: Message) -> dict[str, Any]:
     """TRL's reward functions take lists, here of one each: of texts where the row's prompt is one, else of messages; and the row's other
     columns. As from TRL's trainer without `tools`, a completion is the whole reply, reasoning and tool calls included. A message
     also has `tool_calls` if the row has tools."""
@@ -195,18 +245,35 @@ def of_trl(prompt: str, function: Callable[..., Any], task: Task, reply: Message
     calls = {"tool_calls": reply["tool_calls"]} if reply.get("tool_calls") and task.data.get("tools") else {}
     completion = text if is_text else [{"role": "assistant", "content": text, **calls}]
     columns = {name: [value] for name, value in task.data.items() if name not in NOT_COLUMNS}
-    return function(prompts=[given], completions=[completion], **columns)
+    return columns | {"prompts": [given], "completions": [completion]}
 
 
-def of_verl(function: Callable[..., Any], task: Task, reply: Message) -> Any:
-    """verl's `compute_score` takes the whole reply, and a row's data_source, reward_model.ground_truth and extra_info."""
+def of_verl(task: Task, reply: Message) -> dict[str, Any]:
+    """verl's `compute_score` takes the whole reply, and a row's data_source, reward_model.ground_truth and extra_info, to which verl adds
+    how many turns there were."""
     truth, extra = value_at(task.data, "reward_model.ground_truth"), task.data.get("extra_info")
-    return function(
-        data_source=task.data.get("data_source"),
-        solution_str=whole_reply(reply),
-        ground_truth=task.answer if truth is None else truth,
-        extra_info={} if extra is None else extra,
-    )
+    if extra is None or isinstance(extra, dict):
+        extra = {**(extra or {}), "num_turns": 2, "rollout_reward_scores": {}}
+    return {
+        "data_source": task.data.get("data_source"),
+        "solution_str": whole_reply(reply),
+        "ground_truth": task.answer if truth is None else truth,
+        "extra_info": extra,
+    }
+
+
+def of_verls_batch(task: Task, reply: Message) -> dict[str, Any]:
+    """As verl's reward manager `batch` calls it: lists, here of one each."""
+    one = of_verl(task, reply)
+    lists = ("data_sources", "solution_strs", "ground_truths", "extra_infos")
+    return {name: [value] for name, value in zip(lists, one.values(), strict=True)}
+
+
+THEIRS: tuple[tuple[set[str], Callable[..., dict[str, Any]]], ...] = (  # known by one of these parameters
+    ({"completions", "completion_ids"}, of_trl),
+    ({"solution_str"}, of_verl),
+    ({"solution_strs"}, of_verls_batch),
+)
 
 
 def scorer(options: DatasetOptions) -> Scorer:
@@ -214,7 +281,11 @@ def scorer(options: DatasetOptions) -> Scorer:
         return Numeric(options.pattern)
     if options.score == "exact":
         return Compared(same_text, options.pattern)
-    return Math(options.math_deadline_s) if options.score == "math" else Yours(options.score, options.prompt)
+    return (
+        Math(options.math_deadline_s)
+        if options.score == "math"
+        else Yours(options.score, options.prompt, has_answers=bool(options.answer))
+    )
 
 
 def same_last_number(said: str, answer: str) -> bool:

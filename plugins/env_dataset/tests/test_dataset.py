@@ -396,6 +396,125 @@ def test_what_only_trls_trainer_can_give_a_function_is_named(tmp_path):
         dataset(tasks=file, score=f"{tmp_path}/theirs.py:f", held_out=0.0)
 
 
+FORMS = """
+from functools import partial
+
+
+def unnamed(**kwargs):
+    return [1.0]
+
+
+def undecorated(*args, **kwargs):
+    return [1.0]
+
+
+unknown = max
+
+
+def one(task):
+    return 1.0
+
+
+def short(solution_str, ground_truth, method="strict"):
+    return float(solution_str == ground_truth)
+
+
+def turns(data_source, solution_str, ground_truth, extra_info):
+    return float(extra_info["num_turns"] == 2 and extra_info["rollout_reward_scores"] == {})
+
+
+def lists(data_sources, solution_strs, ground_truths, extra_infos):
+    return [float(text == truth) for text, truth in zip(solution_strs, ground_truths, strict=True)]
+
+
+def lengths(completion_ids, **kwargs):
+    return [0.0]
+
+
+def bare(completions, answer):
+    return (float(one == right) for one, right in zip(completions, answer, strict=True))
+
+
+def raw(completions, **kwargs):
+    return b"1"
+
+
+def scaled(completions, scale, **kwargs):
+    return [scale]
+
+
+twice = partial(scaled, scale=2.0)
+
+
+def changes(prompts, completions, answer, **kwargs):
+    found = prompts[0][0]["content"] == "?" and answer[0] == [4]
+    prompts[0][0]["content"] = "!"
+    answer[0].pop()
+    return [float(found)]
+"""
+
+
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [
+        ("unnamed", "cannot be called, since too many positional arguments"),
+        ("undecorated", "it names no parameter.*functools.wraps"),
+        ("unknown", "does not say which parameters it has"),
+        ("one", "cannot be called"),
+        ("lengths", "takes completion_ids, which only TRL's trainer has"),
+    ],
+)
+def test_a_function_of_a_form_that_is_not_known_is_refused(tmp_path, function, says):
+    (tmp_path / "forms.py").write_text(FORMS)
+    with pytest.raises(ConfigError, match=f"(?s){says}"):
+        dataset(tasks="rows.jsonl", score=f"{tmp_path}/forms.py:{function}")
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"), [("short", 1.0), ("turns", 1.0), ("lists", 1.0), ("bare", 1.0), ("twice", 2.0)]
+)
+async def test_a_function_is_given_what_it_names(tmp_path, function, expected):
+    (tmp_path / "forms.py").write_text(FORMS)
+    task = Task("1", ({"role": "user", "content": "?"},), "4", {"prompt": "?", "answer": "4"})
+    assert (await value("4", task, score=f"{tmp_path}/forms.py:{function}")).value == expected
+
+
+async def test_a_byte_is_not_a_score(tmp_path):
+    (tmp_path / "forms.py").write_text(FORMS)
+    with pytest.raises(DataError, match="raw gave b'1' for task 1, which is not a score"):
+        await value("4", score=f"{tmp_path}/forms.py:raw")
+
+
+async def test_a_function_that_changes_what_it_is_given_leaves_the_row_as_it_is(tmp_path):
+    (tmp_path / "forms.py").write_text(FORMS)
+    chat = ({"role": "user", "content": "?"},)
+    task = Task("1", chat, None, {"prompt": list(chat), "answer": [4]})
+    made = dataset(tasks="rows.jsonl", score=f"{tmp_path}/forms.py:changes")
+    for _ in range(2):
+        assert (await made.score(task, {"role": "assistant", "content": "4"})).value == 1.0
+
+
+@pytest.mark.parametrize(
+    ("function", "options", "says"),
+    [
+        ("bare", {"answer": ""}, "task 1 has no column 'answer', which .*forms.py:bare takes"),
+        ("short", {}, "task 1 has no answer, which .*forms.py:short takes as ground_truth.*'gold'"),
+        ("short", {"answer": ""}, ""),
+        ("short", {"answer": "gold"}, ""),
+        ("twice", {}, ""),
+    ],
+)
+async def test_rows_without_what_a_function_takes_are_refused_before_a_run(tmp_path, function, options, says):
+    (tmp_path / "forms.py").write_text(FORMS)
+    file = lines(tmp_path / "rows.jsonl", *({"prompt": f"{n}?", "gold": "4"} for n in range(9)))
+    made = dataset(tasks=file, score=f"{tmp_path}/forms.py:{function}", held_out=0.0, **options)
+    if says:
+        with pytest.raises(DataError, match=f"(?s){says}"):
+            await made.open()
+    else:
+        await made.open()
+
+
 REASONED = "<think>\n2 and 2 is 4\n</think>\n4"
 CALLED = 'I ask. <tool_call>\n{"name": "add", "arguments": {"a": 2}}\n</tool_call>'
 WHOLE = r"""
