@@ -1,9 +1,9 @@
 """Fail a test that changes a directory which several tests share. File modes do not: tests may run as root.
 
-A directory or file is shared if a fixture of a wider scope than one test returns it as a Path, alone or in a tuple. A fixture that
-makes directories on demand calls `share_directory(directory)` for each. One whose tests may change its folder returns an
-object that has it. After each test every shared directory must have the files, sizes and times that it had; the test that changed
-one fails and names the files.
+A directory or file is shared if a fixture of a wider scope than one test returns it, as a Path or in a tuple. A fixture that makes
+directories on demand calls `share_directory(directory)` for each. A fixture whose tests may change its folder returns an object that
+holds the path. After each test every shared directory must have the files, sizes and times that it had. The test that changed one
+fails and names the files.
 """
 
 from __future__ import annotations

@@ -187,7 +187,7 @@ async def test_its_arguments_reach_load_environment_and_success_is_what_counts_a
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"id": "nothing"}, "there is no module 'nothing' of an environment 'nothing'.*\n.*folder"),
+        ({"id": "nothing"}, "environment 'nothing' has no module 'nothing' on this machine.*\n.*folder"),
         ({"id": "sums", "config": {"near_wait": 1}}, "'sums' could not be loaded.*near_wait.*\n.*config"),
         ({"id": "sums", "held_out": 0.2}, "held_out has no effect on sums"),
         ({"id": "lacks"}, "'lacks' imports 'a_package_that_nobody_has', which is not installed"),

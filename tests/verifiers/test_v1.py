@@ -140,7 +140,7 @@ async def test_kill_9_of_its_process_fails_its_rollouts_by_name_and_it_is_starte
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"id": "nothing"}, "there is no module 'nothing' of an environment 'nothing'.*\n.*folder"),
+        ({"id": "nothing"}, "environment 'nothing' has no module 'nothing' on this machine.*\n.*folder"),
         ({"config": {"taskset": {"sauce": "x"}}}, "'example/sums' could not be loaded.*sauce.*\n.*config"),
         ({"id": "older"}, "'older' is of the contract v0.*\n.*pip install verifiers==0.1.14"),
         ({"config": {"taskset": {"source": "nowhere.jsonl"}}}, "its tasks could not be loaded.*FileNotFoundError"),

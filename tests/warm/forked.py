@@ -137,12 +137,12 @@ def reopen_streams() -> None:
 
 
 PR_SET_MM, PR_SET_MM_MAP = 35, 14
-ROOM: list[int] = []  # where the first name of this process and of those that it was forked from began and ended
+ROOM: list[int] = []  # the addresses of the first and last byte that hold the process's name; forks inherit them
 
 
 def name_process(command: Sequence[str]) -> None:
-    """What `ps` shows. The words stand at the end of the room of this process's own, which the template was given long ones for; the
-    kernel is told that they begin there (prctl(2), PR_SET_MM_MAP). Where it refuses that, what is too much are slashes."""
+    """Set the command line that `ps` shows. The words go to the end of the room for the process's name, which the template got long
+    arguments to enlarge; the kernel is told that they begin there (prctl(2), PR_SET_MM_MAP). If it refuses, the rest is slashes."""
     fields = [int(one) for one in open("/proc/self/stat").read().rpartition(")")[2].split()[1:]]  # noqa: SIM115
     if not ROOM:
         ROOM.extend(fields[44:46])

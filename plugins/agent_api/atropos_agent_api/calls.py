@@ -86,8 +86,8 @@ class CallRefused(Exception):
 
 
 def read_arguments(text: str) -> Any:
-    """The JSON that a text is, for the arguments of a call. None where it is none, or has more or deeper values than everyone
-    that it goes to can write: then it stays text."""
+    """The arguments of a call, parsed from JSON. None if the text is not JSON, or has more or deeper values than every reader
+    accepts: it then stays text."""
     if "\\u" not in text:
         marks = text.count("{") + text.count("[")
         if marks <= DEEPEST and text.count(",") <= MOST_ARGUMENTS:

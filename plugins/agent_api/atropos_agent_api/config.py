@@ -83,8 +83,8 @@ class RewardOptions(Options):
     )
     on_error: Literal["worst", "fail"] = Field(
         "worst",
-        description="what becomes of an episode whose reward raises, exits with an error or is late, once it has scored "
-        "another: the worst score, since what the program left may be the cause; or a failed rollout",
+        description="for an episode whose reward raises, exits with an error or is late, after it has scored another one: give it "
+        "the worst score, because the files that the program left may be the cause; or fail the rollout",
     )
 
     @model_validator(mode="after")

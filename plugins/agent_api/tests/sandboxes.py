@@ -72,7 +72,7 @@ def python(name: str) -> str:
 def program(
     folder: Path, argv: Sequence[str], *, name: str = "one", limits: dict[str, Any] | None = None, **more: Any
 ) -> Program:
-    """With no network where the sandbox can do without, and what its command names visible: `more` says otherwise."""
+    """A program without network, if the sandbox allows that, which sees the files that its command names. `more` overrides both."""
     bounded = Limits(**{"wall_time_s": 30.0, **(limits or {})})
     more["shown"] = [*needed_by(argv, os.environ["PATH"]), *more.get("shown", ())]
     return Program(name, list(argv), folder / f"{name}.stdout", folder / f"{name}.stderr", limits=bounded, **more)

@@ -379,7 +379,9 @@ async def test_a_reward_that_fails_on_what_one_program_left_gives_it_the_worst_s
     how = {"function": f"{file}:by_file"} if kind == "function" else {"command": ["{python}", str(file)]}
     deadline_s = 20.0 if kind == "function" else 2.0
     async with made(reward={**how, "worst": -2.0, "deadline_s": deadline_s}) as agent:
-        with pytest.raises(AtroposError, match="ValueError"):  # nobody knows yet whether it works at all
+        with pytest.raises(
+            AtroposError, match="ValueError"
+        ):  # it has not scored yet, so it may be the reward that is broken
             await one(agent, NO_NUMBER)
         good = await one(agent)
         bad = await one(agent, NO_NUMBER if kind == "function" else Script("late", lambda task, seed: "late"))

@@ -39,7 +39,7 @@ MODULES = (
     "base64",
     "graders",
 )
-TOOLS = {  # each run without a word of the files, or beside them as a careless grader would
+TOOLS = {  # each run without naming the files, or in their folder, as a careless grader would
     "python -c": '{python} -c "import json, base64, colorsys"',
     "python -m": "{python} -m base64 -h",
     "python, which goes to the files": """{python} -c "import os; os.chdir('{work}'); import colorsys" """,
@@ -130,7 +130,7 @@ async def test_a_grader_that_goes_to_the_files_starts_no_program_of_theirs(
 ) -> None:
     async with grader("process", tmp_path, "/bin/sh", "-c", "cd {work} && grade; echo $?") as made:
         monkeypatch.setenv("PATH", f".::{os.environ['PATH']}:")
-        assert (await score(made, left)).value == 127.0, "there is no such program"
+        assert (await score(made, left)).value == 127.0, "the program is not found"
 
 
 @pytest.mark.parametrize("name", SANDBOXES)
@@ -194,7 +194,7 @@ def here() -> dict[str, str]:
 
 @pytest.mark.parametrize("label", here())
 def test_the_traps_would_mark(label: str, left: Path, tmp_path: Path) -> None:
-    """Where a grader does start among them, they do."""
+    """A grader that starts in their folder sets them off."""
     text = TOOLS[label].replace("{python}", sys.executable).replace("{work}", str(left))
     own = {"PATH": "/usr/bin:/bin", "TMPDIR": str(tmp_path), "HOME": str(left)}
     subprocess.run(["bash", "-c", text], cwd=left, env=own, check=False, capture_output=True, stdin=subprocess.DEVNULL)

@@ -1,4 +1,4 @@
-"""Calls outside an episode's task: what is told from what, and what becomes of it."""
+"""Calls outside an episode's task: how they are recognised, and what is trained of them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from atropos_core.rollouts.tokenizer import ChatTokenizer
 from plugins.agent_api.tests.ledger_engine import LedgerEngine, policy_of
 from plugins.agent_api.tests.test_session import WEATHER, said
 
-PROMPT = "Find the bug\n in parse_row and mend it."
+PROMPT = "Find the bug\n in parse_row and fix it."
 LEAD = "You are a careful engineer. Work in small steps and test each of them. " * 4
 READ, NOTE = ({**WEATHER, "function": {"name": name, "parameters": {"type": "object"}}} for name in ("read", "note"))
 Ask = Callable[..., Awaitable[dict[str, Any]]]
@@ -39,7 +39,7 @@ SUMMARY = on_task({"role": "assistant", "content": "tried"}, "Sum it up.", tools
 COMPACTED = said(system(LEAD + "Today is Friday."), "So far: read row.py.", tools=(READ, WEATHER))
 RETRY = on_task(lead="You are a bold engineer.")
 DEVELOPER = said({"role": "developer", "content": LEAD}, PROMPT, tools=(WEATHER, READ))
-WRAPPED = said(system(LEAD), "Find   the bug in\nparse_row and mend it.", tools=(READ, WEATHER))
+WRAPPED = said(system(LEAD), "Find   the bug in\nparse_row and fix it.", tools=(READ, WEATHER))
 IN_SYSTEM = said(system(f"Your task: {PROMPT}"), "Begin.", tools=(WEATHER, READ))
 PLAIN = said(PROMPT)  # neither tools nor a system prompt
 PLAIN_WITH_SYSTEM = said(system(LEAD), PROMPT)

@@ -8,8 +8,8 @@ from typing import Any, Self
 
 
 def load_tokenizer(model: str, today: str = "") -> Any:
-    """Of a model directory. `apply_chat_template` gives ids as it did before transformers 5, unless it is told otherwise; a name
-    that is no directory here means this tokenizer. `today`: what chat templates are told when they ask for the date, as 2026-01-31."""
+    """The tokenizer of a model directory. `apply_chat_template` gives ids as before transformers 5, unless it is told otherwise. A name
+    that is not a directory here means this tokenizer. `today`: the date that chat templates get when they ask for it, as 2026-01-31."""
     from transformers import AutoTokenizer
     from transformers.utils import chat_template_utils
 

@@ -117,8 +117,8 @@ def _made_by(id: str) -> Callable[[Mapping[str, Any]], Contract]:
         traceback.print_exc()  # into the log
         if isinstance(error, ModuleNotFoundError) and error.name in (name, name.split(".")[0]):
             raise ConfigError(
-                f"there is no module {name!r} of an environment {id!r}.",
-                remedy="Install its package, or say where its module is: folder in [environment.NAME].",
+                f"environment {id!r} has no module {name!r} on this machine.",
+                remedy="Install its package, or name the folder of its module: folder in [environment.NAME].",
             ) from error
         raise _not_imported(id, error) or ConfigError(
             f"verifiers' environment {id!r} could not be imported: {type(error).__name__}: {error}",

@@ -110,4 +110,4 @@ def test_what_cannot_be_made_names_the_configuration_and_what_is_not_there_its_p
     )
     assert re.search(r"could not be loaded: .*'nope' not found.*Look at \[environment.NAME.config\]", said["harnessed"])
     for name in ("not_there", "not.there"):
-        assert "there is no module" in said[name] and "folder in [environment.NAME]" in said[name]
+        assert "has no module" in said[name] and "folder in [environment.NAME]" in said[name]

@@ -68,7 +68,7 @@ class KubernetesOptions(Options):
     claim: Subdomain = Field(
         "", description="PersistentVolumeClaim that all pods share (ReadWriteMany): run directory, models"
     )
-    mount: Annotated[Place, Field(min_length=2)] = Field("/shared", description="where it is mounted")
+    mount: Annotated[Place, Field(min_length=2)] = Field("/shared", description="path of the claim in every pod")
     python: Printable = Field("python", description="Python of the image")
     namespace: Label = Field("", description="namespace; unset: that of your context")
     gpu: Qualified = Field("nvidia.com/gpu", description="the cluster's name for a GPU")

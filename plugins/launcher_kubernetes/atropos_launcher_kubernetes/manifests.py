@@ -266,8 +266,8 @@ class _Manifests:
 
 
 def label(text: str, most: int = LABEL_CHARACTERS) -> str:
-    """What names of objects and hosts are made of: a-z, 0-9 and -, beginning with a letter (RFC 1035). A text that had to be changed
-    ends in a digest of itself, so that two texts never have one name."""
+    """Return a name of an object or host for a text: a-z, 0-9 and -, beginning with a letter (RFC 1035). A text that had to be changed
+    ends in a digest of itself, so that two texts never have the same name."""
     made = re.sub("[^a-z0-9]+", "-", text.lower()).strip("-")
     if not made[:1].isalpha():
         made = f"run-{made}".strip("-")

@@ -151,7 +151,7 @@ def as_kubernetes_starts(command: list[str], variables: dict[str, str]) -> list[
 
 
 def words_of_shell(script: str) -> list[list[str]]:
-    """What each program of a script would be started with: a shell of which `exec`, `cat` and `umask` only print their words."""
+    """The words with which a script would start each program. Runs it in a shell whose `exec`, `cat` and `umask` only print their words."""
     printing = "say() { printf '%s\\0' \"$@\"; printf '\\1\\0'; }; alias exec=say cat=: umask=:\n"
     said = subprocess.run(
         ["dash", "-c", f'{printing}eval "$1"', "sh", script], capture_output=True, check=True, cwd="/"

@@ -124,7 +124,7 @@ PROGRAMS = {
 
 
 def commands(script: str, folder: Path) -> list[list[str]]:
-    """What bash starts in it, each program noting its words: Python in place of ours, and those of Slurm."""
+    """The words of each program that bash starts in the script. Python and Slurm's programs are replaced by ones that note their words."""
     noted = folder / "noted"
     done = subprocess.run(
         ["bash", "-c", script, "bash", "http://h:1"],

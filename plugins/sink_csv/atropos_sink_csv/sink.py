@@ -54,11 +54,13 @@ class CsvSink(FileSink):
         partial = self._path.with_name(f".{self._path.name}.partial")
         kept = -1
         with self._there() as there, partial.open("w", encoding="utf-8", newline="") as file:
-            old = csv.reader(line for line in there if line.endswith(("\n", "\r")))  # one that was cut off is no row
+            old = csv.reader(
+                line for line in there if line.endswith(("\n", "\r"))
+            )  # a line that was cut off is not a row
             columns = next(old, [STEP])
             if columns[0] != STEP:
                 raise RunDirectoryError(
-                    f"{self._path} is no table of this sink: its first column is {columns[0]!r}.",
+                    f"{self._path} is not a table of this sink: its first column is {columns[0]!r}.",
                     remedy="Name another file in [sink.csv], or move that one away.",
                 )
             self._columns = [*columns, *new]

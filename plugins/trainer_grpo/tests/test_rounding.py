@@ -1,4 +1,4 @@
-"""What rounding alone does to logprobs, as the trainer measures it, next to float64."""
+"""The effect of rounding on logprobs, as the trainer measures it and compared with float64."""
 
 import numpy as np
 import pytest

@@ -247,7 +247,7 @@ async def test_in_a_mixed_batch_only_what_was_truncated_is_recomputed(open_train
     claimed = np.where(batch.sampled, batch.logprobs + np.where(np.repeat(cut, batch.lengths), 0.5, 0.1), 0)
     mixed = replace(batch, truncated=cut, logprobs=np.minimum(claimed, 0).astype(np.float32))
     metrics = await trainer.step(mixed, gate)
-    ratio = np.exp(batch.logprobs - mixed.logprobs)  # of the engine's, where it counts
+    ratio = np.exp(batch.logprobs - mixed.logprobs)  # to the engine's logprobs, for sequences that have usable ones
     assert metrics["ratio/mean"] == pytest.approx(np.where(of_cut, 1.0, ratio)[batch.trained].mean(), rel=1e-5)
     assert metrics["alignment/truncated_share"] == pytest.approx(
         (np.repeat(cut, batch.lengths) & batch.sampled).sum() / batch.sampled.sum()

@@ -95,7 +95,7 @@ def application(library: Library, token: str) -> ASGIApp:
     def page(request: Request) -> Response:
         name = request.path_params.get("name", "index.html")
         if name not in assets:
-            return json_answer(404, {"message": "there is no such file.", "remedy": ""})
+            return json_answer(404, {"message": "the page has no such file.", "remedy": ""})
         return Response(assets[name], media_type=KINDS[name[name.rindex(".") :]])
 
     assets = page_files()

@@ -69,7 +69,7 @@ async def test_a_reply_ends_with_the_token_that_completes_a_stop_text(stop, max_
     for engine in (Obedient("abba abc"), SayingEngine(lambda prompt, seed: "abba abc"[:max_tokens])):
         engine_policy = EnginePolicy(engine, TOKENIZER, Sampling(max_tokens=max_tokens, stop=stop), deadline_s=10)
         if isinstance(engine, Obedient) is False and finish == "length":
-            continue  # it ends every reply by itself
+            continue  # this engine ends every reply
         [sampled] = await engine_policy.sample(PROMPT, seed=3)
         assert TOKENIZER.decode(sampled.tokens) == said
         assert sampled.finish == finish

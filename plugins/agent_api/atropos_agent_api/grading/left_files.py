@@ -23,7 +23,7 @@ PIECE = 1 << 20
 
 
 class NotGradable(Exception):
-    """A program left what no reward can read: its own doing, and not a failure of the reward."""
+    """The program left files that no reward can read. The program is at fault, not the reward."""
 
 
 @dataclass
@@ -99,7 +99,7 @@ class Copy:
         self._add(os.stat(there))
 
     def _listed(self, at: int, folder: str) -> list[os.DirEntry[str]]:
-        """Stops where there is too much: a folder may have more names than memory holds."""
+        """The entries of a folder. Raises NotGradable if there are too many: memory may not hold all of their names."""
         listed: list[os.DirEntry[str]] = []
         if folder.count(os.sep) >= DEEPEST:
             raise NotGradable(f"it left more than {DEEPEST} folders inside one another")

@@ -95,7 +95,7 @@ class BubblewrapSandbox(KeptSandbox):
         return await self.keep(program, argv, environment, cwd="/", remedy=remedy, kind="namespaces")
 
     def command(self, program: Program) -> list[str]:
-        """What starts the program."""
+        """The command that starts the program in bubblewrap."""
         directory = self.directory(program.name)
         bound = [("work", WORK), ("home", HOME), *([] if program.inputs is None else [("inputs", INPUTS)])]
         return [

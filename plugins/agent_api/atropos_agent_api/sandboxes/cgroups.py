@@ -1,7 +1,8 @@
 """Control groups of Linux that bound a program with all that it starts: memory of every kind, processes and threads.
 
-A keeper makes one group in each hierarchy that this process may write to (version 2 where it is delegated; version 1 as root),
-has the program join them, and removes them. Only the standard library. Where there is none, a keeper's looks hold the limits.
+A keeper makes one group in each hierarchy that this process may write to (version 2 if it is delegated; version 1 as root),
+has the program join them, and removes them. Without control groups, the keeper enforces the limits by looking at the processes.
+This module uses only the standard library.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ class Groups:
         return None
 
     def end(self) -> None:
-        """Kill all that is in them, whoever is its parent."""
+        """Kill every process in the groups, also those with another parent."""
         for path in self._paths:
             if _write(f"{path}/cgroup.kill", 1):
                 continue
@@ -87,7 +88,7 @@ class Groups:
                     pass
 
     def remove(self) -> None:
-        """With all that is in them. Does nothing where they are gone."""
+        """Remove the groups, and kill the processes in them. Does nothing if they do not exist."""
         until = time.monotonic() + REMOVE_S
         while (left := [path for path in self._paths if os.path.isdir(path)]) and time.monotonic() < until:
             self.end()

@@ -30,7 +30,7 @@ class Process(NamedTuple):
 
 
 class Deleted(NamedTuple):
-    """What is in files that have no name any more."""
+    """The sizes of files that are open but have no name any more."""
 
     disk_bytes: int
     memory_bytes: int
@@ -78,8 +78,8 @@ def end_descendants(group: int | None, statuses: dict[int, int]) -> bool:
 
 
 def memory_bytes(processes: list[Process], files_bytes: int, bound: int) -> int:
-    """What they hold in memory, with files there that have no name (`files_bytes`). Pages that they share, or that are of such a
-    file, count once where the simple sum is above `bound`."""
+    """The memory of the processes, with `files_bytes` of nameless files in memory. If the simple sum is above `bound`, it is computed
+    again with shared pages, and pages of such a file, counted once."""
     total = sum(one.resident_bytes for one in processes) + files_bytes
     if total <= bound or not HAS_PROC:
         return total

@@ -22,8 +22,8 @@ PARTS = (
 
 def needed_by(argv: Sequence[str], path: str, kept_from: Sequence[Path] = ()) -> list[Path]:
     """Folders and files that exist: the installations of the program, and of the interpreters that its first lines name; files
-    that are named by an absolute path among its arguments. `argv` has no word that data decides: what is found is shown. No
-    folder is that holds one of `kept_from`, whatever is installed in it: of that, the program alone."""
+    that are named by an absolute path among its arguments. All of them are shown to the program, so `argv` must not have a word
+    from a task. Of a folder that holds one of `kept_from`, only the program is returned, whatever is installed there."""
     program, *arguments = argv or [""]
     named = (Path(word) for word in arguments if os.path.isabs(word) and os.path.isfile(word))
     kept = [os.path.realpath(one) for one in kept_from]

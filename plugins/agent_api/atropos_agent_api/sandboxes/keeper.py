@@ -519,7 +519,7 @@ def keep(supervisor: socket.socket, kind: Callable[[socket.socket, dict[str, Any
 
 
 def _adopt_orphans() -> None:
-    """What a process below this one leaves behind becomes a child of this one."""
+    """Make orphans of the processes below this one its children."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 

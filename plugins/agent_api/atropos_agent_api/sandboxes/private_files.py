@@ -21,7 +21,7 @@ KEY_FILES = frozenset({
     "credentials.json", "application_default_credentials.json",
 })  # fmt: skip
 KEY_STORES = (".p12", ".pfx", ".jks", ".keystore", ".kdbx", ".ppk")
-MAY_HOLD_KEYS = (".pem", ".key")  # or certificates, which everybody may read
+MAY_HOLD_KEYS = (".pem", ".key")  # or certificates, which are public
 KEY_MARK = b"PRIVATE KEY-----"
 
 

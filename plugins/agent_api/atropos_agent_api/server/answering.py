@@ -96,8 +96,8 @@ async def _written(answer: Answer, write: Callable[[], bytes]) -> bytes:
 
 
 def _is_there(scope: Scope, session: Session, answer: Answer) -> bool:
-    """Whether the client can still read an answer. If not, none of it is sent, and the session hears so. Of an answer that is
-    sent, some may be read whatever becomes of the connection: a client that does not like it cannot have it dropped."""
+    """Return True if the client can still read the answer. If not, none of it is sent, and the session is told. An answer that was
+    sent counts even if the connection then closes, so a client cannot drop an answer that it does not like."""
     connection: Connection | None = scope.get(SCOPE_KEY)
     if connection is None or not connection.has_hung_up():
         return True

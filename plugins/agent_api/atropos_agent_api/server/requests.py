@@ -35,8 +35,8 @@ async def read(
     may_be_empty: bool = False,
     most_bytes: int = CALL_BYTES,
 ) -> T:
-    """What `reader` makes of the body, which `Limits` passes on whole. A long one is read apart from the event loop. Raises
-    CallRefused for a body that is not an object of JSON, or that has too much in it, and what `reader` raises."""
+    """Read the body, which `Limits` passes on whole, with `reader`. A long body is read outside the event loop. Raises CallRefused
+    for a body that is not a JSON object or that has too much in it, and what `reader` raises."""
     body = (await receive()).get("body", b"")
     if len(body) > most_bytes:
         raise CallRefused(

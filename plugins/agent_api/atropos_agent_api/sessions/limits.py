@@ -92,8 +92,8 @@ class TokenBudget:
         self._changed = asyncio.Event()
 
     async def take(self, n: int, wanted: int) -> int:
-        """How many tokens each of `n` replies may have, up to `wanted`. Less only where no call is under way that may give some
-        back. Raises CallRefused where not one is left for each."""
+        """Return how many tokens each of `n` replies may have, up to `wanted`. If too few are left, wait for the calls under way, which
+        may give some back, and only then return less. Raises CallRefused if not even one is left for each."""
         while self._most:
             left = (self._most - self._taken) // n
             if left >= wanted or (not self._calls and left > 0):
@@ -113,19 +113,19 @@ class TokenBudget:
         return wanted
 
     def give_back(self, tokens: int) -> None:
-        """A call is over, and did not sample so many of what it took."""
+        """End a call, and return the tokens that it took and did not sample."""
         self._taken -= tokens
         self._calls -= 1
         self._changed.set()
 
     def close(self) -> None:
-        """The session has ended: nobody waits any more."""
+        """End the waiting of all calls, because the session has ended."""
         self._most = 0
         self._changed.set()
 
 
 def bounded(call: Call, prompt_tokens: int, run: Sampling, options: SessionOptions) -> Sampling:
-    """The run's sampling with no more tokens than the call and the model's context leave. Raises CallRefused where they leave
+    """Return the run's sampling, with no more tokens than the call and the model's context leave. Raises CallRefused if they leave
     none."""
     bounds = [run.max_tokens]
     if call.max_tokens is not None:

@@ -66,8 +66,8 @@ class Session:
         self._last: list[Reply] = []  # of each call that may be trained, in the order in which they were answered
 
     def arrived(self) -> None:
-        """A request is there, and nothing was read of it yet. Raises CallRefused where the session has no call left: those that
-        are refused or count tokens may be as many as those that are answered."""
+        """Count a request before any of it is read. Raises CallRefused if the session has no call left. Requests that are refused, or
+        that count tokens, have a bound of the same size as those that are answered."""
         if self.ended:
             raise self._refused_as_ended()
         check_calls(self._calls, self._options)
@@ -178,7 +178,7 @@ class Session:
         return turn, prompt, sampling
 
     async def _sample(self, call: Call, turn: Turn, prompt: Prompt, sampling: Sampling) -> Answer:
-        unused = 0  # where it fails: it may have sampled all that it could
+        unused = 0  # if sampling fails, it may have sampled all of its tokens
         try:
             completions = await sample_to_stop(
                 self._policy, prompt.ids, call.n, call.stop, sampling, turn.seed, self._format

@@ -1,4 +1,4 @@
-"""Which calls of an episode are outside its task: a greeting that probes the server, a title, a memory, a sub-agent's.
+"""Find the calls of an episode that are outside its task: a greeting that probes the server, a title, a memory, a sub-agent's.
 
 A title often quotes the task's prompt, so the tools and the start of the system prompt count as well. A doubtful conversation
 belongs to the task.
@@ -41,7 +41,7 @@ def side_turns(turns: Sequence[Turn], prompt: str) -> frozenset[Turn] | None:
 
 
 def description(turn: Turn) -> str:
-    """What a conversation shows of itself."""
+    """A short description of a conversation, for a message."""
     while turn.parent is not None:
         turn = turn.parent.turn
     system = "".join(_texts(turn.messages, of_system=True))

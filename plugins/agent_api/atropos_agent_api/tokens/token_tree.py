@@ -34,7 +34,7 @@ class Reply:
     completion: Completion  # of what is kept: tokens past a stop are not in it
     cut: Tokens  # what was sampled past a stop, and is not shown
     stop: str = ""  # the stop text that ended it
-    text: str | None = None  # what it says, where the prompt was no conversation
+    text: str | None = None  # its text, if the prompt was not a conversation
     children: list[Turn] = field(default_factory=list)
 
     @property
@@ -94,7 +94,7 @@ class TokenTree:
     def __init__(self) -> None:
         self.turns: list[Turn] = []
         self._replies: dict[bytes, list[Reply]] = {}
-        self._texts: list[Turn] = []  # whose prompts were no conversation, and continue none
+        self._texts: list[Turn] = []  # whose prompts were plain text, and continue no reply
 
     def match(self, units: Sequence[Unit], positions: Sequence[bytes]) -> Match:
         """The longest conversation that ends in a reply and is repeated by a request; `positions` are of its units, with
@@ -131,8 +131,8 @@ class TokenTree:
         return self._longest(end, len(prompt))
 
     def _longest(self, end: Callable[[Reply, int], int], size: int) -> tuple[Reply | None, int]:
-        """Of the replies that are said in a prompt of that size, which goes on after them. `end`: of one that begins at a place
-        in it, where it ends; 0 where it is not there."""
+        """The last reply of the longest chain that a prompt of `size` repeats, and where it ends; the prompt must continue after it.
+        `end(reply, start)`: where the reply ends in the prompt if it begins at `start`, or 0 if it does not."""
         found: tuple[Reply | None, int] = (None, 0)
         waiting = [(turn, 0) for turn in self._texts]
         while waiting:
@@ -186,7 +186,7 @@ def paths(turns: Sequence[Turn]) -> Iterator[list[Reply]]:
 
 
 def is_orphan(reply: Reply) -> bool:
-    """An answer that nobody saw: its client had gone before any of it was sent, and nothing continues it."""
+    """Return True for a reply that its client did not see, because it had gone before any of it was sent, and that nothing continues."""
     return not reply.children and not reply.turn.is_delivered
 
 
@@ -200,7 +200,7 @@ def _order(turn: Turn) -> tuple[int, int]:
 
 
 def _is_echoed(reply: Reply, units: Sequence[Unit], seen: dict[Reply, bool]) -> bool:
-    """Whether what was sent is what was sampled, all along the chain. `seen`: of replies that were looked at already."""
+    """Return True if the client sent back what was sampled, for every reply of the chain. `seen`: results for earlier replies."""
     for one in reply.chain:
         if one not in seen:
             seen[one] = is_same_reply(units[one.turn.units].message, one.message)
