@@ -81,7 +81,7 @@ async def test_a_table_that_is_gone_is_missed_aloud(tmp_path, capsys):
 
 async def test_somebody_else_s_file_is_left_alone(tmp_path):
     (tmp_path / "metrics.csv").write_text("name,value\nx,1\n")
-    with pytest.raises(RunDirectoryError, match=r"no table of this sink: its first column is 'name'"):
+    with pytest.raises(RunDirectoryError, match=r"is not a table of this sink: its first column is 'name'"):
         await recorded(tmp_path, {1: {"a": 1.0}}, {"step": 0})
     assert (tmp_path / "metrics.csv").read_text() == "name,value\nx,1\n"
 
