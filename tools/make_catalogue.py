@@ -34,8 +34,8 @@ EXPLAINED = """Unmodified, by import, and without a network; every data set of t
 (`benchmarks/atroposlib_cases.py`). **Group**: how many sequences one of its first items gave for a scripted model. **Evaluates**: how many
 replies its own `evaluate()` sampled; tried of those in `eval_environments`, most of which do nothing else. **Trains**: five steps of the
 tiny policy, half of whose replies are by script, with every trained id one that was sampled; the largest distance of a logprob from the
-trainer's own. A dash: not tried. **Not run again**: its five steps ended because the trainer refused replies that `top_p` or `top_k` had cut.
-It now trains them by default; the file has not been tried since.
+trainer's own. A dash: not tried. **Not run again**: its five steps ended because the trainer refused replies that `top_p` or `top_k` had
+cut. It now trains them by default; the file has not been tried since.
 """
 
 
