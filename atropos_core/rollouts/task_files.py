@@ -19,10 +19,15 @@ from atropos_core.rollouts.row_files import Row, read_rows, value_at
 from atropos_core.types import Message, Split, Task
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")  # of OpenAI's chat; templates leave others out
-LIKE_MESSAGES = re.compile(
-    r"""\s*(array\(\s*)?\[\s*\{(?=.*["']content["']\s*:).*["']role["']\s*:\s*["'](""" + "|".join(ROLES) + r""")["']""",
-    re.DOTALL,
+_QUOTES = r"""\\*["'](?:\\*["'])*"""  # of a text in a text, or written twice
+LIKE_MESSAGES = (
+    re.compile(  # in whatever form a library prints them: a list, an array, a tuple, bytes, JSON in JSON, a line each
+        rf"""\s*(?:(?:array|b)\b)?\W{{0,9}}[\[\{{\("'](?=.*\b(?:content|value)(?:{_QUOTES}\s*[:,]|=)).*"""
+        rf"""\b(?:role|from)(?:{_QUOTES}\s*[:,]|=)\s*{_QUOTES}(?:{"|".join((*ROLES, "human", "gpt"))})\\*["']""",
+        re.DOTALL,
+    )
 )
+LIKE_TOOLS = re.compile(rf"""\s*(?:array\b)?\W{{0,9}}\{{.*\b(?:name|function){_QUOTES}\s*:""", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -118,20 +123,23 @@ def _written_out(text: str, where: str, name: str) -> Any:
     if (
         isinstance(chat, list)
         and chat
-        and all(isinstance(one, dict) and {"role", "content"} <= one.keys() for one in chat)
+        and all(isinstance(one, dict) and "role" in one for one in chat)
+        and any("content" in one for one in chat)
     ):
         return chat
-    if LIKE_MESSAGES.match(text):
+    is_record = isinstance(value, dict) and len(value) > 1  # a question may be one that has messages
+    if LIKE_MESSAGES.match(text) and not is_record:
         raise DataError(
-            f"{where}: {name} is the text of messages, and neither JSON nor a list of Python: {text!r:.80}.",
-            remedy="Write it with json.dumps. A prompt that only quotes messages is written as the content of a message.",
+            f"{where}: {name} is the text of messages, in a form that is not read: {text!r:.80}.",
+            remedy="Write it with json.dumps, as a list of objects with role and content. A prompt that only quotes messages is "
+            "written as the content of a message.",
         )
     return text
 
 
 def _parsed(text: str) -> Any:
-    """Return the value of a text that is JSON, or a list or dict of Python; None for any other text."""
-    if not text.lstrip().startswith(("[", "{", '"')):
+    """Return the value of a text that is JSON, or a list, tuple or dict of Python; None for any other text."""
+    if not text.lstrip().startswith(("[", "{", '"', "(")):
         return None
     with warnings.catch_warnings(action="ignore"):  # of escapes that Python does not know
         for read in (json.loads, ast.literal_eval):
@@ -139,17 +147,20 @@ def _parsed(text: str) -> Any:
                 value = read(text.strip())
             except (ValueError, SyntaxError, RecursionError, MemoryError):
                 continue
-            return _parsed(value) if isinstance(value, str) else value
+            return _parsed(value) if isinstance(value, str) else list(value) if isinstance(value, tuple) else value
     return None
 
 
 def _tools(given: Any, where: str) -> list[Mapping[str, Any]]:
     """JSON schemas in OpenAI's form, of a column that has such, in whatever form; none of a column that has something else."""
     tools = _parsed(given) if isinstance(given, str) else given
+    tools = [tools] if isinstance(tools, dict) and tools.keys() & {"function", "parameters"} else tools
+    if isinstance(tools, list):  # of texts, as parquet keeps tools whose parameters differ
+        tools = [_parsed(one) if isinstance(one, str) and one.lstrip().startswith("{") else one for one in tools]
     is_list = isinstance(tools, list) and bool(tools) and all(isinstance(one, dict) for one in tools)
-    if not is_list and not (isinstance(given, str) and re.match(r"\s*\[\s*\{", given) and tools is None):
+    if not is_list and not (isinstance(given, str | list) and LIKE_TOOLS.match(str(given))):
         return []
-    made = [_without_none(one) for one in tools or ()]
+    made = [_without_none(one) for one in tools or ()] if is_list else []
     made = [one if "function" in one else {"type": "function", "function": one} for one in made]
     if not made or not all(isinstance(one["function"], dict) and one["function"].get("name") for one in made):
         raise DataError(
@@ -178,6 +189,11 @@ def _chat(messages: Any, where: str, name: str) -> list[Message]:
             raise DataError(
                 f"{where}: a message has the role {one['role']!r:.40}, which chat templates leave out.",
                 remedy=f"Roles are {', '.join(ROLES[:4])} and {ROLES[4]}.",
+            )
+        if one["role"] != "assistant" and one.get("content") is None:
+            raise DataError(
+                f"{where}: a message of the role {one['role']!r} has no content, which chat templates show as None.",
+                remedy="Write its text, or leave the message out.",
             )
     # of parquet every message has the keys of all
     kept = [{key: value for key, value in one.items() if value is not None or key == "content"} for one in messages]

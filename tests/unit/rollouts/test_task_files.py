@@ -228,8 +228,8 @@ def test_nan_is_no_value(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "cell",
-    [json.dumps(CHAT), str(CHAT), json.dumps(CHAT[0]), json.dumps(json.dumps(CHAT)), f" {CHAT}\n"],
-    ids=["json", "repr", "one", "twice", "spaces"],
+    [json.dumps(CHAT), str(CHAT), json.dumps(CHAT[0]), json.dumps(json.dumps(CHAT)), f" {CHAT}\n", str(tuple(CHAT))],
+    ids=["json", "repr", "one", "twice", "spaces", "tuple"],
 )
 @pytest.mark.parametrize("column", ["prompt", "messages"])
 def test_messages_in_a_cell_are_messages(tmp_path: Path, cell: str, column: str) -> None:
@@ -239,10 +239,21 @@ def test_messages_in_a_cell_are_messages(tmp_path: Path, cell: str, column: str)
     assert task.messages == tuple(CHAT)
 
 
+@pytest.mark.parametrize("write", [json.dumps, str])
+def test_a_message_in_a_cell_may_have_calls_in_place_of_content(tmp_path: Path, write: Any) -> None:
+    call = {"type": "function", "function": {"name": "add", "arguments": {"a": 2}}}
+    chat = [CHAT[0], {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": "2"}]
+    (tmp_path / "a.jsonl").write_text(json.dumps({"prompt": write(chat)}))
+    assert read_tasks(tmp_path / "a.jsonl")[0].messages == tuple(chat)
+
+
 @pytest.mark.parametrize(
     "text",
     [
         "[3, 1, 2]",
+        json.dumps({"question": "Who spoke last?", "history": CHAT}),
+        "(from 'user' to 'gpt', which value has the role?)",
+        "{role: user, content: what?}",
         '{"role": "admin"} is which role?',
         "[1, 2] sorted?",
         '[{"role": "admin"}]',
@@ -263,6 +274,14 @@ def test_a_text_that_only_looks_like_data_is_a_text(tmp_path: Path, text: str) -
         json.dumps(CHAT)[:-9],
         "[{'content': 'a', 'role': 'user'}\n {'content': 'b', 'role': 'assistant'}]",  # as numpy prints an array
         "array([{'role': 'user', 'content': 'a'}], dtype=object)",
+        "".join(json.dumps(message) + "\n" for message in [*CHAT, *CHAT]),
+        json.dumps([json.dumps(message) for message in CHAT]),
+        json.dumps({"messages": CHAT}),
+        json.dumps([{"from": "human", "value": "2 + 2?"}]),
+        json.dumps(CHAT).replace('"', '""'),
+        repr(json.dumps(CHAT).encode()),
+        "[OrderedDict([('role', 'user'), ('content', 'a')])]",
+        "[ChatMessage(role='user', content='a')]",
     ],
 )
 def test_messages_that_cannot_be_read_are_refused_by_row(tmp_path: Path, cell: str) -> None:
@@ -275,7 +294,11 @@ ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "o
 
 
 @pytest.mark.parametrize(
-    "cell", [[ADD], json.dumps([ADD]), str([ADD]), [ADD["function"]], json.dumps([ADD | {"strict": None}])]
+    "cell",
+    [
+        *([ADD], json.dumps([ADD]), str([ADD]), [ADD["function"]], json.dumps([ADD | {"strict": None}])),
+        *(ADD, json.dumps(ADD), ADD["function"], [json.dumps(ADD)], json.dumps([json.dumps(ADD)])),
+    ],
 )
 def test_tools_are_read_in_whatever_form_they_have(tmp_path: Path, cell: Any) -> None:
     (tmp_path / "a.jsonl").write_text(json.dumps({"prompt": "a", "tools": cell}))
@@ -286,7 +309,10 @@ def test_a_column_of_other_tools_is_left_and_broken_ones_are_refused(tmp_path: P
     for kept in ("hammer, saw", ["hammer"], "", None):
         (tmp_path / "a.jsonl").write_text(json.dumps({"prompt": "a", "tools": kept}))
         assert read_tasks(tmp_path / "a.jsonl")[0].data["tools"] == kept
-    for broken in ([{"type": "function"}], '[{"type": "function", "func'):
+    for broken in (
+        *([{"type": "function"}], '[{"type": "function", "function": {"na', f"array([{ADD}], dtype=object)"),
+        *(f"{json.dumps(ADD)}\n{json.dumps(ADD)}", ["{" + json.dumps(ADD)], [ADD, "add"]),
+    ):
         (tmp_path / "a.jsonl").write_text(json.dumps({"prompt": "a", "tools": broken}))
         with pytest.raises(DataError, match="line 1: tools must be a list of functions"):
             read_tasks(tmp_path / "a.jsonl")
@@ -301,11 +327,11 @@ def test_half_a_character_is_refused(tmp_path: Path) -> None:
 def test_tasks_are_read_with_their_own_fields(tmp_path: Path) -> None:
     path = tmp_path / "tasks.jsonl"
     path.write_text(
-        '{"prompt": "a", "system": "s", "answer": 4, "level": 2}\n\n{"id": "x", "messages": [{"role": "user"}]}\n'
+        '{"prompt": "a", "system": "s", "answer": 4, "level": 2}\n\n{"id": "x", "messages": [{"role": "user", "content": "b"}]}\n'
     )
     first, second = read_tasks(path)
     assert first == Task("1", ({"role": "system", "content": "s"}, {"role": "user", "content": "a"}), "4", {"level": 2})
-    assert second == Task("x", ({"role": "user"},))
+    assert second == Task("x", ({"role": "user", "content": "b"},))
 
 
 @pytest.mark.parametrize(
@@ -329,6 +355,8 @@ def test_tasks_are_read_with_their_own_fields(tmp_path: Path) -> None:
             '{"messages": [{"role": "user", "content": [{"type": "image"}]}]}',
             "line 2: the content of a message must be text, not",
         ),
+        ('{"messages": [{"role": "user", "content": null}]}', "line 2: a message of the role 'user' has no content"),
+        ('{"messages": [{"role": "user"}]}', "line 2: a message of the role 'user' has no content"),
         ('{"messages": [{"role": "user", "content": 3}]}', "line 2: the content of a message must be text, not 3"),
         ('{"id": "1", "prompt": "a"}', r"two tasks have the id '1'\.(.|\n)*An id names one task: number them\."),
     ],
