@@ -59,8 +59,11 @@ async def sample_to_stop(
 async def cut_at_stop(sampled: Completion, stops: Sequence[str], texts: Texts) -> Completion:
     """Cut a completion after the token that completes a stop text. Its `finish` is then "stop"."""
     size, stop = await end_at_stop(sampled.tokens, stops, texts.text)
-    if not stop:
-        return sampled
+    return first_tokens(sampled, size) if stop else sampled
+
+
+def first_tokens(sampled: Completion, size: int) -> Completion:
+    """The first `size` tokens of a completion, as one that ended there: its `finish` is "stop"."""
     return replace(
         sampled,
         tokens=sampled.tokens[:size],

@@ -14,16 +14,13 @@ from atropos_agent_api.sessions.session import Session
 from atropos_agent_api.tokens.formats import TemplateFormat
 from atropos_core.rollouts.tokenizer import ChatTokenizer
 from plugins.agent_api.tests.ledger_engine import LedgerEngine, policy_of
+from plugins.agent_api.tests.scenarios import system
 from plugins.agent_api.tests.test_session import WEATHER, said
 
 PROMPT = "Find the bug\n in parse_row and fix it."
 LEAD = "You are a careful engineer. Work in small steps and test each of them. " * 4
 READ, NOTE = ({**WEATHER, "function": {"name": name, "parameters": {"type": "object"}}} for name in ("read", "note"))
 Ask = Callable[..., Awaitable[dict[str, Any]]]
-
-
-def system(text: str) -> dict[str, str]:
-    return {"role": "system", "content": text}
 
 
 def on_task(*more: Any, lead: str = LEAD, prompt: str = PROMPT, tools: Any = (WEATHER, READ), **fields: Any) -> Call:

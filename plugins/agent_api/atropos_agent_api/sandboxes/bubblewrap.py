@@ -80,10 +80,7 @@ class BubblewrapSandbox(KeptSandbox):
             raise SandboxError(f"a program that does nothing ended with {ended}.")
 
     def inside(self, name: str, api_url: str, network: Network) -> Inside:
-        if network == "api":
-            _, port = address(api_url)
-            api_url = urlunsplit(urlsplit(api_url)._replace(netloc=f"127.0.0.1:{port_inside(port)}"))
-        return Inside(WORK, HOME, api_url, INPUTS)
+        return places_inside(api_url, network)
 
     async def start(self, program: Program) -> RunningProgram:
         if not self._bwrap:
@@ -190,6 +187,14 @@ def first_process(program: Program) -> str:
     newer = tuple(map(int, re.findall(r"\d+", os.uname().release)[:2])) >= COUNTS_BY_NAMESPACE
     processes = most_tasks(program.limits.processes) + SPARE_TASKS if newer else None
     return json.dumps({"port": port, "processes": processes, "most": None, "argv": list(program.argv)})
+
+
+def places_inside(api_url: str, network: Network) -> Inside:
+    """The paths of a program's folders, and the address of the API, as the program sees them."""
+    if network == "api":
+        _, port = address(api_url)
+        api_url = urlunsplit(urlsplit(api_url)._replace(netloc=f"127.0.0.1:{port_inside(port)}"))
+    return Inside(WORK, HOME, api_url, INPUTS)
 
 
 def port_inside(port: int) -> int:

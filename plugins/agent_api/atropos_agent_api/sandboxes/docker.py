@@ -12,7 +12,6 @@ import json
 import os
 import shutil
 from dataclasses import replace
-from urllib.parse import urlsplit, urlunsplit
 
 from atropos_agent_api.sandboxes.bubblewrap import (
     HOME,
@@ -20,6 +19,7 @@ from atropos_agent_api.sandboxes.bubblewrap import (
     INSIDE,
     SHARED_MEMORY_BYTES,
     WORK,
+    places_inside,
     port_inside,
 )
 from atropos_agent_api.sandboxes.keeper import most_tasks
@@ -96,10 +96,7 @@ class DockerSandbox(KeptSandbox):
                 await self._said("rm", "--force", "--volumes", container)
 
     def inside(self, name: str, api_url: str, network: Network) -> Inside:
-        if network == "api":
-            _, port = address(api_url)
-            api_url = urlunsplit(urlsplit(api_url)._replace(netloc=f"127.0.0.1:{port_inside(port)}"))
-        return Inside(WORK, HOME, api_url, INPUTS)
+        return places_inside(api_url, network)
 
     async def start(self, program: Program) -> RunningProgram:
         check_program(program, self.networks)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 
 import numpy as np
 
@@ -14,7 +13,7 @@ from atropos_agent_api.tokens.canonical import digest, units_of
 from atropos_agent_api.tokens.formats import ChatFormat
 from atropos_agent_api.tokens.token_tree import Reply, Turn
 from atropos_core.rollouts.replies import AS_SAMPLED
-from atropos_core.rollouts.stop_texts import end_at_stop
+from atropos_core.rollouts.stop_texts import end_at_stop, first_tokens
 from atropos_core.seeds import derive
 from atropos_core.types import Completion, Message, Tokens
 
@@ -53,7 +52,9 @@ async def reply_of(call: Call, turn: Turn, prompt: Prompt, sampled: Completion, 
         ]  # a format that samples ids of its own keeps them: it writes them down again
     position = digest(turn.position, units_of([message])[0].key)
     text = None if call.prompt is None else await format.text(tokens)
-    return Reply(turn, message, position, _first(sampled, len(tokens)), sampled.tokens[len(tokens) :], stop, text)
+    cut = sampled.tokens[len(tokens) :]
+    kept = first_tokens(sampled, len(tokens)) if len(cut) else sampled
+    return Reply(turn, message, position, kept, cut, stop, text)
 
 
 async def choice_of(call: Call, reply: Reply, format: ChatFormat) -> Choice:
@@ -66,16 +67,3 @@ async def choice_of(call: Call, reply: Reply, format: ChatFormat) -> Choice:
             await asyncio.sleep(0)
     finish = "tool_calls" if kept.finish == "stop" and reply.message.get("tool_calls") else kept.finish
     return Choice(reply.message, finish, kept.tokens, kept.logprobs, tuple(texts), reply.stop)
-
-
-def _first(sampled: Completion, size: int) -> Completion:
-    """Its first `size` tokens; a reply that is cut ended by itself, as far as its call is concerned."""
-    if size == len(sampled.tokens):
-        return sampled
-    return replace(
-        sampled,
-        tokens=sampled.tokens[:size],
-        logprobs=sampled.logprobs[:size],
-        policy_version=sampled.policy_version[:size],
-        finish="stop",
-    )
