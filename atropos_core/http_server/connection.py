@@ -40,7 +40,11 @@ HOST = re.compile(
     rb"(?:[A-Za-z0-9._~%-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{1,5})?"
 )  # a name or address, and a port
 _END = b"\r\n\r\n"
-_FAILED = whole_answer(500, b"Internal Server Error", [(b"content-type", b"text/plain; charset=utf-8")])
+_FAILED = whole_answer(
+    500,
+    b"the server failed on this request. Its output has the traceback.\n",
+    [(b"content-type", b"text/plain; charset=utf-8")],
+)
 
 
 class _Ambiguous(Exception):

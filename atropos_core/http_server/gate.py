@@ -19,7 +19,7 @@ from typing import Literal, NamedTuple, Protocol
 from starlette.types import Receive, Scope, Send
 
 from atropos_core import console
-from atropos_core.errors import ApiError, HubClosed
+from atropos_core.errors import ApiError, AtroposError, HubClosed
 from atropos_core.http_server.answers import Refusals
 from atropos_core.http_server.peers import Peers, may_call
 
@@ -192,6 +192,14 @@ class Gate:
         """ASGI: what a request gets that is not answered by the time the server ends."""
         error = HubClosed("the server is ending.", remedy="Send it again: it may be back in a moment.")
         await self._refusals.answer(scope, send, 503, error, [(b"retry-after", b"5"), (b"connection", b"close")])
+
+    async def failed(self, scope: Scope, send: Send, raised: Exception) -> None:
+        """What a request gets whose application raised an error that it does not answer itself."""
+        error = AtroposError(
+            f"the server failed on this request: {type(raised).__name__}.",
+            remedy="This is a fault of the server. Its output has the traceback: send that along with a report.",
+        )
+        await self._refusals.answer(scope, send, 500, error, [(b"connection", b"close")])
 
     def _said_of(self, cause: str) -> str:
         text, option = CAUSES[cause]

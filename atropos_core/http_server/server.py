@@ -82,8 +82,8 @@ class HttpServer(uvicorn.Server):
 
 
 class _Granted:
-    """The application, but whose call is not over when the server's time is hears so: uvicorn would answer 500, and print a
-    traceback for each."""
+    """The application, but a client whose call is not over when the server's time is hears so: uvicorn would answer 500, and print a
+    traceback for each. And a client whose call the application fails on hears what failed."""
 
     def __init__(self, app: ASGIApp, gate: Gate) -> None:
         self._app = app
@@ -101,6 +101,11 @@ class _Granted:
             elif not connection.is_gone:
                 connection.transport.abort()
                 await asyncio.sleep(0)  # in which the connection learns that it is over
+        except Exception as error:
+            connection = scope.get(SCOPE_KEY)
+            if connection is not None and not (connection.has_begun or connection.is_gone):
+                await self._gate.failed(scope, send, error)
+            raise  # uvicorn writes the traceback, and closes the connection
 
 
 class _GuestServer(HttpServer):

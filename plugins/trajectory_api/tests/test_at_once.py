@@ -243,7 +243,10 @@ def test_a_fault_of_ours_is_answered_with_500_and_ends_nothing(server: Running):
     server.app.at_once[POST_GROUP] = failing  # type: ignore[index]
     end = Connection(server.port, 10)
     try:
-        assert end.call(post(body()))[::2] == (500, b"Internal Server Error")
+        assert end.call(post(body()))[::2] == (
+            500,
+            b"the server failed on this request. Its output has the traceback.\n",
+        )
     finally:
         server.app.at_once[POST_GROUP] = kept  # type: ignore[index]
     assert end.call(post(body())).status == 200

@@ -10,6 +10,8 @@ from typing import Any
 from atropos_core.errors import DataError, RunDirectoryError
 from atropos_viewer.viewed_run import ViewedRun
 
+MOST_DIGITS = 20  # of a number in an address: no step and no edition has more, and a file's name has an end
+
 
 def newest_run(parent: Path) -> Path:
     """Raises RunDirectoryError where there is none."""
@@ -58,7 +60,7 @@ class Library:
 
 
 def _number(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise DataError(f"{text[:100]!r} is no whole number.") from None
+    digits = text.removeprefix("-")
+    if not (digits.isascii() and digits.isdigit() and len(digits) <= MOST_DIGITS):
+        raise DataError(f"{text[:100]!r} is not a whole number of up to {MOST_DIGITS} digits.")
+    return int(text)

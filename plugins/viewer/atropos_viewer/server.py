@@ -98,9 +98,18 @@ def application(library: Library, token: str) -> ASGIApp:
             return json_answer(404, {"message": "the page has no such file.", "remedy": ""})
         return Response(assets[name], media_type=KINDS[name[name.rindex(".") :]])
 
+    async def failed(request: Request, error: Exception) -> Response:
+        return json_answer(
+            500,
+            {
+                "message": f"the server failed on this call: {type(error).__name__}.",
+                "remedy": "The output of `atropos view` has the traceback: send that along with a report.",
+            },
+        )
+
     assets = page_files()
     routes = [Route("/", page), Route("/page/{name:path}", page), Route("/records/{address:path}", records)]
-    return _Guard(Starlette(routes=routes))
+    return _Guard(Starlette(routes=routes, exception_handlers={Exception: failed}))
 
 
 def page_files() -> dict[str, bytes]:

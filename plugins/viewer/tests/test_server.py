@@ -69,7 +69,10 @@ async def test_no_page_of_another_origin_is_let_in_and_every_answer_binds_the_br
 @pytest.mark.parametrize(
     "address",
     ["runs/1/metrics", "runs/-1/metrics", "runs/x/metrics", "runs/0/rollouts/99", "runs/0/rollouts/1/999", "nothing",
-     "runs/0/rollouts/../../config.toml", "runs/0/evaluations/77"],
+     "runs/0/rollouts/../../config.toml", "runs/0/evaluations/77",
+     *(f"runs/0/{what}/{number}" for what in ("rollouts", "evaluations", "rollouts/1") for number in
+       ("9" * 300, "9" * 4200, "9" * 5000, "-" + "9" * 300, "1_0", "%EF%BC%91", "%00", "%ED%A0%80", "NaN", "1e5", "+1", "%201", "")),
+     "runs/0/metrics?since=" + "9" * 300, "runs/0/metrics?since=Infinity", f"runs/{'9' * 300}/metrics", "x/" * 3000],
 )  # fmt: skip
 async def test_what_is_not_there_is_said_in_one_error(toy_run: Path, address: str):
     async with served(toy_run) as client:
