@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import httpx
 import numpy as np
 import pytest
 
@@ -309,3 +310,20 @@ async def test_samples_follow_the_engine_to_another_address():
         await engines.close()
         await first.close()
         await second.close()
+
+
+async def test_an_engine_that_takes_weights_bounds_its_calls_and_not_what_is_uploaded(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(doors, "TRAINER_BODY_BYTES", 1000)
+    engine = Watched()
+    door = await open_engine_server(engine, "127.0.0.1:0", None, await engine.open(), takes="checkpoint")
+    try:
+        async with httpx.AsyncClient(base_url=door.url) as client:
+            for method, path, status in (
+                ("POST", "/v1/engine/open", 413),
+                ("POST", "/v1/engine/samples", 413),
+                ("PUT", "/v1/engine/elsewhere/a.b/c", 413),
+                ("PUT", "/v1/engine/uploads/a.b/c", 200),
+            ):
+                assert (await client.request(method, path, content=b"x" * 2000)).status_code == status, path
+    finally:
+        await door.close()

@@ -21,6 +21,7 @@ from starlette.types import Receive, Scope, Send
 
 from atropos_core.errors import AccessRefused, AtroposError, DataError, EngineReplaced, FitError, LeaseLost
 from atropos_core.group_schema import brief, check_temperature
+from atropos_core.guards.apart import apart
 from atropos_core.guards.deadlines import within
 from atropos_core.interfaces import Engine, ModelInfo, Transport
 from atropos_core.storage.tempdirs import owned_prefix
@@ -32,6 +33,7 @@ LOAD_S = 1800.0
 SAMPLE_S = 3600.0  # the longest deadline that a call may ask for
 SILENT_S = 60.0  # that an upload may stand still; LOAD_S for each file of it
 FILES = 10_000  # of one upload
+MANY = 1000  # sequences that are checked apart from the event loop
 FORMER = 1000  # trainers that are remembered
 SENT: Mapping[Transport, str] = {
     "checkpoint": "whole models (--bridge checkpoint)",
@@ -84,7 +86,7 @@ class EngineRoutes:
         self._calls = Native(table)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["method"] == "PUT" and scope["path"].startswith(_UPLOADS):
+        if is_upload(scope):
             await self._take_upload(scope["path"][len(_UPLOADS) :], receive, send)
         elif scope["type"] == "http" and scope["method"] == "POST" and scope["path"] == _SAMPLES:
             await give_samples(self._sample, receive, send)
@@ -160,7 +162,8 @@ class EngineRoutes:
         self._refuse_for_another(request)
         sequences: Sequence[Any] = request.get("sequences", list)
         check_temperature("'temperature'", temperature := request.get("temperature", (int, float), 1.0))
-        return await self._engine.logprobs([_tokens(sequence) for sequence in sequences], float(temperature))
+        checked = await apart(_all_tokens, sequences) if len(sequences) > MANY else _all_tokens(sequences)
+        return await self._engine.logprobs(checked, float(temperature))
 
     async def _pause(self, request: Request) -> None:
         await self._engine.pause()
@@ -250,6 +253,10 @@ class EngineRoutes:
         return self._uploads
 
 
+def is_upload(scope: Scope) -> bool:
+    return bool(scope["type"] == "http" and scope["method"] == "PUT" and scope["path"].startswith(_UPLOADS))
+
+
 async def _refuse(request: Request | None) -> None:
     raise AccessRefused(
         "this endpoint of the engine is for sampling: its weights are the trainer's.",
@@ -270,6 +277,10 @@ def _tokens(values: Any) -> Tokens:
     if values.min() < 0:
         raise DataError("a token id is below 0")
     return values
+
+
+def _all_tokens(sequences: Sequence[Any]) -> list[Tokens]:
+    return [_tokens(sequence) for sequence in sequences]
 
 
 def _seconds(request: Request, key: str) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from starlette.types import ASGIApp
+from starlette.types import Receive, Scope, Send
 
 from atropos_core.errors import AtroposError, ConfigError
 from atropos_core.http_server.answers import Refusals
@@ -13,7 +13,7 @@ from atropos_core.http_server.gate import Gate
 from atropos_core.http_server.server import RunningServer, serve_in_loop
 from atropos_core.http_server.tokens import read_server_token
 from atropos_core.interfaces import Engine, ModelInfo, Transport
-from atropos_trajectory_api.engine_http.routes import EngineRoutes, engine_app
+from atropos_trajectory_api.engine_http.routes import EngineRoutes, engine_app, is_upload
 from atropos_trajectory_api.server.access import Access, is_loopback
 from atropos_trajectory_api.server.answers import body_cost, refuse
 
@@ -21,6 +21,9 @@ KEEP_ALIVE_S = 3600
 CONNECTIONS = 512
 GRACE_S = 2  # for the answers that are under way at the end
 BODY_BYTES = 16_000_000  # of one call of a worker: prompts, or sequences to be scored
+TRAINER_BODY_BYTES = (
+    1 << 28
+)  # of one call of a trainer, whose bridge may send pieces of an update so; uploads are not bounded
 REQUEST_S = 60.0  # in which a call must have arrived
 
 
@@ -60,18 +63,21 @@ async def open_engine_server(
             remedy="Name a file that holds one: --token-file FILE (in a run file, api.token_file), the same for server and workers.",
         )
     app = engine_app(engine, takes, info, extension=extension)
-    bounded: ASGIApp = app  # what uploads weights has the right to send much
-    limits: Limits | None = None
-    if takes is None:
-        bounded = limits = Limits(
-            app,
-            body_bytes=BODY_BYTES,
-            in_flight_bytes=8 * BODY_BYTES,
-            request_s=REQUEST_S,
-            hold_s=REQUEST_S,
-            cost=body_cost,
-            refusals=Refusals(refuse),
-        )
+    body_bytes = BODY_BYTES if takes is None else TRAINER_BODY_BYTES
+    limits = Limits(
+        app,
+        body_bytes=body_bytes,
+        in_flight_bytes=max(8 * BODY_BYTES, body_bytes),
+        request_s=REQUEST_S,
+        hold_s=REQUEST_S,
+        cost=body_cost,
+        refusals=Refusals(refuse),
+    )
+
+    async def bounded(scope: Scope, receive: Receive, send: Send) -> None:
+        """Files of weights are of any size, and are written down piece by piece."""
+        await (app if takes is not None and is_upload(scope) else limits)(scope, receive, send)
+
     gate = Gate(REQUEST_S, CONNECTIONS, check_users=token is None, refusals=Refusals(refuse))
     try:
         server = await serve_in_loop(
@@ -79,7 +85,7 @@ async def open_engine_server(
             gate,
             host,
             port,
-            stop=_uploads_have_the_grace if limits is None else limits.stop,
+            stop=limits.stop,
             grace_s=grace_s,
             keep_alive_s=KEEP_ALIVE_S,
         )
@@ -87,10 +93,6 @@ async def open_engine_server(
         app.close()
         raise
     return RunningEngineServer(app, server)
-
-
-def _uploads_have_the_grace() -> None:
-    """At the end: what sends weights waits for nothing here but its own bytes."""
 
 
 def address(where: str) -> tuple[str, int]:
