@@ -15,6 +15,7 @@ import dataclasses
 import json
 import math
 import struct
+from collections.abc import Callable
 from operator import attrgetter
 from pathlib import PurePath
 from typing import Any, TypeAlias
@@ -186,9 +187,10 @@ def frame_size(prefix: Buffer) -> int:
     return int(header) + int(body)
 
 
-def decode(frame: Buffer, *, most_bytes: int | None = None) -> Any:
+def decode(frame: Buffer, *, most_bytes: int | None = None, loads: Callable[[str], Any] = json.loads) -> Any:
     """The value of one whole frame. Arrays are views of `frame` (read-only where it is). Raises DataError, also where its
-    arrays would hold more than `most_bytes`."""
+    arrays would hold more than `most_bytes`. `loads` reads the header, which is JSON, and may raise what `json.loads` does, or
+    DataError."""
     view = memoryview(frame)
     if len(view) < PREFIX_BYTES or len(view) != PREFIX_BYTES + frame_size(view):
         raise DataError(f"a frame of {len(view)} bytes is cut short or too long")
@@ -299,7 +301,7 @@ def decode(frame: Buffer, *, most_bytes: int | None = None) -> Any:
 
     try:
         header = str(view[PREFIX_BYTES : PREFIX_BYTES + header_bytes], "utf-8", "surrogatepass")
-        return walk(json.loads(header))
+        return walk(loads(header))
     except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError, MemoryError) as error:
         raise DataError(f"a frame that cannot be read: {error}") from error
 

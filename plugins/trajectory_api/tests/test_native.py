@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,9 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atropos_core.api_client.client import OTHER_TIMELINE
-from atropos_core.codec import decode, encode_bytes
+from atropos_core.codec import MAGIC, PREFIX, decode, encode_bytes
 from atropos_core.types import Draw, Failed, Sampling, Task
 from atropos_trajectory_api.native.routes import native_routes
+from atropos_trajectory_api.server.checking import has_long_header, read_frame
 from atropos_trajectory_api.server.options import ServeOptions
 from atropos_trajectory_api.server.service import Service
 from plugins.trajectory_api.tests.sent_groups import SAMPLING, VOCABULARY, drawn, group_of
@@ -257,3 +259,64 @@ def test_nothing_that_is_sent_makes_the_server_fail(call: tuple[tuple[str, str],
 def test_bytes_that_are_no_frame_are_refused(body: bytes):
     status, _, _ = asyncio.run(Wire().raw("POST", "/v1/groups", b"ATR1" + body))
     assert status == 422
+
+
+def of_header(header: bytes) -> bytes:
+    return PREFIX.pack(MAGIC, len(header), 0) + header
+
+
+HOSTILE = {
+    "deep lists": b"[" * 100_000 + b"]" * 100_000,
+    "deep mappings": b'{"a":' * 100_000 + b"1" + b"}" * 100_000,
+    "lists without an end": b"[" * 900_000,
+    "many digits": b'{"name":' + b"9" * 5000 + b"}",
+    "more digits": b'{"name":' + b"9" * 1_000_000 + b"}",
+    "empty lists": b'{"name":[' + b"[]," * 300_000 + b"[]]}",
+    "more empty lists": b'{"name":[' + b"[]," * 2_000_000 + b"[]]}",
+    "numbers": b'{"name":[' + b"1," * 300_000 + b"1]}",
+    "entries of one mapping": b"{" + b",".join(b'"k%d":1' % at for at in range(120_000)) + b"}",
+    "one key again and again": b"{" + b'"k":1,' * 90_000 + b'"k":1}',
+    "texts": b'{"name":[' + b'"",' * 300_000 + b'""]}',
+    "a long text": b'{"name":"' + b"lorem ipsum " * 600_000 + b'"}',
+    "half of a surrogate pair": b'{"name":"' + b"x" * 300_000 + b'\\ud800"}',
+    "half of one as a key": b'{"\\udfff":[' + b'"",' * 100_000 + b'""]}',
+    "no UTF-8": b'{"name":"' + b"x" * 300_000 + b'\xff"}',
+    "not a number": b'{"name":NaN,"tasks":Infinity}',
+    "a record": b'{"~r":"Task","~f":[' + b"[]," * 100_000 + b"[]]}",
+    "nothing": b"",
+}
+KEPT_S = 0.3  # of CPU time, so that what else a machine does is not counted; C's reader of JSON took up to 1.1
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+async def test_no_header_of_a_frame_keeps_the_event_loop_or_is_a_fault_of_ours(what: str):
+    longest, is_over = 0.0, False
+
+    async def beat() -> None:
+        nonlocal longest
+        while not is_over:
+            since = time.process_time()
+            await asyncio.sleep(0.001)
+            longest = max(longest, time.process_time() - since)
+
+    wire, body = Wire(), of_header(HOSTILE[what])
+    beating = asyncio.create_task(beat())
+    status, _, answer = await wire.raw("POST", "/v1/workers", body)
+    number = wire.service.put_at_once(body, key="k", worker="w") if len(body) > 1 << 19 else None
+    is_over = True
+    await beating
+    assert status == 422 and json.loads(answer)["error"]["message"] and number is None
+    assert longest < KEPT_S
+
+
+def test_a_long_header_is_read_to_the_same_value_as_a_short_one():
+    said = {
+        "text": 'é 😀 " \\ , [ {',
+        "numbers": [0, -1, 2**70, 1.5, -1e-9, True, None],
+        "pair": ("a", b"bytes"),
+        "~x": [[], {}],
+    }
+    for many in (1, 5_000):
+        frame = encode_bytes({"said": [said] * many})
+        assert read_frame(frame) == decode(frame) == {"said": [said] * many}
+    assert has_long_header(frame)

@@ -16,15 +16,15 @@ from starlette.types import Receive, Send
 
 from atropos_core.api_client.client import CONTENT_TYPE
 from atropos_core.api_client.http import BEAT_S
-from atropos_core.codec import decode, encode_bytes
+from atropos_core.codec import encode_bytes
 from atropos_core.errors import AtroposError, DataError, RemoteError
 from atropos_core.types import Completion
 from atropos_trajectory_api.native.frames import (
-    LONG_BYTES,
     Gone,
     Request,
     error_record,
     read_body,
+    read_frame_of,
     refusal,
     unless_gone,
 )
@@ -38,7 +38,7 @@ Sample = Callable[[Request], Awaitable[list[Completion]]]
 async def give_samples(sample: Sample, receive: Receive, send: Send) -> None:
     """Answer one request; what is left of it is cancelled when the client hangs up."""
     try:
-        calls = _calls(await _body(receive))
+        calls = _calls(await read_frame_of(await read_body(receive)))
         await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
         await unless_gone(_answer(sample, calls, send), receive)
     except Gone:
@@ -47,11 +47,6 @@ async def give_samples(sample: Sample, receive: Receive, send: Send) -> None:
         status, headers, pieces = refusal(error)
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": b"".join(pieces)})
-
-
-async def _body(receive: Receive) -> Any:
-    body = await read_body(receive)
-    return await asyncio.to_thread(decode, body) if len(body) >= LONG_BYTES else decode(body)
 
 
 def _calls(body: Any) -> list[Request]:

@@ -28,6 +28,7 @@ from atropos_core.errors import (
     TokenizerMismatch,
 )
 from atropos_core.group_schema import ID_BOUND, brief, check_sampling
+from atropos_core.guards.apart import apart
 from atropos_core.http_server.answers import header
 from atropos_core.types import Sampling
 from atropos_trajectory_api.server.checking import read_frame
@@ -133,8 +134,7 @@ class Native:
             handler = self._table.get((scope["method"], pattern)) or self._nothing(scope["method"], pattern)
             scope["atropos.route"] = f"{scope['method']} /v1/{pattern}"
             body = await read_body(receive)
-            read = asyncio.to_thread(read_frame, body) if len(body) >= LONG_BYTES else None
-            value = await read if read is not None else read_frame(body) if body else None
+            value = await read_frame_of(body) if body else None
             request = Request(named[1] if len(named) > 1 else "", value, scope)
             given = await (unless_gone(handler(request), receive) if self._waits(value) else handler(request))
             if scope["method"] == "GET" and b"application/json" in (header(scope, b"accept") or b""):  # for people
@@ -196,6 +196,11 @@ def error_record(error: AtroposError | NotImplementedError) -> dict[str, Any]:
         "message": Exception.__str__(error),
         "remedy": getattr(error, "remedy", None),
     }
+
+
+async def read_frame_of(body: bytes) -> Any:
+    """The value of a body's frame. Raises DataError."""
+    return await apart(read_frame, body) if len(body) >= LONG_BYTES else read_frame(body)
 
 
 async def read_body(receive: Receive) -> bytes:

@@ -35,6 +35,7 @@ from atropos_core.group_schema import (
 from atropos_core.hub.records import Label
 from atropos_core.types import UNKNOWN_VERSION, Draw
 
+LONG_HEADER = 1 << 18  # bytes: with a longer one, a parser in C has Python's lock for too long
 _REAL, _NUMBERS = {float}, {int, float}
 _RECORD = ["~r", "~f"]
 _NO_TUPLE: dict[str, list[Any]] = {"~t": []}
@@ -92,7 +93,7 @@ def _look(frame: bytes, vocabulary: int, newest_version: int | None) -> tuple[Dr
         return None
     magic, header_bytes, body_bytes = PREFIX.unpack_from(frame)
     start = PREFIX.size + header_bytes
-    if magic != MAGIC or len(frame) != start + body_bytes:
+    if magic != MAGIC or len(frame) != start + body_bytes or header_bytes > LONG_HEADER:
         return None
     header = orjson.loads(memoryview(frame)[PREFIX.size : start])
     if len(header) != 1:

@@ -11,6 +11,7 @@ from atropos_core.api_client.client import UnknownThere
 from atropos_core.api_client.http import GROUP_FRAMES
 from atropos_core.errors import DataError, HubFull
 from atropos_core.group_schema import check_draw, check_group
+from atropos_core.guards.apart import apart
 from atropos_core.rollouts.policy_versions import refuse_versions_that_never_were
 from atropos_core.types import Sampling, ScoredGroup
 from atropos_trajectory_api.legacy.stored_group import as_frame
@@ -113,7 +114,7 @@ class NativeRoutes:
         entries = [Request("", entry, request.scope) for entry in request.get("groups", (list, tuple))]
         frames = [entry.get("frame", bytes) for entry in entries]
         if sum(map(len, frames)) >= LONG_BYTES or len(frames) > MANY:
-            read = await asyncio.to_thread(lambda: [self._service.read(frame) for frame in frames])
+            read = await apart(lambda: [self._service.read(frame) for frame in frames])
         else:
             read = [self._service.read(frame) for frame in frames]
         puts = [

@@ -5,34 +5,60 @@ from __future__ import annotations
 import json
 from typing import Any, NamedTuple
 
-from atropos_core.codec import PREFIX_BYTES, Buffer, decode
+from atropos_core.codec import PREFIX, PREFIX_BYTES, Buffer, decode
 from atropos_core.errors import DataError
 from atropos_core.group_schema import check_group
+from atropos_core.guards.apart import loads_in_turns
 from atropos_core.hub.records import Label
 from atropos_core.rollouts.policy_versions import refuse_versions_that_never_were
 from atropos_core.types import Draw, ScoredGroup
-from atropos_trajectory_api.native.quick_look import surely_right
+from atropos_trajectory_api.native.quick_look import LONG_HEADER, surely_right
 
 EXPANSION = 16  # how many times its frame's length a group's columns may hold: an honest one holds less than twice that
 SPARE_BYTES = 1 << 16  # and beside that: a short group may be all one token
-_HEADER_LENGTH = slice(4, 8)  # of a frame
+MOST_LISTS = 1_000_000  # and mappings, in a header: an empty one of three characters takes 64 bytes once it is read
+MOST_VALUES = 2_000_000
+MOST_ENTRIES = 100_000  # of one mapping in a long header
+_WRITER = json.JSONEncoder(ensure_ascii=False)  # whose `iterencode` is written in Python
 
 
 def read_frame(frame: Buffer, *, most_bytes: int | None = None) -> Any:
     """The value of a frame from outside. Raises DataError, also where a text in it is no Unicode text (half of a
     surrogate pair): whoever writes that down later fails, in somebody else's call."""
-    value = decode(frame, most_bytes=most_bytes)
-    view = memoryview(frame)
-    header = bytes(view[PREFIX_BYTES : PREFIX_BYTES + int.from_bytes(view[_HEADER_LENGTH], "little")])
-    if not header.isascii() or b"\\ud" in header or b"\\uD" in header:  # else there is none for sure
+    return decode(frame, most_bytes=most_bytes, loads=_header)
+
+
+def _header(text: str) -> Any:
+    """A long one is read so that other threads go on meanwhile. Raises DataError, and what `json.loads` raises."""
+    is_long = len(text) > LONG_HEADER
+    if is_long and ((lists := text.count("[") + text.count("{")) > MOST_LISTS or text.count(",") > MOST_VALUES):
+        raise DataError(
+            f"the header of a frame holds {lists:,} lists and mappings, and {text.count(','):,} commas: up to {MOST_LISTS:,} and "
+            f"{MOST_VALUES:,} are read.",
+            remedy="Send fewer groups at once.",
+        )
+    value = loads_in_turns(text, object_pairs_hook=_mapping) if is_long else json.loads(text)
+    if not text.isascii() or "\\ud" in text or "\\uD" in text:  # else there is none for sure
         try:
-            json.dumps(json.loads(header), ensure_ascii=False).encode()
+            for piece in _WRITER.iterencode(value) if is_long else (json.dumps(value, ensure_ascii=False),):
+                piece.encode()
         except UnicodeEncodeError as error:
             raise DataError(
                 f"what was sent cannot be taken: a text holds {error.object[error.start]!a}, half of a surrogate pair",
                 remedy="Send text that can be encoded as UTF-8.",
             ) from None
     return value
+
+
+def has_long_header(frame: Buffer) -> bool:
+    """Whether it takes long to read. False also for what is no frame."""
+    return len(frame) > PREFIX_BYTES and PREFIX.unpack_from(frame)[1] > LONG_HEADER
+
+
+def _mapping(entries: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(entries) > MOST_ENTRIES:  # making it would keep Python's lock
+        raise DataError(f"a mapping has {len(entries):,} entries, and up to {MOST_ENTRIES:,} are read.")
+    return dict(entries)
 
 
 class Checked(NamedTuple):

@@ -13,6 +13,7 @@ from typing import Any
 from atropos_core import console
 from atropos_core.api_client.client import DAMAGED, NOT_WANTED, OTHER_TIMELINE
 from atropos_core.errors import AtroposError, DataError, LeaseLost, StoreFull
+from atropos_core.guards.apart import apart
 from atropos_core.hub.hub import GroupRecord, Hub, Label, Limits, Session, Want
 from atropos_core.types import Draw, Sampling, ScoredGroup
 from atropos_trajectory_api.legacy.state import OldState
@@ -20,7 +21,7 @@ from atropos_trajectory_api.legacy.stored_group import check_stored
 from atropos_trajectory_api.native.draws import Draws, Rules
 from atropos_trajectory_api.native.leasing import Answer, Leasing, Outbox
 from atropos_trajectory_api.native.workers import Policy, Workers, WorkerState
-from atropos_trajectory_api.server.checking import Checked, check_frame
+from atropos_trajectory_api.server.checking import Checked, check_frame, has_long_header
 from atropos_trajectory_api.server.observe import Observed
 from atropos_trajectory_api.server.options import ServeOptions
 
@@ -172,7 +173,8 @@ class Service:
         """The group's id in the hub once it is as durable as configured, or NOT_WANTED. Without a `label` the frame comes
         from outside: it is checked. Raises DataError, HubFull, HubClosed."""
         if label is None:
-            return await self.put_group(frame, self.read(frame), key=key, worker=worker, deadline_s=deadline_s)
+            checked = await apart(self.read, frame) if has_long_header(frame) else self.read(frame)
+            return await self.put_group(frame, checked, key=key, worker=worker, deadline_s=deadline_s)
         number = await self.hub.put(frame, label, key=key, deadline_s=deadline_s)
         self._count_old(label, worker)
         return number
@@ -190,8 +192,10 @@ class Service:
         self.observed.group(worker, label.environment, label.sequences, label.size_bytes)
 
     def put_at_once(self, frame: bytes, *, key: str, worker: str) -> int | None:
-        """As `put` of a frame from outside, where that need not wait for room; None where it must. Where it is not
-        `durable_at_once`, `written` says when it is."""
+        """As `put` of a frame from outside, where that need not wait for room; None where it must, or where reading it takes long.
+        Where it is not `durable_at_once`, `written` says when it is."""
+        if has_long_header(frame):
+            return None
         checked = self.read(frame)
         draw, label = checked
         if self._is_unwanted(draw, key or None, worker):
