@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import json
 import random
+import traceback
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from atropos_core.errors import AtroposError
+
+OF_PATHS = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError)
+NO_ACTIONS_FAULT = (OSError, MemoryError, ImportError, NotImplementedError, AtroposError)  # OSError: but for OF_PATHS
+MOST_SHOWN = 1000  # characters of an error that the policy is shown
 AT_ONCE = 2048  # episodes that are kept; one more lets go of that which was stepped longest ago
 
 
@@ -26,25 +32,78 @@ class HostedEpisode(Protocol):
 
 
 class Seeded:
-    """An episode, and the random state that it alone sees: what it draws depends on no other."""
+    """An episode, and the random state that only it sees: what it draws depends on no other."""
 
     def __init__(self, make: Callable[[], HostedEpisode], seed: int) -> None:
-        random.seed(seed)
-        np.random.seed(seed)
-        self._episode = make()
-        self.steps = 0
-        self.shown = self._episode.reset(seed)
-        self._keep()
+        self._make = make
+        self._seed = seed
+        self._taken: list[str] = []
+        self.raised = ""  # by the last step; empty for nothing
+        self.shown = self._begin()
+        self._last = self.shown  # the last that the environment itself showed
 
     def step(self, action: str) -> None:
+        """Take an action. If the environment raises on it, take an empty action instead: the environment has a rule of its own for
+        replies without an action. If it raises on that too, take nothing, show the error, and give no reward. Raises what no
+        action is at fault for."""
+        side = self._last.side
+        error = self._taken_or_raised(action)
+        if error is None:
+            self.shown, self.raised = self._last, ""
+            return
+        said = f"error: {type(error).__name__}: {error}"[:MOST_SHOWN]
+        of_empty = self._taken_or_raised("")
+        if of_empty is not None:
+            self.shown, self.raised = Shown(side, said), f"{_site(error)}; on an empty action too"
+            return
+        self.raised = _site(error)
+        text = f"{said}\n{self._last.text}" if self._last.side == side else self._last.text
+        self.shown = self._last._replace(text=text)
+
+    def _begin(self) -> Shown:
+        random.seed(self._seed)
+        np.random.seed(self._seed)
+        self._episode = self._make()
+        shown = self._episode.reset(self._seed)
+        self._keep()
+        return shown
+
+    def _taken_or_raised(self, action: str) -> Exception | None:
+        """Return None if the action was taken, else the error that the environment raised. The episode is then as it was before."""
+        try:
+            self._take(action)
+        except Exception as error:
+            if isinstance(error, NO_ACTIONS_FAULT) and not isinstance(error, OF_PATHS):
+                raise
+            self._begin_again()
+            return error
+        return None
+
+    def _take(self, action: str) -> None:
         random.setstate(self._random)
         np.random.set_state(self._numpy)
-        self.shown = self._episode.step(action)
-        self.steps += 1
+        self._last = self._episode.step(action)
+        self._taken.append(action)
         self._keep()
+
+    def _begin_again(self) -> None:
+        """Make the episode anew and take its actions again: the step that raised may have left half of its changes. Raises
+        ValueError if that leads elsewhere."""
+        last, taken, self._taken = self._last, self._taken, []
+        self._last = self._begin()
+        for action in taken:
+            self._take(action)
+        if self._last != last:
+            raise ValueError("stepped again from its seed, the episode is another: it draws on more than random state")
 
     def _keep(self) -> None:
         self._random, self._numpy = random.getstate(), np.random.get_state()
+
+
+def _site(error: Exception) -> str:
+    """An error's type, and the file and line that raised it."""
+    [frame] = traceback.extract_tb(error.__traceback__, limit=-1)
+    return f"{type(error).__name__} in {'/'.join(frame.filename.split('/')[-2:])}, line {frame.lineno}"
 
 
 class StepHost:
@@ -85,4 +144,5 @@ class StepHost:
             "text": shown.text,
             "rewards": [float(reward) for reward in shown.rewards],
             "ended": shown.ended,
+            "raised": episode.raised,
         }

@@ -13,9 +13,10 @@ from collections.abc import Mapping
 from itertools import count
 from typing import Any
 
+from atropos_core import console
 from atropos_core.errors import ConfigError, RemoteError
 from atropos_core.processes.function_worker import Worker
-from atropos_core.rollouts.stepping import Stepped, SteppingOptions, Turn
+from atropos_core.rollouts.stepping import Stepped, SteppingOptions, Turn, raised_on_action
 from atropos_core.types import Message
 
 NAMES_DEADLINE_S = 60.0
@@ -31,6 +32,7 @@ class StepProcess:
         self._deadline_s = options.step_deadline_s
         self._numbers = count()
         self._calls: set[asyncio.Future[Any]] = set()
+        self._told: set[str] = set()
         self._worker = Worker(function, environment={"PYTHONHASHSEED": "0"})
 
     async def open(self, of: str, options: str) -> None:
@@ -71,6 +73,9 @@ class StepProcess:
         self._calls.add(work)
         work.add_done_callback(self._forget)
         found: dict[str, Any] = await asyncio.shield(work)
+        if found["raised"] and found["raised"] not in self._told:
+            self._told.add(found["raised"])
+            console.warn(raised_on_action(self._name, found["raised"]))
         return found
 
     def _forget(self, work: asyncio.Future[Any]) -> None:
@@ -105,7 +110,11 @@ class _SteppedThere(Stepped):
         found = await self._process.step(self._number, self._seed, self._actions, self._seen)
         self._seen = found["text"]
         return Turn(
-            found["side"], ({"role": "user", "content": found["text"]},), found["rewards"], ended=found["ended"]
+            found["side"],
+            ({"role": "user", "content": found["text"]},),
+            found["rewards"],
+            ended=found["ended"],
+            raised=found["raised"],
         )
 
     async def close(self) -> None:

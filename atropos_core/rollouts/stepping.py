@@ -67,6 +67,7 @@ class Turn:
     messages: Sequence[Message]
     rewards: Sequence[float] = ()  # of the step, by side; none as it begins
     ended: bool = False
+    raised: str = ""  # what the environment raised on the action, for people; empty for nothing
 
 
 class Stepped(Protocol):
@@ -104,6 +105,7 @@ class Match:
         self._talks: dict[int, Conversation] = {}
         self._rewards: dict[int, list[float]] = {}
         self._unread: dict[int, int] = {}
+        self._raised: dict[int, int] = {}
         self._cut_off = False
 
     async def begin(self, seed: int) -> None:
@@ -117,7 +119,7 @@ class Match:
         if side not in self._talks:
             self._talks[side] = Conversation(self._policy, seed=derive(self._seed, side), tools=self._tools)
             self._rewards.setdefault(side, [])
-            self._unread[side] = 0
+            self._unread[side] = self._raised[side] = 0
             if self._options.system:
                 messages.insert(0, {"role": "system", "content": self._options.system})
         answer = await self._talks[side].reply(*messages)
@@ -126,7 +128,9 @@ class Match:
         self._action = answer, "" if action is None else self._options.template.replace(ACTION, action)
 
     async def step(self) -> None:
+        side = self._turn.side
         self._turn = await self._stepped.step(*self._action)
+        self._raised[side] += bool(self._turn.raised)
         for side, reward in enumerate(self._turn.rewards):
             self._rewards.setdefault(side, []).append(reward)
         talk = self._talks.get(self._turn.side)
@@ -147,6 +151,7 @@ class Match:
         metrics = {
             "steps/turns": float(replies),
             "steps/without_action": float(self._unread[side]),
+            "steps/raised": float(self._raised[side]),
             "steps/cut_off": float(self._cut_off),
         }
         return talk.episode(Score(total, correct=total >= self._options.success, metrics=metrics))
@@ -187,6 +192,14 @@ class SteppedEnvironment(Environment):
         seed = derive(self.options.seed, split, index) % 2**31
         said = {"role": "user", "content": f"{self.name}, as it begins from seed {seed}"}
         return Task(f"{split}/{index}", (said,), data={"seed": seed})
+
+
+def raised_on_action(name: str, raised: str) -> str:
+    """The warning that an environment raised on an action."""
+    return (
+        f"{name} raised on an action: {raised}. The policy is shown the error, and its episode continues. `steps/raised` counts "
+        "such replies: if it is close to `steps/turns`, look for a fault in the environment."
+    )
 
 
 async def run_matches(matches: Sequence[Match], seeds: Sequence[int]) -> list[list[Episode] | BaseException]:

@@ -7,14 +7,18 @@ import os
 import signal
 from typing import Any
 
+import gem
 import psutil
 import pytest
+from gem.envs.registration import ENV_REGISTRY
 
-from atropos_core.errors import ConfigError, DeadlineExceeded, WorkerLost
+from atropos_core.errors import ConfigError, DataError, DeadlineExceeded, WorkerLost
+from atropos_core.rollouts.step_host import Seeded
 from atropos_core.testing import check
 from atropos_core.testing.scripted import Script, ScriptedPolicy
 from atropos_env_gem.config import GemOptions
 from atropos_env_gem.environment import Gem
+from atropos_env_gem.episodes import GemEpisode
 from tests.worlds.readme import run_table
 from tests.worlds.training import train
 
@@ -94,6 +98,56 @@ async def test_parameters_reach_gem():
     await environment.close()
     assert "between 1 and 3" in episode.messages[0]["content"]
     assert (episode.score, episode.correct) == (-0.1, False)
+
+
+class Counting(gem.Env):
+    """Adds up numbers until they are 10 or more. It raises on an action that is not a number, and some take an empty one."""
+
+    def __init__(self, takes_nothing: bool) -> None:
+        self._takes_nothing = takes_nothing
+
+    def reset(self, seed=None):
+        super().reset(seed)
+        self._numbers: list[int] = []
+        return "Add to 10.", {}
+
+    def step(self, action):
+        self._numbers.append(0)  # half of a step, if the next line raises
+        if action == "a dictionary":
+            return {}, 0.0, False, False, {}
+        if not action and self._takes_nothing:
+            return "You said nothing.", -0.1, True, False, {}
+        self._numbers[-1] = int(action)
+        total = sum(self._numbers)
+        return f"{len(self._numbers)} numbers: {total}", float(total == 10), total >= 10, False, {}
+
+
+@pytest.fixture
+def counting():
+    kinds = {"test:Counting-v0": False, "test:Counting-v0-empty": True}
+    for name, takes_nothing in kinds.items():
+        gem.register(name, Counting, takes_nothing=takes_nothing)
+    yield lambda name: Seeded(lambda: GemEpisode(name, {}), 1)
+    for name in kinds:
+        del ENV_REGISTRY[name]
+
+
+def test_an_action_that_gem_raises_on_is_shown_to_the_policy_and_costs_what_an_empty_one_costs(counting):
+    episode = counting("test:Counting-v0-empty")
+    episode.step("4")
+    episode.step("four")
+    assert episode.shown.text.startswith("error: ValueError: invalid literal for int") and "four" in episode.shown.text
+    assert episode.shown.text.endswith("You said nothing.")
+    assert (episode.shown.rewards, episode.shown.ended) == ([-0.1], True)
+
+
+def test_an_episode_of_gem_continues_where_it_was_if_gem_raises_on_an_empty_action_too(counting):
+    episode = counting("test:Counting-v0")
+    for action in ("4", "four", "", "6"):
+        episode.step(action)
+    assert episode.shown == (0, "2 numbers: 10", [1.0], True)
+    with pytest.raises(DataError, match="this environment gives a dict"):
+        counting("test:Counting-v0").step("a dictionary")
 
 
 async def test_kill_9_of_the_process_fails_no_rollout_that_it_was_not_stepping():

@@ -131,6 +131,39 @@ async def test_a_group_has_its_number_of_episodes_where_games_end_before_a_side_
     assert [one.score for one in odd] == [1.0, -1.0, 1.0]
 
 
+LONG = f"[{'9' * 5000}]"  # which Python reads no number from: textarena raises
+
+
+async def test_an_action_that_textarena_raises_on_is_an_invalid_move_and_the_match_is_trained(capsys):
+    environment = made()
+    await environment.open()
+    once = iter([LONG])
+    first, second = await group(environment, 2, lambda text: next(once, first_left(text)))
+    lost = await group(environment, 2, lambda text: LONG if "You are Player 0" in text else first_left(text))
+    await environment.close()
+    assert [first.score, second.score] == [1.0, -1.0]
+    shown = [message["content"] for message in first.messages if message["role"] == "user"]
+    assert "error: ValueError" in shown[1] and "attempted an invalid move" in shown[1]
+    assert not any("ValueError" in str(message["content"]) for message in second.messages)
+    assert [one.metrics["steps/raised"] for one in (first, second)] == [1.0, 0.0]
+    assert [(one.score, one.metrics["steps/raised"]) for one in lost] == [
+        (-1.0, 2.0)
+    ] * 2  # of two games: textarena's rule
+    assert capsys.readouterr().err.count("TicTacToe-v0 raised on an action: ValueError") == 1
+
+
+async def test_a_game_that_raises_on_every_action_says_so(capsys):
+    """A fault of textarena 0.7's own: the game broadcasts a message without its kind."""
+    environment = made(game="CharacterConclave-v0", players=3, max_turns=2)
+    await environment.open()
+    [found] = await group(environment, 1, lambda text: "Hello.")
+    await environment.close()
+    assert (found.score, found.metrics["steps/raised"], found.metrics["steps/turns"]) == (0.0, 2.0, 2.0)
+    said = capsys.readouterr().err
+    assert "CharacterConclave-v0 raised on an action: TypeError in CharacterConclave/env.py" in said
+    assert "on an empty action too" in said
+
+
 async def test_a_game_that_is_cut_off_has_no_winner_and_all_games_of_a_task_begin_alike():
     environment = made(game="KuhnPoker-v0", max_turns=1)
     await environment.open()

@@ -8,6 +8,7 @@ from typing import Any
 import gem
 from gem.envs.registration import ENV_REGISTRY
 
+from atropos_core.errors import DataError
 from atropos_core.rollouts.step_host import Shown, StepHost
 
 
@@ -27,7 +28,7 @@ class GemEpisode:
 def text_of(observation: Any, info: Mapping[str, Any]) -> str:
     """With gem's prefix and suffix, a board say, as its own wrappers show them."""
     if not isinstance(observation, str):
-        raise TypeError(f"an observation of this environment is a {type(observation).__name__}, and no text")
+        raise DataError(f"observations must be text, but this environment gives a {type(observation).__name__}")
     parts = (str(info.get("prefix") or ""), observation, str(info.get("suffix") or ""))
     return "\n".join(part.rstrip("\n") for part in parts if part)
 

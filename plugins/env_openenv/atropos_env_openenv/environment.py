@@ -9,10 +9,10 @@ from typing import Any
 from atropos_core import console
 from atropos_core.errors import ConfigError
 from atropos_core.plugins.provider import RunContext
-from atropos_core.rollouts.stepping import Stepped, SteppedEnvironment, Turn
+from atropos_core.rollouts.stepping import Stepped, SteppedEnvironment, Turn, raised_on_action
 from atropos_core.types import Message
 from atropos_env_openenv.config import OpenenvOptions
-from atropos_env_openenv.sessions import OF_ACTIONS, Refused, Session, Sessions
+from atropos_env_openenv.sessions import OF_ACTIONS, RAISED, Refused, Session, Sessions
 
 
 class OpenEnv(SteppedEnvironment):
@@ -61,6 +61,7 @@ class Remote(Stepped):
         self._sessions = sessions
         self._options = options
         self._session: Session | None = None
+        self._raised = ""  # on an action of the last step
 
     async def reset(self, seed: int) -> Turn:
         self._session = await self._sessions.take()
@@ -68,11 +69,12 @@ class Remote(Stepped):
         return Turn(0, [user(text_of(answer, self._options.shown))], ended=bool(answer.get("done")))
 
     async def step(self, reply: Message, action: str) -> Turn:
+        self._raised = ""
         if self._options.tools:
             return await self._call(reply.get("tool_calls") or [])
         assert self._options.field is not None, "the options say so"
         answer = await self._take({**self._options.fields, self._options.field: action})
-        return Turn(0, [user(text_of(answer, self._options.shown))], *ending(answer))
+        return Turn(0, [user(text_of(answer, self._options.shown))], *ending(answer), self._raised)
 
     async def _call(self, calls: Sequence[Mapping[str, Any]]) -> Turn:
         """All of a reply's calls in their order, each answered by a message; none once the episode has ended."""
@@ -88,7 +90,7 @@ class Remote(Stepped):
             total += reward
             if ended:
                 break
-        return Turn(0, messages, [total], ended)
+        return Turn(0, messages, [total], ended, self._raised)
 
     async def _take(self, action: dict[str, Any]) -> dict[str, Any]:
         """The server's answer. If it cannot read the action, or the environment raises on it, the answer shows the error to the policy, and
@@ -99,7 +101,11 @@ class Remote(Stepped):
         except Refused as error:
             if error.code not in OF_ACTIONS:
                 raise
-            return {"observation": {self._options.shown or "error": f"error: {Exception.__str__(error)}"}}
+            said = Exception.__str__(error)
+            if error.code == RAISED:
+                self._raised = said
+                self._sessions.tell_once(raised_on_action(self._options.url, said))
+            return {"observation": {self._options.shown or "error": f"error: {said}"}}
 
     async def close(self) -> None:
         """The session goes on to the next episode."""

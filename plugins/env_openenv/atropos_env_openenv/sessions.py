@@ -20,7 +20,8 @@ from atropos_env_openenv.config import OpenenvOptions
 LARGEST_BYTES = 64 << 20  # of an answer
 END_DEADLINE_S = 2.0  # for a server to end a session that we say goodbye to
 FULL = "CAPACITY_REACHED"  # the server's own codes
-OF_ACTIONS = ("VALIDATION_ERROR", "EXECUTION_ERROR")  # the server cannot read an action; the environment raised on it
+RAISED = "EXECUTION_ERROR"  # the environment raised
+OF_ACTIONS = ("VALIDATION_ERROR", RAISED)  # the first: the server cannot read an action
 
 
 class Refused(RemoteError):
@@ -124,6 +125,12 @@ class Sessions:
         self._options = options
         self._all: list[Session] = []
         self._free: asyncio.Queue[Session] = asyncio.Queue()
+        self._has_told = False
+
+    def tell_once(self, warning: str) -> None:
+        if not self._has_told:
+            self._has_told = True
+            console.warn(warning)
 
     async def open(self) -> int:
         """How many there are. Raises ConfigError where nobody answers, or others have all of the server's sessions."""

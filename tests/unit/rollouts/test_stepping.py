@@ -6,6 +6,7 @@ import asyncio
 import os
 import random
 import signal
+from dataclasses import replace
 
 import psutil
 import pytest
@@ -37,7 +38,7 @@ class Dice:
             raise OSError("no dice here")
         if name == "framed":
             raise LookupError("\\n*****\\n  Resource 'dice' not found.\\n*****")
-        self.sides = parameters.get("sides", 1000)
+        self.sides, self.always = parameters.get("sides", 1000), parameters.get("always", "")
         self.steps = 0
     def reset(self, seed):
         return Shown(0, f"rolled {random.randrange(self.sides)}")
@@ -45,8 +46,9 @@ class Dice:
         self.steps += 1
         if action == "hang":
             time.sleep(600)
-        if action == "raise":
-            raise KeyError("mine")
+        if action.startswith("raise") or action + self.always == "always":
+            random.random()
+            raise {"raise lost": ConnectionError, "raise path": FileNotFoundError}.get(action, KeyError)("mine " * 999)
         if action == "slowly":
             time.sleep(0.05)
         rolled = os.getpid() if action == "pid" else random.randrange(self.sides)
@@ -366,11 +368,65 @@ async def test_closing_ends_what_is_going_on_and_starts_nothing(process):
     assert hosts() == []
 
 
-async def test_what_a_step_raises_fails_its_episode_and_nothing_else(process):
+@pytest.mark.parametrize("raises", ["raise", "raise path"])
+async def test_an_action_that_the_environment_raises_on_is_taken_as_an_empty_one_and_the_policy_sees_the_error(
+    process, raises, capsys
+):
     one = process()
-    with pytest.raises(RemoteError, match="KeyError: mine"):
-        await run(one.stepped(), "raise")
+    empty, raised = await run(one.stepped(), "a", "", "b", "", "c"), one.stepped()
+    turns = [await raised.reset(1)]
+    for action in ("a", raises, "b", raises, "c"):
+        turns.append(await raised.step({}, action))
+    shown = [turn.messages[0]["content"] for turn in turns]
+    assert [text.splitlines()[-1] for text in shown] == empty, "no half of the step that raised is left"
+    assert [text.startswith("error: ") and "mine" in text for text in shown] == [False, False, True, False, True, False]
+    assert max(map(len, shown)) < 1100, "an error that is long is cut"
+    assert [bool(turn.raised) for turn in turns] == [False, False, True, False, True, False]
+    assert [turn.ended for turn in turns] == [False] * 5 + [True]
+    assert capsys.readouterr().err.count("dice raised on an action: ") == 1
+
+
+async def test_an_action_is_not_taken_if_the_environment_raises_on_an_empty_one_too(process, capsys):
+    one = process(always="always")
+    without = await run(one.stepped(), "a", "b")
+    stepped = one.stepped()
+    turns = [await stepped.reset(1)]
+    for action in ("a", "raise", "raise", "", "b"):
+        turns.append(await stepped.step({}, action))
+    shown = [turn.messages[0]["content"] for turn in turns]
+    assert [shown[0], shown[1], shown[5]] == without
+    assert all("error: KeyError" in text and "rolled" not in text for text in shown[2:5])
+    assert [(turn.side, list(turn.rewards), turn.ended) for turn in turns[2:5]] == [(0, [], False)] * 3
+    assert "on an empty action too" in capsys.readouterr().err
+
+
+async def test_errors_on_actions_are_the_same_again_in_another_process(process):
+    one = process()
+    undisturbed = await run(one.stepped(), "a", "raise", "b")
+    stepped = one.stepped()
+    seen = [await stepped.reset(1), await stepped.step({}, "a"), await stepped.step({}, "raise")]
+    [host] = hosts()
+    host.kill()
+    await asyncio.sleep(0.3)
+    seen.append(await stepped.step({}, "b"))
+    assert [turn.messages[0]["content"] for turn in seen] == undisturbed
+
+
+async def test_what_no_action_is_at_fault_for_fails_its_episode_and_nothing_else(process):
+    one = process()
+    with pytest.raises(RemoteError, match="ConnectionError: mine"):
+        await run(one.stepped(), "raise lost")
     assert len(await run(one.stepped(), "a")) == 2
+
+
+async def test_replies_that_an_environment_raised_on_are_counted_by_side():
+    class Raising(Alternating):
+        async def step(self, reply, action):
+            turn = await super().step(reply, action)
+            return replace(turn, raised="KeyError" if len(self.said) in (1, 2, 3) else "")
+
+    first, second = await episodes_of(Raising(5, []))
+    assert [one.metrics["steps/raised"] for one in (first, second)] == [2.0, 1.0]
 
 
 async def test_an_episode_that_is_not_its_seed_and_actions_fails_rather_than_go_on_as_another(process):
