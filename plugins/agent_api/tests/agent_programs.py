@@ -60,6 +60,12 @@ def apart() -> None:
     say(user(task()["prompt"]), tools=[tool])
 
 
+def title_last() -> None:
+    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
+    say(user(task()["prompt"]), tools=[tool])
+    say(user("a title, please"))
+
+
 def for_ever() -> None:
     """Calls until it is refused, and says by which code."""
     try:

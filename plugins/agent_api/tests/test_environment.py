@@ -118,6 +118,11 @@ async def test_calls_outside_the_task_are_said_once_and_left_out_where_the_run_w
     told = " ".join(capsys.readouterr().out.split())
     assert told.count("side calls") == 1 and "1 of 2 calls, with 2 sampled tokens, are outside task '1'" in told
     assert "the message 'a title, please' and no tools" in told and 'trained = "main" or untrained_models' in told
+    for answer, reads in (("reply", True), ("stdout", False)):
+        async with made("title_last", answer=answer) as agent:
+            await one(agent)
+        told = " ".join(capsys.readouterr().out.split())
+        assert ("Such a call gave the last reply, which is what rewards read." in told) is reads
     async with made("apart", trained="main") as agent:
         [rollout] = (await one(agent)).rollouts
     assert rollout.trained.sum() == 2 and "They are left out" in " ".join(capsys.readouterr().out.split())
@@ -307,7 +312,8 @@ async def test_a_command_scores_what_a_function_left(made: Made, tmp_path: Path)
     ],
 )
 async def test_a_command_that_gives_no_score_is_named(made: Made, argument: str, message: str) -> None:
-    async with made(reward={"command": ["{python}", str(GRADERS), argument], "deadline_s": 2.0}) as agent:
+    deadline_s = 2.0 if argument == "late" else 60.0
+    async with made(reward={"command": ["{python}", str(GRADERS), argument], "deadline_s": deadline_s}) as agent:
         with pytest.raises(AtroposError, match=message):
             await one(agent)
 

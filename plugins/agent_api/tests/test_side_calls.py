@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import html
+import json
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -43,12 +45,14 @@ PLAIN_WITH_SYSTEM = said(system(LEAD), PROMPT)
 
 
 async def record_of(
-    qwen: ChatTokenizer, *calls: Call, prompt: str = PROMPT, which: Any = "main", **options: Any
+    qwen: ChatTokenizer, *calls: Call, prompt: str = PROMPT, which: Any = "main", counts: Sequence[Call] = ()
 ) -> Any:
     engine = LedgerEngine(qwen, lambda text, seed: "ok")
     policy = policy_of(engine, qwen, max_tokens=8)
-    made = SessionOptions(trained_calls=trained_calls(which, (), ("small",)), only_main=which == "main", **options)
+    made = SessionOptions(trained_calls=trained_calls(which, (), ("small",)), only_main=which == "main")
     session = Session(policy, TemplateFormat(policy, qwen), made, seed=1, name="t", prompt=prompt)
+    for call in counts:
+        await session.count(call)
     for call in calls:
         await session.answer(call)
     return session.record()
@@ -65,6 +69,11 @@ async def record_of(
         ([on_task(), DEVELOPER, WRAPPED], []),
         ([TITLE, IN_SYSTEM], [0]),
         ([GREETING, MEMORY, PLAIN_WITH_SYSTEM], [0, 1]),
+        ([said(system(LEAD), "hi", tools=(WEATHER, READ)), on_task(), COMPACTED], [0]),  # before the task is shown
+        ([GREETING, PLAIN], [0]),
+        ([PLAIN, GREETING], []),  # it may as well be a compaction
+        ([said("foo", tools=(WEATHER, READ), max_tokens=1), on_task()], [0]),  # some count their tools' tokens so
+        ([on_task(), said(system(LEAD), "Sum up this page: rows."), SUMMARY], [1]),
         ([MEMORY, PLAIN], [0]),
         ([TITLE, PLAIN_WITH_SYSTEM], []),  # nothing tells which of two texts without tools is the answer
         ([replace(TITLE, model="small"), on_task()], []),  # it is left out already
@@ -83,6 +92,14 @@ async def test_conversations_outside_the_task_are_told(qwen: ChatTokenizer, call
     assert metrics["agent/trained_tokens"] + dropped == metrics["agent/sampled_tokens"]
 
 
+@pytest.mark.parametrize("write", [json.dumps, lambda text: json.dumps(text, ensure_ascii=False), html.escape])
+async def test_a_prompt_that_the_program_escapes_is_the_task_s(qwen: ChatTokenizer, write: Callable[[str], str]):
+    prompt = 'Mend "a < b && c"\nin größe.py.'
+    title = said(system("You write titles."), f"A title for: {prompt}")
+    record = await record_of(qwen, title, on_task(prompt=f"<task>{write(prompt)}</task>"), prompt=prompt)
+    assert [call.is_side for call in record.calls] == [True, False]
+
+
 async def test_by_default_side_calls_are_counted_and_trained(qwen: ChatTokenizer):
     record = await record_of(qwen, GREETING, on_task(), which="all")
     assert record.metrics["agent/side_calls"] == 1 and record.metrics["agent/untrained_calls"] == 0
@@ -93,6 +110,28 @@ async def test_rewards_read_the_last_reply_of_the_task_and_not_of_a_side_call(qw
     calls = [on_task(), MEMORY]
     last = {which: (await record_of(qwen, *calls, which=which)).messages[0] for which in ("main", "all")}
     assert last == {"main": system(LEAD), "all": system("You keep a memory.")}
+    assert [(await record_of(qwen, *calls, which=which)).ends_aside for which in ("main", "all")] == [False, True]
+    assert not (await record_of(qwen, *calls[::-1], which="all")).ends_aside
+
+
+@pytest.mark.parametrize(
+    "aside",
+    [GREETING, TITLE, MEMORY, SUB_AGENT, SUMMARY, said(system(LEAD), f"Remember: {PROMPT}", tools=(NOTE,))],
+)
+@pytest.mark.parametrize("after", [0, 1])
+async def test_a_model_s_name_leaves_any_call_out(qwen: ChatTokenizer, aside: Call, after: int):
+    calls = [on_task()]
+    calls.insert(after, replace(aside, model="small"))
+    for which in ("all", "main", "with_tools"):
+        record = await record_of(qwen, *calls, which=which)
+        assert [call.is_trained for call in record.calls] == [call.model != "small" for call in calls]
+        assert record.messages[0] == system(LEAD) and len(record.rollouts) == 1
+        assert record.metrics["agent/side_calls"] == 0.0
+
+
+async def test_counting_tokens_is_no_call(qwen: ChatTokenizer):
+    record = await record_of(qwen, on_task(), counts=[GREETING, on_task(), MEMORY])
+    assert len(record.calls) == record.metrics["agent/calls"] == 1.0 and record.metrics["agent/side_calls"] == 0.0
 
 
 @pytest.mark.parametrize("prompt", ["", "another task", " "])

@@ -233,6 +233,8 @@ class Agent(Environment):
                 if self._session_options.only_main
                 else 'They are trained with its reward: trained = "main" or untrained_models leaves such calls out'
             )
+            if record.ends_aside and self._options.answer == "reply":
+                becomes += ". Such a call gave the last reply, which is what rewards read"
             console.note(
                 "side calls",
                 f"{calls} of {int(record.metrics['agent/calls'])} calls, with {tokens:,} sampled tokens, are outside task {task.id!r}; "

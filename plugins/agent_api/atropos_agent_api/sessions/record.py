@@ -42,6 +42,7 @@ class SessionRecord:
     finish: str  # of the last reply of `messages`
     metrics: Metrics
     side: str = ""  # what the first call that is outside the task shows of itself; "" for none
+    ends_aside: bool = False  # `messages` is a conversation outside the task
     shows_task: bool = True  # False: no conversation shows the task's prompt, so that none can be called the task's
 
     @property

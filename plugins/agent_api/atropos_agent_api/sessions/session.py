@@ -131,6 +131,7 @@ class Session:
             finish="stop" if last is None else last.completion.finish,
             metrics=metrics_of(account, calls, refused=self._refused, failed=self._failed),
             side=next((description(turn) for turn in turns if turn.is_side), ""),
+            ends_aside=last is not None and last.turn.is_side,
             shows_task=side is not None,
         )
 

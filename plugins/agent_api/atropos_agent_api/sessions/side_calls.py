@@ -6,7 +6,10 @@ belongs to the task.
 
 from __future__ import annotations
 
+import html
+import json
 from collections.abc import Sequence
+from itertools import dropwhile
 
 from atropos_agent_api.tokens.token_tree import Turn
 from atropos_core.types import Message
@@ -20,22 +23,22 @@ def side_turns(turns: Sequence[Turn], prompt: str) -> frozenset[Turn] | None:
     these shows the prompt, so that nothing can be told.
 
     The task's conversations are those that show the prompt. If any of these has tools, those without tools are not. A conversation
-    that begins with the same system prompt as one of the task's belongs to the task as well if it has the same tools (a history
-    that was compacted) or shows the prompt (a last answer without tools)."""
+    that begins with the same system prompt as one of the task's belongs to the task as well if it has the same tools and begins
+    later (a history that was compacted) or shows the prompt (a last answer without tools)."""
     roots: dict[Turn, Turn] = {}
     said: dict[Turn, list[str]] = {}
     for turn in turns:  # a parent is before its children
         roots[turn] = turn if turn.parent is None else roots[turn.parent.turn]
         said.setdefault(roots[turn], []).extend(_texts(turn.messages))
     may_be = {roots[turn] for turn in turns if turn.is_trained}
-    wanted = _plain(prompt)
-    shown = {root for root in may_be if wanted and wanted in _plain("".join(said[root]))}
+    shown = {root for root in may_be if _shows(_plain("".join(said[root])), prompt)}
     main = {root for root in shown if root.tools} or shown
     if not main:
         return None
     systems = {_system(root) for root in main} - {""}
     openings = {(_system(root), root.tools) for root in main}
-    main |= {root for root in may_be if (_system(root), root.tools) in openings}
+    later = dropwhile(lambda turn: turn not in main, turns)
+    main |= {root for root in may_be.intersection(later) if (_system(root), root.tools) in openings}
     main |= {root for root in shown if _system(root) in systems}
     return frozenset(turn for turn in turns if turn.is_trained and roots[turn] not in main)
 
@@ -57,6 +60,13 @@ def _system(root: Turn) -> str:
 
 def _texts(messages: Sequence[Message], *, of_system: bool = False) -> list[str]:
     return [str(one["content"]) for one in messages if not of_system or one["role"] in ("system", "developer")]
+
+
+def _shows(text: str, prompt: str) -> bool:
+    """Look for the prompt in a text: as it is, or as programs escape it in JSON or XML."""
+    in_json = [json.dumps(prompt, ensure_ascii=ascii)[1:-1] for ascii in (True, False)]
+    wanted = {_plain(one) for one in (prompt, *in_json, html.escape(prompt), html.escape(prompt, quote=False))}
+    return "" not in wanted and any(one in text for one in wanted)
 
 
 def _plain(text: str) -> str:
