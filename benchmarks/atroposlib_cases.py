@@ -252,6 +252,10 @@ CASES: dict[str, Case] = {
     "tool_use_interleaved_thinking.py": Case({"answer": "4"}),
     "community/mcp_tool_calling/tool_calling_server.py": Case(TOOLS, **CALLS),
     "community/wikipedia_research/tool_calling_server.py": Case(TOOLS, **CALLS),
+    "community/wikipedia_research/wikipedia_article_creator.py": Case(
+        right="<think>so</think>\nFinal Step: ```markdown\n# Sums\n\n## Two\n\nTwo and two are four.\n\n## More\n\nSo it is.\n```",
+        wrong="<think>so</think>\nFinal Step: ```markdown\nTwo.\n```",
+    ),
     "math_server_zero.py": Case(
         {"answer": "4", "final_answer": "4"}, right="two and two </think> <answer>\\boxed{4}</answer>"
     ),

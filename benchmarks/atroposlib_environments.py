@@ -263,7 +263,7 @@ async def swept(given: Given, only: Sequence[str], jobs: int, train: int) -> lis
         async with gate:
             row = await looked_at(file, given)
             write([row])
-            if left and row["group"] and row["ids"] == row["group"]:
+            if left and row["ids"]:
                 left -= 1
                 row["trained"] = await trained(row["file"], given)
                 print(row["file"], row["trained"], flush=True)
@@ -317,7 +317,12 @@ def main() -> None:
     parser.add_argument("--only", default="", help="words, with commas between: files whose path has one of them")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument(
-        "--train", type=int, nargs="?", const=1000, default=0, help="how many of those that give a group"
+        "--train",
+        type=int,
+        nargs="?",
+        const=1000,
+        default=0,
+        help="how many of those that give a group that was sampled",
     )
     given = parser.parse_args()
     if not (source := os.environ.get("ATROPOSLIB_SOURCE")):
