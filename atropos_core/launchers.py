@@ -42,8 +42,8 @@ class PlannedRun:
 
 
 def refuse_unprintable(values: Mapping[str, str]) -> None:
-    """For what becomes part of a script or manifest: raises FitError for a value that has a line break, another control character or
-    bytes that are not UTF-8. Keys name the values for the message."""
+    """Raises FitError for a value that has a line break, another control character or bytes that are not UTF-8, and so cannot be part of
+    a script or manifest. Keys name the values in the message."""
     for name, value in values.items():
         if any(unicodedata.category(one) in ("Cc", "Cs", "Zl", "Zp") for one in value):
             raise FitError(

@@ -92,13 +92,15 @@ class CutOff(AtOnce):
         0.5,
         gt=0,
         lt=1,
-        description="the part of the rollouts, from 0 to 1, that is cut off and has the step's lowest reward, beyond which it looks wrong",
+        description="the share of the rollouts, from 0 to 1, that are cut off with the step's lowest reward, beyond which it looks wrong",
     )
 
 
 class Collapse(Soon):
     fall: float = Field(0.5, gt=0, description="the part of the usual mean reward that must be lost")
-    nats: float = Field(1.0, gt=0, description="that the last three updates must have moved a logprob of the probe by")
+    nats: float = Field(
+        1.0, gt=0, description="nats by which one of the last three updates must have moved a logprob of the probe"
+    )
 
 
 class SlowDisk(Check):
@@ -115,7 +117,7 @@ class Throughput(Check):
 
 class Silence(AtOnce):
     after_s: float = Field(120.0, gt=0, description="seconds in which no rollout, reply or reward ends, and")
-    ratio: float = Field(10.0, ge=1, description="times what waiting for the groups of a step usually takes")
+    ratio: float = Field(10.0, ge=1, description="this many times the usual wait for the groups of a step")
 
 
 class HealthSection(NoBooleanIsANumber):

@@ -100,7 +100,7 @@ class SamplingSection(Section):
     top_k: int = Field(0, ge=0, description="sample from so many of the likeliest tokens; 0: from all")
 
     stop: tuple[str, ...] = Field(
-        (), description="texts at which a reply ends, in evaluations as well; the reply and its tokens have the text"
+        (), description="texts at which a reply ends, also in evaluations; the text stays in the reply and its tokens"
     )
 
     @field_validator("stop")
@@ -162,7 +162,8 @@ class EvaluationSection(Section):
     max_tokens: int | None = Field(None, ge=1, description="longest reply, in tokens; unset: as sampling.max_tokens")
 
     def sampling(self, run: Sampling) -> Sampling:
-        """Its own, with the run's stop texts, and its max_tokens unless this has one. What is greedy is not cut as well."""
+        """The sampling of evaluations, with the run's stop texts, and the run's max_tokens unless this section sets one. Greedy sampling
+        is not truncated as well."""
         max_tokens = self.max_tokens or run.max_tokens
         if self.temperature == 0:
             return Sampling(max_tokens, 0.0, stop=run.stop)
@@ -261,7 +262,7 @@ class RunConfig(Section):
     )
     date: datetime.date | None = Field(
         None,
-        description="what a chat template is told when it asks for the date, as 2026-01-31; unset: the day on which the run begins, "
+        description="the date that chat templates get when they ask for it, as 2026-01-31; unset: the day on which the run begins, "
         "also when it is resumed",
     )
     oversubscribe: bool = Field(

@@ -175,7 +175,7 @@ class Length(Check[options.Length]):
 
 
 class CutOff(Check[options.CutOff]):
-    """Of replies that were cut off from the first step on. Where they become longer, `length` says so, or `policy_collapse`."""
+    """Find replies that are cut off from the first step on. If they are cut off later, `length` or `policy_collapse` reports it."""
 
     name = "cut_off"
     needs = ("rollouts/cut_off", "rollouts/cut_off_lowest")

@@ -77,7 +77,7 @@ class Health:
 
     @contextmanager
     def waiting(self, step: int, ended: Callable[[], int]) -> Iterator[None]:
-        """While the groups of a step are awaited: what hangs is named before any deadline comes. `ended`: how many rollouts, replies
+        """Report a silence while the run waits for the groups of a step, before any deadline. `ended`: returns how many rollouts, replies
         and rewards have ended so far."""
         silence = self._silence
         if silence is None:

@@ -144,7 +144,7 @@ def make_plan(
     """Raises ConfigError, UnknownComponent, PluginError or FitError; nothing is built, nothing heavy imported.
     A process that does not do all three leaves components out: `training` needs trainer and bridge, `rollouts`
     environments and rewards, `sampling` an engine. With an [api], workers run the environments: those that are not
-    installed here are left out. `warns`: of what has no effect."""
+    installed here are left out. `warns`: print warnings of options without effect."""
     by_workers = training and config.api is not None
     if not config.environment and rollouts and not by_workers:
         raise ConfigError(
@@ -333,8 +333,8 @@ def environments(plan: Plan, directory: Path) -> dict[str, Environment]:
 async def tasks_of(
     plan: Plan, directory: Path, look: Callable[[str, Environment], None] = lambda name, environment: None
 ) -> dict[str, dict[Split, int]]:
-    """How many tasks each environment of a plan has, by split, with nothing else of it built; `look` is called with each of them, open.
-    Raises DataError, ConfigError."""
+    """Return the number of tasks of each environment of a plan, by split. Opens only the environments, and calls `look` with each of
+    them. Raises DataError, ConfigError."""
     builder = _Builder(plan, directory)
     made = builder.environments()
 

@@ -62,7 +62,7 @@ def refuse_adapter(directory: Path) -> None:
 
 
 def check_components(plan: Plan, components: Sequence[tuple[ResolvedComponent, Workload]]) -> None:
-    """Raises what a component says of this model, or FitError if their precisions do not go together."""
+    """Raises the error of a component that cannot use this model, or FitError if their precisions do not go together."""
     for resolved, workload in components:
         resolved.offer.provider.check(resolved.options, workload)
     check_dtypes(plan, components)

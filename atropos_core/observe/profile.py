@@ -137,7 +137,7 @@ class Profile:
         return {role: max(0.0, 1.0 - self._busy(role, now) / wall) for role in self._roles()}
 
     def ended(self, *names: str) -> int:
-        """How many calls of these names have ended, of whatever part: "engine/sample" is a "sample"."""
+        """The number of calls with these names that have ended, in any component: "engine/sample" counts as "sample"."""
         of = (timed for name, timed in self._timed.items() if timed.kind == "call" and name.rpartition("/")[2] in names)
         return sum(timed.latency.count for timed in of)
 

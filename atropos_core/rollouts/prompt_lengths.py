@@ -1,4 +1,4 @@
-"""Prompts that have more tokens than there is room for. Texts that are short enough whatever their tokens are not tokenised."""
+"""Find prompts that have too many tokens. Texts with so few characters that they must be short enough are not tokenised."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class LongPrompts:
     """The tasks whose prompt, with the chat template, has more than `most` tokens."""
 
     most: int
-    looked_at: int = 0  # tasks; fewer than there are if the time was over
+    looked_at: int = 0  # tasks; fewer than all if the deadline came first
     tokens: dict[int, int] = field(default_factory=dict)  # number of the task -> tokens of its prompt
 
 

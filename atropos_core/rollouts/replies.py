@@ -29,7 +29,7 @@ TOOL_CALL = ("<tool_call>", "</tool_call>")
 READ = frozenset({*THINKING, *THINKING.values(), *TOOL_CALL, "<|channel>"})
 # Text of messages that is not marked (`control_tokens`): a history says what a reply said.
 IN_HISTORIES = frozenset({"<think>", "</think>", *TOOL_CALL})
-AS_SAMPLED = ("text", "opening")  # keys of a message that only rewards read
+AS_SAMPLED = ("text", "opening")  # keys of a message that only environments and rewards read
 NAME_CHARACTERS = 256  # of a tool, at most
 DEEPEST = 100  # values in values of a call's arguments: what every template and every client can write down
 _READ_TAG = re.compile(
@@ -59,7 +59,7 @@ def message_of(text: str, opening: str | None = None) -> Message:
 
     Reasoning becomes `reasoning_content`: what stands between thinking tags, and what follows a tag that is not closed. If the prompt
     is not known, a closing tag without an opening one ends reasoning that the prompt began. Calls become `tool_calls`: each has a
-    name, a str, and arguments, a dict; one that cannot be read so stays in the content. If that leaves a content other than `text`,
+    name, a str, and arguments, a dict; a call that does not have them stays in the content. If the content is then not all of `text`,
     the message also has `text`, and `opening` if there is one (`whole_reply`).
     """
     content, thoughts, calls = _parts(text, opening)

@@ -149,7 +149,7 @@ def _splits(file: Path) -> frozenset[str]:
 
 
 def _rows(path: Path, prompt: str) -> Iterator[tuple[str, Row]]:
-    """Of one file, by the end of its name, and by its first bytes where those say more."""
+    """The rows of one file. Its format is known from the end of its name, and from its first bytes."""
     with path.open("rb") as file:
         head = file.read(64)
     kind = _kind(path)
@@ -202,7 +202,7 @@ def _text(path: Path, data: bytes) -> str:
 
 
 def _json(path: Path, text: str, prompt: str) -> Iterator[tuple[str, Row]]:
-    """Objects one after another, whatever stands on a line; or a single value with the rows in it."""
+    """The rows of JSON text: objects one after another, on any lines, or a single value that holds all rows."""
     decode = json.JSONDecoder().raw_decode
     at, counted, line = _after_space(text, 0), 0, 1
     begin = at

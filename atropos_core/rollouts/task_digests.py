@@ -15,8 +15,8 @@ MOST_BLOCKS = 4096  # of one split, 8 characters each: with more tasks, a block 
 
 
 async def digests_of(tasks: Sequence[Task]) -> dict[str, Any] | None:
-    """Return {"size", "block", "blocks"} of tasks that are in memory: how many there are, how many make one block, and 8 hexadecimal
-    digits a block. None for tasks that are made as they are read. A million tasks take 5 s."""
+    """Return {"size", "block", "blocks"} of tasks that are in memory: their number, the number of tasks in a block, and 8 hexadecimal
+    digits for each block. None for tasks that are made as they are read. A million tasks take 5 s."""
     if not isinstance(tasks, list | tuple):
         return None
     block = 1
@@ -61,7 +61,7 @@ async def _blocks(tasks: Sequence[Task], block: int) -> list[str]:
 
 
 def _text(task: Task) -> bytes:
-    """Everything of it, whatever the order of keys; of values that JSON does not know, the type."""
+    """The whole task as JSON with sorted keys. Values that JSON lacks are replaced by their type."""
     whole = [task.id, list(task.messages), task.answer, task.data]
     try:
         return json.dumps(whole, sort_keys=True, default=_type).encode() + b"\n"

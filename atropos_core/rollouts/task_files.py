@@ -152,7 +152,7 @@ def _parsed(text: str) -> Any:
 
 
 def _tools(given: Any, where: str) -> list[Mapping[str, Any]]:
-    """JSON schemas in OpenAI's form, of a column that has such, in whatever form; none of a column that has something else."""
+    """The tools in a column, as JSON schemas in OpenAI's form. Several other forms are read. Empty if the column does not hold tools."""
     tools = _parsed(given) if isinstance(given, str) else given
     tools = [tools] if isinstance(tools, dict) and tools.keys() & {"function", "parameters"} else tools
     if isinstance(tools, list):  # of texts, as parquet keeps tools whose parameters differ
@@ -171,7 +171,7 @@ def _tools(given: Any, where: str) -> list[Mapping[str, Any]]:
 
 
 def _without_none(value: Any) -> Any:
-    """Of parquet each table has the keys of all."""
+    """The value without keys that are None: in parquet, each table has the keys of all others."""
     if isinstance(value, dict):
         return {key: _without_none(one) for key, one in value.items() if one is not None}
     return [_without_none(one) for one in value] if isinstance(value, list) else value

@@ -20,8 +20,8 @@ KINDS = {
 
 
 def open_file(path: Path, *, append: bool = False) -> IO[bytes]:
-    """Open a regular file to read it, or with `append`, which makes it, to read it and to write at its end. Raises OSError, with
-    `strerror` set; at once for a pipe, a device or a directory."""
+    """Open a regular file for reading. With `append`, create it if needed, and open it for reading and for writing at its end. Raises
+    OSError, with `strerror` set. Does not wait for a pipe or device, which is an error like a directory."""
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT if append else os.O_RDONLY
     try:
         descriptor = os.open(
@@ -37,7 +37,7 @@ def open_file(path: Path, *, append: bool = False) -> IO[bytes]:
 
 
 def read_file(path: Path) -> bytes:
-    """All of a regular file. Raises OSError as `open_file`, and for what memory does not hold."""
+    """The bytes of a regular file. Raises OSError like `open_file`, and for a file that memory cannot hold."""
     with open_file(path) as file:
         try:
             return file.read()
@@ -46,12 +46,12 @@ def read_file(path: Path) -> bytes:
 
 
 def read_text(path: Path) -> str:
-    """The same as UTF-8, with or without a byte order mark. Raises OSError, and ValueError for other bytes."""
+    """The text of a regular file in UTF-8, with or without a byte order mark. Raises OSError, and ValueError for other bytes."""
     return read_file(path).decode("utf-8-sig")
 
 
 def parse_json(text: str | bytes) -> Any:
-    """The value of a JSON text. Raises ValueError, also for one that is nested deeper than Python can go."""
+    """The value of a JSON text. Raises ValueError, also for a text that is nested too deep for Python."""
     try:
         return json.loads(text)
     except RecursionError:
@@ -59,7 +59,7 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """The tables of a TOML text. Raises ValueError, also for one that is nested deeper than Python can go."""
+    """The tables of a TOML text. Raises ValueError, also for a text that is nested too deep for Python."""
     try:
         return tomllib.loads(text)
     except RecursionError:
@@ -67,7 +67,7 @@ def parse_toml(text: str) -> dict[str, Any]:
 
 
 def last_line(path: Path, most: int) -> str:
-    """The last line of a text that is not blank, at most `most` characters of it, without reading what is before. Raises OSError."""
+    """The last line of a file that is not blank, shortened to its last `most` characters. Reads only the end. Raises OSError."""
     with open_file(path) as file:
         file.seek(max(file.seek(0, os.SEEK_END) - TAIL_BYTES, 0))
         lines = file.read(TAIL_BYTES).decode(errors="replace").strip().splitlines()
@@ -75,7 +75,7 @@ def last_line(path: Path, most: int) -> str:
 
 
 def numbered(folder: Path, prefix: str, suffix: str = "") -> list[tuple[int, Path]]:
-    """Numbers and paths of what a run has named after its steps, like `step-000001.jsonl`, rising. Other names are left out."""
+    """The files and folders that a run named after its steps, like `step-000001.jsonl`: (step, path), rising. Skips other names."""
     name = re.compile(rf"{re.escape(prefix)}([0-9]{{6,18}}){re.escape(suffix)}")
     return sorted((int(found[1]), path) for path in _listed(folder) if (found := name.fullmatch(path.name)))
 

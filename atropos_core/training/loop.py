@@ -545,11 +545,11 @@ class Loop:
                 f"step {self.progress.step}: {where} was not sampled from the weights that the trainer published. It was sampled with "
                 f"top_p or top_k, which only raise the logprobs of what they keep, and one of its tokens has {excess:.3g} nats less "
                 f"than the trainer's own logprob; the bound is {self._max_diff:g}.",
-                remedy="Look at the bridge first, and with workers elsewhere at who sent it.",
+                remedy="Check the bridge first; with workers elsewhere, check the worker that sent it.",
             )
 
     async def _allow_for_rounding(self, difference: float, groups: Sequence[ScoredGroup]) -> None:
-        """Raise the bound if it is the default and this model rounds by more. Measured once a difference is beyond it."""
+        """Raise the bound if it is the default and this model rounds by more. It is measured only after a difference exceeded the bound."""
         given = self._config.training.max_logprob_diff is not None
         if given or difference <= self._max_diff or not math.isfinite(difference):
             return

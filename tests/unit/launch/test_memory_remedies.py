@@ -89,7 +89,7 @@ def test_every_remedy_that_is_printed_fits_with_the_sum_that_is_printed(smollm):
         assert needed["cpu"] <= available["cpu"]
 
 
-def test_where_no_single_change_is_enough_a_combination_is_that_fits(smollm):
+def test_a_combination_that_fits_is_given_if_no_single_change_is_enough(smollm):
     available = {"cpu": 4_000_000_000}
     text, remedies = refused(smollm, available)
     assert "These together fit: --set" in text and "None is enough without the others" in text

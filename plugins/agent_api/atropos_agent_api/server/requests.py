@@ -40,7 +40,7 @@ async def read(
     body = (await receive()).get("body", b"")
     if len(body) > most_bytes:
         raise CallRefused(
-            f"the body has {len(body) / 1e6:.1f} MB, and that of a call may have {most_bytes / 1e6:g}: send less.",
+            f"the body of this call has {len(body) / 1e6:.1f} MB, and it may have {most_bytes / 1e6:g}: send less.",
             status=413,
             code="request_too_large",
         )

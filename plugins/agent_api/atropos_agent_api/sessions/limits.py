@@ -55,17 +55,18 @@ def check_calls(answered: int, options: SessionOptions) -> None:
 
 
 def check_requests(arrived: int, options: SessionOptions) -> None:
-    """Raises CallRefused where too many requests came that were not answered calls. `arrived`: requests of any kind."""
+    """Raises CallRefused if too many requests came that were not answered calls. `arrived`: the number of requests of any kind."""
     if options.max_calls and arrived > 2 * options.max_calls:
         raise CallRefused(
-            f"this session may have {options.max_calls} calls, and as many requests that are refused or count tokens, and had them.",
+            f"this session has sent more than {2 * options.max_calls} requests: it may have {options.max_calls} calls, and as many "
+            "requests that are refused or count tokens.",
             status=403,
             code="call_limit",
         )
 
 
 def check_length(call: Call, options: SessionOptions) -> None:
-    """Raises CallRefused for a prompt that is too long for the context whatever the tokens are, so that it is not rendered."""
+    """Raises CallRefused for a prompt with so many characters that it cannot fit into the context, before it is rendered."""
     most = options.context_tokens * TOKEN_CHARACTERS
     if (
         most
@@ -101,8 +102,8 @@ class TokenBudget:
                 break
             if not self._calls:
                 raise CallRefused(
-                    f"this session may have {self._most} sampled tokens, and had {self._taken}: none is left for each of {n} "
-                    "replies.",
+                    f"this session has used {self._taken} of its {self._most} sampled tokens: too few are left for {n} "
+                    f"{'reply' if n == 1 else 'replies'}.",
                     status=403,
                     code="token_limit",
                 )

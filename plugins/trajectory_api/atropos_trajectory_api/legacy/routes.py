@@ -240,7 +240,7 @@ def _read(model: type[_M], body: bytes) -> _M:
     marks = body.count(b"[") + body.count(b"{")
     if len(body) > MOST_BYTES or marks > MOST_VALUES:
         raise DataError(
-            f"the body has {len(body):,} bytes with {marks:,} lists and objects, and that of a registration may have "
+            f"the body of this registration has {len(body):,} bytes with {marks:,} lists and objects; it may have "
             f"{MOST_BYTES:,} with {MOST_VALUES}.",
             remedy="Send only the fields of the route.",
         )
