@@ -37,6 +37,12 @@ _READ_TAG = re.compile(
     + "|".join(re.escape(tag) for tag in (*THINKING, *THINKING.values())),
     re.DOTALL,
 )
+_WORDS = "|".join(sorted({re.escape(tag.strip("<>[]|/\u25c1\u25b7")) for tag in (*THINKING, *THINKING.values())}))
+_SIGNS = r"(?:[^\w\s]|\\[a-z])*"  # of a regular expression
+_NAMES_THINKING = re.compile(  # beside a bracket: "I think" names no tag
+    rf"(?:[<\[\u25c1]|\\x3c){_SIGNS}(?:\w+\|)*(?:{_WORDS})|(?:{_WORDS})(?:\|\w+)*{_SIGNS}(?:[>\]\u25b7]|\\x3e)",
+    re.IGNORECASE,
+)
 _RECIPIENT = re.compile(r"\bto=(?:functions\.)?([^\s<]+)")
 
 
@@ -118,10 +124,9 @@ def whole_reply(message: Message, *, opening: bool = False) -> str:
 
 def searched(message: Message, pattern: str) -> str:
     """The text of a reply in which a regular expression of the user is searched: the reply with its tool calls and without its
-    reasoning, so that a reply that is cut off as it thinks is not taken for one that answers. If the pattern names a thinking tag:
-    the whole reply, after the tag that the prompt ended with."""
-    plain = pattern.replace("\\", "").replace("?", "")
-    if "reasoning_content" not in message or any(tag in plain for tag in (*THINKING, *THINKING.values())):
+    reasoning, so that a reply that is cut off as it thinks is not taken for one that answers. If the pattern names a thinking tag, in
+    whatever case and as one of several: the whole reply, after the tag that the prompt ended with."""
+    if "reasoning_content" not in message or _NAMES_THINKING.search(pattern):
         return whole_reply(message, opening=True)
     if (text := message.get("text")) is not None:
         return _parts(str(text), message.get("opening"), keep_calls=True)[0]
@@ -174,13 +179,15 @@ class ReplyReader:
     ends: Mapping[int, str]
     decode: Callable[[list[int]], str]
 
-    def text(self, ids: Sequence[int]) -> str:
-        """The message. Where the tokenizer has channels, the analysis becomes a `<think>` block and a call a `<tool_call>`."""
+    def text(self, ids: Sequence[int], prompt: Sequence[int] = ()) -> str:
+        """The message. Where the tokenizer has channels, the analysis becomes a `<think>` block and a call a `<tool_call>`. `prompt`: the
+        last ids of what they continue, which may have opened a channel."""
         size = len(ids)
         while size and (ids[size - 1] in self.ends or self._dropped(ids[size - 1])):
             size -= 1
-        if any(self.special.get(one) == "<|message|>" for one in ids):
-            return self._of_channels(ids[:size])
+        header = self._open_header(prompt)
+        if any(self.special.get(one) == "<|message|>" for one in (*header, *ids)):
+            return self._of_channels([*header, *ids[:size]])
         return self.decode([one for one in ids[:size] if not self._dropped(one)])
 
     def end(self, ids: Sequence[int]) -> str:
@@ -189,6 +196,16 @@ class ReplyReader:
 
     def _dropped(self, one: int) -> bool:
         return one in self.special and self.special[one] not in READ
+
+    def _open_header(self, prompt: Sequence[int]) -> list[int]:
+        """The header of a message that a prompt begins with `<|start|>` and does not end, without what it says already."""
+        texts = [self.special.get(one) for one in prompt]
+        begins = [at for at, text in enumerate(texts) if text == "<|start|>"]
+        if not begins or any(text in ("<|end|>", "<|call|>", "<|return|>") for text in texts[begins[-1] :]):
+            return []
+        at = begins[-1]
+        end = texts.index("<|message|>", at) + 1 if "<|message|>" in texts[at:] else len(texts)
+        return list(prompt[at:end])
 
     def _of_channels(self, ids: Sequence[int]) -> str:
         """`<|channel|>NAME to=RECIPIENT<|message|>TEXT<|end|>`, one after another ("OpenAI harmony response format")."""

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from atropos_core.rollouts.control_tokens import ControlTokens
 
 _LONGEST_TOKEN = 256  # characters, of those that are looked at
-_PROMPTS_END = 16  # tokens of a prompt, among which reasoning may be opened
+_PROMPTS_END = 32  # tokens of a prompt, among which reasoning may be opened
 _MOST_KEPT = 64  # sets of stop texts, whose ids are kept
 USED = ("default", "tool_use")  # of a model's chat templates: the second one for conversations with tools
 _NAMED = re.compile(r"(bos|eos|pad|unk|sep|cls|mask)_token")
@@ -224,7 +224,9 @@ class ChatTokenizer:
 
     def parse(self, ids: Tokens, prompt: Tokens | None = None) -> Message:
         """The assistant message that these sampled ids are. `prompt`: what they continue, which may end in an open `<think>`."""
-        return message_of(self.decode(ids), None if prompt is None else self.opening(prompt))
+        if prompt is None:
+            return message_of(self.decode(ids))
+        return message_of(self._replies.text(ids.tolist(), prompt[-_PROMPTS_END:].tolist()), self.opening(prompt))
 
     def opening(self, prompt: Tokens) -> str:
         """The thinking tag that these ids end with, or nothing."""

@@ -89,6 +89,22 @@ def test_a_reply_in_channels_is_an_answer_with_reasoning_and_calls(tokenizers):
     assert parsed("14<|return|>")["content"] == "14"
 
 
+@pytest.mark.parametrize("opened", ["<|channel|>analysis", "<|channel|>analysis<|message|>"])
+def test_a_reply_to_a_prompt_that_ends_in_an_open_channel_begins_in_that_channel(tokenizers, opened):
+    tokenizer = tokenizers["gpt-oss"]
+
+    def parsed(text, opened):
+        text = text if "<|message|>" in opened else f"<|message|>{text}"
+        asked = tokenizer.render([{"role": "user", "content": "7+7?"}])
+        return tokenizer.parse(tokenizer.encode(text), np.concatenate([asked, tokenizer.encode(opened)]))
+
+    final = parsed("Seven, 13.<|end|><|start|>assistant<|channel|>final<|message|>14<|return|>", opened)
+    assert (final["content"], final["reasoning_content"]) == ("14", "Seven, 13.")
+    cut_off = parsed("That may be 14", opened)
+    assert (cut_off["content"], cut_off["reasoning_content"]) == ("", "That may be 14")
+    assert parsed("14<|return|>", opened.replace("analysis", "final"))["content"] == "14"
+
+
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name != "mistral"])
 def test_the_end_that_the_policy_sampled_is_not_rendered_again(tokenizers, name):
     tokenizer = tokenizers[name]
@@ -217,6 +233,8 @@ def test_thinking_tags_that_are_special_tokens_are_part_of_the_text(tmp_path):
     ("pattern", "whole"),
     [
         (r"</think>\s*(.+)", True), (r"<\/think>", True), ("</?think>", True), (r"\[/THINK\](.*)", True),
+        (r"(?i)</THINK>\s*(.+)", True), (r"<(think|reason)>", True), (r"<(?:reason|think)>", True), (r"<[/]think>", True),
+        (r"<\s*think\s*>", True), (r"<\|inner_prefix\|>", True), (r"(think|guess) \d", False),
         (r"I think (\d+)", False), ("<answer>", False), ("<tool_call>", False),
     ],
 )  # fmt: skip
