@@ -231,8 +231,37 @@ RAW_LATEX = [  # an answer as verl's files of MATH have it, replies that are rig
     ("$f(x)=2 x$", [r"\boxed{f(x)=2x}"], [r"\boxed{f(x)=3x}", "2"]),
     (r"k \geqslant 2", [r"\boxed{k \geq 2}", r"The final answer is $k \geqslant 2$."], [r"\boxed{2}", "2"]),
     ("7 (bottle caps)", [r"\boxed{7}", "7 caps"], [r"\boxed{8}"]),
+    ("3", ["3", r"\boxed{3\text{ cm}}", r"It is $3$ L."], ["3ω", r"\boxed{3t}", "It is 3t.", "It is $3t$.", r"\boxed{3_2}", "3𝑥"]),
+    ("2.5", [r"\boxed{2.5\text{ m}}", r"\boxed{2.5 m/s^2}", r"$2.5~\mathrm{km/h}$"], ["2.5t", r"\boxed{2.5ab}", r"\boxed{2.5 million}"]),
+    ("5 g", [r"\boxed{5g}"], [r"\boxed{5}", "5"]),
+    (r"5\text{ g}", [r"\boxed{5}", "5 g", "5g", r"\boxed{5\,\mathrm{g}}"], [r"\boxed{5t}"]),
+    ("3t", [r"\boxed{3t}"], ["3", r"\boxed{3}", r"\boxed{3s}"]),
+    ("x + 2t", [r"\boxed{2t + x}"], [r"\boxed{x + 2}"]),
+    ("11_2", [r"\boxed{11_2}", r"\boxed{11_{2}}", r"\boxed{3_{10}}", r"\boxed{11}"], [r"\boxed{11_3}", r"\boxed{2}"]),
+    ("x = 5", [r"\boxed{5}", r"\boxed{x = 5}"], [r"\boxed{y = 5}", r"\boxed{x = 6}"]),
+    (r"\emptyset", [r"\boxed{\varnothing}", "∅", r"\boxed{\{\}}"], [r"\boxed{0}", r"\boxed{\{0\}}"]),
+    (r"\binom{5}{2}", [r"\boxed{\binom52}", r"\boxed{10}", r"\dbinom{5}{2}", r"\boxed{{5 \choose 2}}"], ["52", r"\boxed{\binom51}"]),
+    ("10", [r"\boxed{\binom52}"], [r"\boxed{\binom51}"]),
+    (r"\pi", ["π", r"\boxed{π}", "The answer is π."], ["3.14", r"\boxed{2π}"]),
+    (r"2\sqrt{3}", ["2√3", r"\boxed{√12}"], ["√3"]),
+    (r"\text{Mrs. Hilt}", [r"\boxed{Mrs. Hilt}", "Mrs. Hilt", r"$\text{mrs. Hilt}$"], [r"\boxed{Mr. Hilt}", "Hilt"]),
+    (r"\dfrac{3}{4}", [r"\boxed{\tfrac34}", "0.75"], [r"\boxed{\frac43}"]),
+    (r"90^\circ", [r"\boxed{90}", "90°", r"\boxed{90^{\circ}}", "90 degrees"], ["9", r"\boxed{900}"]),
+    ("[1,2]", [r"\boxed{x \in [1,2]}"], [r"\boxed{x \in (1,2)}", r"\boxed{[1,3]}"]),
+    (r"x \in [1,2]", [r"\boxed{[1,2]}"], [r"\boxed{[1,2)}"]),
+    (r"(-\infty,1)\cup(2,3]", [r"\boxed{(2,3] ∪ (-∞,1)}"], [r"\boxed{(-\infty,1)\cup(2,3)}"]),
+    (
+        r"\begin{pmatrix}1&2\\3&4\end{pmatrix}",
+        [r"\boxed{\begin{bmatrix}1&2\\3&4\end{bmatrix}}"],
+        [r"\boxed{\begin{pmatrix}1&3\\2&4\end{pmatrix}}"],
+    ),
+    (
+        r"\frac{9 \pm \sqrt{5}}{2}",
+        [r"\boxed{\frac{9 \pm \sqrt{5}}{2}}", r"\boxed{\frac{9-\sqrt5}{2}, \frac{9+\sqrt5}{2}}", r"x = \frac{9 \pm \sqrt{5}}{2}"],
+        [r"\boxed{\frac{9+\sqrt5}{2}}", r"\boxed{\frac{9 \pm \sqrt{6}}{2}}"],
+    ),
     ("1e-05", [r"\boxed{0.00001}", "1e-5"], ["-5", r"\boxed{0}", "0.00002"]),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("answer", "right", "wrong"), RAW_LATEX)

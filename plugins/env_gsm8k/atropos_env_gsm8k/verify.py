@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from math_verify import parse, verify
-from math_verify.parser import ExprExtractionConfig, LatexExtractionConfig
+from math_verify.parser import LatexExtractionConfig
 
 from atropos_core.builtin.numbers import written_out
 
-_WAYS = [LatexExtractionConfig(), ExprExtractionConfig()]
+# Without the library's units, which read `3t` as 3. A number with a unit is not compared here.
+_WAYS = [LatexExtractionConfig(normalization_config=replace(LatexExtractionConfig().normalization_config, units=False))]
 
 
 def equal(stated: str, gold: str) -> bool:
     """Whether the expression `stated` has the value of the number `gold`."""
-    expression = f"${written_out(stated).strip('$')}$"
-    return bool(verify(parse(written_out(gold), extraction_config=_WAYS), parse(expression, extraction_config=_WAYS)))
+    made, wanted = (f"\\boxed{{{written_out(text).strip('$')}}}" for text in (stated, gold))
+    return bool(verify(parse(wanted, extraction_config=_WAYS), parse(made, extraction_config=_WAYS)))

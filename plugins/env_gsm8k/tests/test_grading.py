@@ -66,6 +66,9 @@ async def test_expressions_go_to_math_verify(grader):
     assert not await grader.equals("\\frac{15}{2}", "7")
     assert not await grader.equals("7 or 8 or 9+", "4")
     assert await grader.equals("7²", "49")
+    assert await grader.equals("6!", "720")
+    assert not await grader.equals("3t", "3"), "a variable"
+    assert not await grader.equals("\\frac{6}{2}ab", "3")
     assert await grader.equals("3-5 = -2", "-2")
     assert not await grader.equals("72 or 73", "72"), "one answer, not two"
 
