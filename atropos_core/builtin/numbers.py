@@ -111,7 +111,7 @@ class Number(NamedTuple):
 
 
 def numbers(text: str) -> list[Number]:
-    """All of a text, in their order. The time is linear in the text's length."""
+    """All numbers of a text, in their order. The time is linear in the text's length."""
     return [_number(found) for found in _TOKEN.finditer(_rewritten(text)) if _has_digits(found)]
 
 

@@ -32,7 +32,7 @@ class Change:
 
     @property
     def missing_bytes(self) -> int:
-        """Over all devices; 0 if it fits."""
+        """The bytes that are missing on all devices together; 0 if the run fits."""
         needed, available = self.plan.needed(), self.plan.available
         return sum(max(size - available.get(device, size), 0) for device, size in needed.items())
 

@@ -159,7 +159,7 @@ class Renderer:
         return self._connection
 
     def _end(self, *, now: bool = False) -> int | None:
-        """How it ended."""
+        """End the process, and return its exit code."""
         popen, connection = self._popen, self._connection
         self._popen = self._connection = None
         if connection is not None:
@@ -179,7 +179,7 @@ class Renderer:
             self._end()
 
     def left_to_parent(self) -> None:
-        """In a process that was forked: it has no part in the connection, or its parent's end would not close it."""
+        """Give the connection up in a forked process. If the fork kept it, the parent could not close it."""
         if self._connection is not None:
             self._connection.close()
         if self._popen is not None:

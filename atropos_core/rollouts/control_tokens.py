@@ -53,7 +53,7 @@ class ControlTokens:
         self._names = {text: f"{MARK}{secret}-{number}{MARK}" for number, text in enumerate(self._texts)}
 
     def marked(self, value: Any) -> Any:
-        """A message or a tool, or anything of JSON in one, with a mark in whatever is, or ends as, the beginning of a control token."""
+        """A message, a tool, or any JSON value in one, with a mark in every control token and in every text that ends like the start of one."""
         if isinstance(value, str):
             return self._first.sub(self._marked, value)
         if isinstance(value, Mapping):  # a template shows the names of arguments too
@@ -77,7 +77,7 @@ class ControlTokens:
         return next(filter(None, map(self.found, entries)), "")
 
     def encode(self, text: str, encode: Callable[[str], Tokens]) -> Tokens:
-        """Ids of what was rendered of marked messages. `encode`: as the tokenizer does, for what has no mark in a token."""
+        """Ids of a text that was rendered from marked messages. `encode`: the tokenizer's own, for text without marks in a token."""
         if MARK not in text:
             return encode(text)
         plain, marks = _without_marks(text)
@@ -96,7 +96,8 @@ class ControlTokens:
 
     @cached_property
     def _renamed(self) -> Tokenizer:
-        """The vocabulary has the other names too: models of pieces (Unigram) find the text of a control token there otherwise."""
+        """The tokenizer with other names for control tokens, in its vocabulary too: models of pieces (Unigram) would find their texts
+        there."""
         model = dict(self._definition["model"])
         if isinstance(model.get("vocab"), Mapping):
             model["vocab"] = {self._names.get(text, text): number for text, number in model["vocab"].items()}
@@ -116,7 +117,7 @@ class ControlTokens:
 
     @cached_property
     def _true_ids(self) -> Tokens:
-        """By the id of a token there."""
+        """The ids of the real tokenizer, by the ids of the renamed one [V]."""
         ids = np.arange(self._renamed.get_vocab_size(with_added_tokens=True), dtype=np.int32)
         for one in self._definition.get("added_tokens", []):
             name = self._names.get(one["content"], one["content"])
@@ -125,7 +126,7 @@ class ControlTokens:
 
 
 def _any_of(texts: Collection[str]) -> re.Pattern[str]:
-    """The longest of them first. Of none: what is never found."""
+    """A pattern that finds any of these texts, the longest first. Without texts, it finds nothing."""
     return re.compile("|".join(map(re.escape, sorted(texts, key=len, reverse=True))) or r"(?!)")
 
 

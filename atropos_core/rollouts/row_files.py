@@ -231,7 +231,7 @@ def _after_space(text: str, at: int) -> int:
 
 
 def _of_one_value(path: Path, value: Any, where: str, prompt: str) -> Iterator[tuple[str, Row]]:
-    """A file that is one JSON value: a list of rows, an object with one, or a row."""
+    """The rows of a file that is one JSON value: a list of rows, an object that has such a list, or a single row."""
     if isinstance(value, dict):
         given = value.get("messages") if value_at(value, prompt) is None else value_at(value, prompt)
         lists = {name: one for name, one in value.items() if _are_objects(one) and "role" not in one[0]}
@@ -265,7 +265,7 @@ def _checked(row: Any, where: str) -> tuple[str, Row]:
 
 
 def plain_row(row: Row) -> Row:
-    """With None for NaN, and as text what JSON has no word for, a date say."""
+    """The row with None for NaN, and with text for values that JSON lacks, such as dates."""
     return {name: _plain(value) for name, value in row.items()}
 
 
@@ -319,7 +319,7 @@ def _csv(path: Path, text: str, delimiter: str) -> Iterator[tuple[str, Row]]:
 
 
 def _delimiter(text: str) -> str:
-    """By which the first line has the most names; a comma where several do."""
+    """The delimiter that splits the first line into the most names; the comma, if several do."""
 
     def names(delimiter: str) -> int:
         try:
@@ -331,7 +331,7 @@ def _delimiter(text: str) -> str:
 
 
 def _columnar(path: Path, data: bytes | None, *, is_parquet: bool) -> Iterator[tuple[str, Row]]:
-    """Of parquet, and of Arrow's files and streams, which `datasets` saves."""
+    """The rows of a parquet file, or of an Arrow file or stream, as `datasets` saves it."""
     try:
         import pyarrow
         import pyarrow.ipc

@@ -333,7 +333,7 @@ def unplayed(group: ScoredGroup, error: BaseException, where: str) -> ScoredGrou
 
 
 def _as_recorded(episode: Episode) -> Episode:
-    """Without what only rewards read of its replies: its tokens say the same."""
+    """The episode without the keys that only rewards read: its tokens have the same text."""
     if not any(name in message for message in episode.messages for name in AS_SAMPLED):
         return episode
     kept = [{name: value for name, value in one.items() if name not in AS_SAMPLED} for one in episode.messages]

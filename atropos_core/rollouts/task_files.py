@@ -78,7 +78,7 @@ def task_of(row: Row, where: str, number: int, columns: Columns = Columns()) -> 
 
 
 def _written(answer: str | int | float) -> str:
-    """As text. A float has no exponent, so that it reads as people and policies write it: 0.00001, not 1e-05."""
+    """The answer as text. A float is written without an exponent, as people and policies write it: 0.00001, not 1e-05."""
     return f"{Decimal(repr(answer)):f}" if isinstance(answer, float) and isfinite(answer) else str(answer)
 
 

@@ -63,7 +63,7 @@ def main() -> None:
 
 
 def prepare() -> None:
-    """Only the end of the connection, or a limit, ends this process: a Ctrl-C concerns its parent."""
+    """Set the signals and limits of this process. Only a closed connection or a limit ends it: a Ctrl-C is for its parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())

@@ -258,7 +258,7 @@ def with_reasoning(message: Message) -> dict[str, Any]:
 
 
 def _templates(directory: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """By name, as transformers finds them; most models have only `default`. Raises ConfigError."""
+    """The chat templates of a model by name, found as transformers finds them. Most models have only `default`. Raises ConfigError."""
     found = config.get("chat_template") or {}
     if isinstance(found, list):
         found = {entry.get("name"): entry.get("template") for entry in found if isinstance(entry, dict)}

@@ -75,8 +75,7 @@ class EnvironmentHost(Host):
 
 
 def load(id: str, config: Mapping[str, Any]) -> Contract:
-    """By the contract that its module is of. Raises ConfigError, which names the configuration only if all of it could be
-    imported."""
+    """Load an environment by the contract of its module. Raises ConfigError, which names the configuration only if every import worked."""
     make = _made_by(id)
     try:
         return make(config)
@@ -91,7 +90,7 @@ def load(id: str, config: Mapping[str, Any]) -> Contract:
 
 
 def _made_by(id: str) -> Callable[[Mapping[str, Any]], Contract]:
-    """Its module and ours of its contract, imported. Raises ConfigError."""
+    """Import the environment's module, and ours for its contract. Raises ConfigError."""
     name = id.rsplit("/", 1)[-1].split("@", 1)[0].replace("-", "_")
     inside = f"verifiers.v1.tasksets.{name.lower()}"
     try:

@@ -21,7 +21,7 @@ _NAME = r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
 
 
 def _of_form(form: str, says: str) -> AfterValidator:
-    """For what Kubernetes would refuse only once the manifests are there."""
+    """Check a value when the run file is read, because Kubernetes would refuse it only when the manifests are applied."""
     known = re.compile(form)
 
     def check(text: str) -> str:

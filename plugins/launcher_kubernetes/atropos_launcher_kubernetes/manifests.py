@@ -278,7 +278,7 @@ def label(text: str, most: int = LABEL_CHARACTERS) -> str:
 
 
 def _file_name(path: Path) -> str:
-    """As `kubectl -f` reads it: a list of names in the form of CSV."""
+    """The path as an argument of `kubectl -f`, which reads a list of names in CSV."""
     text = str(path)
     return '"' + text.replace('"', '""') + '"' if re.search('[,"]', text) else text
 

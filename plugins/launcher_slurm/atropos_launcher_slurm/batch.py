@@ -187,7 +187,7 @@ def _argument(text: str) -> str:
 
 
 def _unexpanded(path: Path | str) -> str:
-    """Of a file name in which Slurm puts the job's number for %j."""
+    """The path with its % escaped, for a file name in which Slurm replaces %j by the job's number."""
     return str(path).replace("%", "%%")
 
 

@@ -81,5 +81,5 @@ class SlurmOptions(Options):
 
 
 def megabytes(memory_gb: float) -> str:
-    """As Slurm reads it. 0M would mean all memory of the node."""
+    """A size in the form that Slurm reads. It is never 0M, which would mean all memory of the node."""
     return f"{max(1, round(memory_gb * 1000))}M"

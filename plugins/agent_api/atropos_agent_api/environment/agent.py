@@ -224,7 +224,7 @@ class Agent(Environment):
             await running.close()
 
     def _say_of_side_calls(self, task: Task, record: SessionRecord) -> None:
-        """Once a run, and once if they cannot be told."""
+        """Report side calls once in a run, and warn once if they cannot be told from the others."""
         calls, tokens = (int(record.metrics.get(f"agent/side_{what}", 0)) for what in ("calls", "tokens"))
         if calls and not self._told_side_calls:
             self._told_side_calls = True

@@ -71,7 +71,7 @@ class CommandGrader(Grader):
             self._digests[path] = _digest(path)
 
     def _files(self) -> list[Path]:
-        """That the command names, and that are there."""
+        """The files that the command names and that exist."""
         return [Path(word) for word in self._fixed if os.path.isabs(word) and os.path.isfile(word)]
 
     def _refuse_relative(self) -> None:
@@ -136,7 +136,8 @@ class CommandGrader(Grader):
 
 
 def _absolute(path: str) -> str:
-    """Without entries that mean wherever a grader goes: an empty one, or ".", in which the program may have left a `python`."""
+    """PATH without relative entries. An empty one, or ".", would be the grader's directory, in which the program may have left a
+    `python`."""
     return os.pathsep.join(one for one in path.split(os.pathsep) if os.path.isabs(one)) or os.defpath
 
 

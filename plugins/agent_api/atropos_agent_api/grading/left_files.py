@@ -143,7 +143,8 @@ class Copy:
         self._found.files += 1
 
     def _remove_links(self) -> None:
-        """All but those that end at a file or folder of the copy. The kernel follows each, and gives up after 40."""
+        """Remove links, except those that lead to a file or folder of the copy. The kernel resolves each link, and gives up after 40
+        steps."""
         for path in self._links:  # once all are there: one may lead through another
             self._check(path)
             try:

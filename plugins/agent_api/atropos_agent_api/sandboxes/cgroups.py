@@ -20,7 +20,7 @@ _TRIAL_S = 10.0
 
 
 def parents() -> dict[str, str]:
-    """By controller, and "kill" for cgroup.kill: the folder in which this process may make groups. Each was tried."""
+    """Return the folders in which this process can make groups, by controller, with "kill" for cgroup.kill. Each was tried."""
     found: dict[str, str] = {}
     for version, controllers, folder in _own_groups():
         above = folder
@@ -36,7 +36,7 @@ def parents() -> dict[str, str]:
 
 
 def sweep(folders: Sequence[str], was_left: Callable[[str], bool]) -> None:
-    """Remove groups of processes that are no more. `was_left`: of a group's name."""
+    """Remove the groups of processes that have ended. `was_left`: takes a group's name."""
     for folder in folders:
         for name in _entries(folder):
             path = os.path.join(folder, name)
@@ -45,7 +45,7 @@ def sweep(folders: Sequence[str], was_left: Callable[[str], bool]) -> None:
 
 
 class Groups:
-    """Of one program, in one or more hierarchies."""
+    """The control groups of one program, in one or more hierarchies."""
 
     def __init__(self, paths: Sequence[str]) -> None:
         self._paths = list(dict.fromkeys(paths))
@@ -62,13 +62,13 @@ class Groups:
             _write(f"{path}/pids.max", tasks)
 
     def join(self) -> None:
-        """This process. Raises OSError."""
+        """Move this process into the groups. Raises OSError."""
         for path in self._paths:
             with open(f"{path}/cgroup.procs", "w") as file:
                 file.write("0")
 
     def limit(self) -> str | None:
-        """That the kernel has held the program to so far."""
+        """The limit that the kernel has enforced so far, or None."""
         for path in self._paths:
             if _count(f"{path}/memory.events", "oom_kill") or _count(f"{path}/memory.oom_control", "oom_kill"):
                 return "memory"

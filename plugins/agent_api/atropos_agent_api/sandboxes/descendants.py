@@ -96,7 +96,7 @@ def stat(pid: int) -> Process | None:
 
 
 def deleted_files(processes: list[Process], most_descriptors: int) -> Deleted:
-    """Of those that they hold open, or have mapped. Only root can measure a file that is mapped and not open."""
+    """Measure nameless files that the processes hold open or have mapped. Only root can measure a file that is mapped and not open."""
     sizes: dict[tuple[int, int], tuple[bool, int]] = {}
     descriptors = 0
     for one in processes:
@@ -136,7 +136,7 @@ def _deleted_mappings(pid: int) -> list[str]:
 
 
 def _proportional_bytes(process: Process) -> tuple[int, int]:
-    """Of all its memory, and of that in files in memory."""
+    """The process's share of all memory that it has mapped, and its share of files in memory."""
     found = {}
     for line in _read(f"/proc/{process.pid}/smaps_rollup").splitlines():
         name, _, value = line.partition(b":")

@@ -72,7 +72,7 @@ class KeptSandbox(Sandbox):
         return self.folder() / name
 
     def inside_directory(self, name: str, api_url: str) -> Inside:
-        """For a program that sees this machine's disk."""
+        """The paths of a program that sees this machine's disk."""
         directory = self.directory(name)
         return Inside(str(directory / "work"), str(directory / "home"), api_url, str(directory / "inputs"))
 

@@ -18,9 +18,9 @@ def all_calls(call: Call) -> bool:
 def trained_calls(
     which: Literal["all", "main", "with_tools"], agents: Collection[str] = (), untrained_models: Collection[str] = ()
 ) -> TrainedCalls:
-    """All calls or those with tools (one without is an auxiliary one of many agents: a title, a summary); and of these only
-    those whose agent says one of these names of itself (`hints["agent"]`), where any is given. None that names a model of
-    `untrained_models`: the agent says so before it sees an answer."""
+    """Return a function that is true for calls that are trained: all, or those with tools (many agents make calls without tools for titles
+    and summaries). If `agents` are given, only calls whose agent gives one of these names (`hints["agent"]`). Never a call for a model of
+    `untrained_models`, which the agent names before it sees an answer."""
 
     def is_trained(call: Call) -> bool:
         if call.model in untrained_models:

@@ -70,5 +70,5 @@ def _shows(text: str, prompt: str) -> bool:
 
 
 def _plain(text: str) -> str:
-    """Without white space, which programs add and trim."""
+    """The text without white space, which programs add and trim."""
     return "".join(text.split())

@@ -192,8 +192,8 @@ class Service:
         self.observed.group(worker, label.environment, label.sequences, label.size_bytes)
 
     def put_at_once(self, frame: bytes, *, key: str, worker: str) -> int | None:
-        """As `put` of a frame from outside, where that need not wait for room; None where it must, or where reading it takes long.
-        Where it is not `durable_at_once`, `written` says when it is."""
+        """Like `put`, for a frame that need not wait for room. None if it must wait, or takes long to read. If the group is not
+        `durable_at_once`, `written` tells when it is on disk."""
         if has_long_header(frame):
             return None
         checked = self.read(frame)
