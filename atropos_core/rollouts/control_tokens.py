@@ -53,7 +53,7 @@ class ControlTokens:
         self._names = {text: f"{MARK}{secret}-{number}{MARK}" for number, text in enumerate(self._texts)}
 
     def marked(self, value: Any) -> Any:
-        """A message, a tool, or any JSON value in one, with a mark in every control token and in every text that ends like the start of one."""
+        """A message or tool, or any JSON value in it, with a mark in each control token and each text that ends like the start of one."""
         if isinstance(value, str):
             return self._first.sub(self._marked, value)
         if isinstance(value, Mapping):  # a template shows the names of arguments too
