@@ -84,7 +84,7 @@ def run(
     from atropos_core.errors import ConfigError
     from atropos_core.launch.assemble import make_plan
     from atropos_core.launch.rendering import render, say_files
-    from atropos_core.launch.supervisor import refuse_used, unused
+    from atropos_core.launch.supervisor import refuse_unmakeable, refuse_used, unused
 
     loaded, resolved, plugins = configure(
         file, env=env, model=model, bridge=bridge, engine=engine, trainer=trainer, reward=reward, steps=steps, seed=seed,
@@ -96,9 +96,10 @@ def run(
         raise ConfigError("--figures has no effect without --dry-run.", remedy="Add --dry-run, or leave it out.")
     if dry_run:
         warn_of_broken(plugins)
-        if directory is not None:
+        if directory is not None and directory.is_dir():
             refuse_used(directory)
         if (files := render(plan, directory or unused(name))) is None:
+            refuse_unmakeable(directory or unused(name))
             _say_memory(plan, directory or Path("runs"))
         else:
             say_files(files)

@@ -44,7 +44,7 @@ from atropos_core.processes.local import LocalLauncher
 from atropos_core.processes.proxies import HostedEngine, HostedReward, HostedTrainer
 from atropos_core.rollouts.engine_router import EngineRouter
 from atropos_core.rollouts.evaluation import require_test_tasks
-from atropos_core.rollouts.runner import WeightedReward, task_count
+from atropos_core.rollouts.runner import WeightedReward, check_named_tasks, task_count
 from atropos_core.rollouts.task_weights import with_weight
 from atropos_core.rollouts.tokenizer import ChatTokenizer
 from atropos_core.training.parts import CLOSE_DEADLINE_S, Closable, EvaluationParts, Parts
@@ -458,6 +458,8 @@ class _Builder:
             }
         from atropos_core.launch.model_checks import check_first_tasks
 
+        for name, environment in environments.items():
+            check_named_tasks(name, environment, "train")
         check_first_tasks(environments, self.plan.tokenizer())
         if config.api is None:
             sources = {name: TaskSource(size["train"], config.environment[name].weight) for name, size in sizes.items()}

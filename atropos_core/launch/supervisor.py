@@ -131,6 +131,16 @@ def unused(name: str, parent: Path = Path("runs")) -> Path:
     raise RunDirectoryError(f"{parent} has a hundred runs of this second.")
 
 
+def refuse_unmakeable(directory: Path) -> None:
+    """Raises RunDirectoryError if this machine cannot make it."""
+    nearest = next(path for path in (directory.absolute(), *directory.absolute().parents) if os.path.lexists(path))
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+        why = "cannot be written to" if nearest.is_dir() else "is not a directory"
+        raise RunDirectoryError(
+            f"the run directory {directory} cannot be made: {nearest} {why}.", remedy="Choose another with --dir."
+        )
+
+
 def refuse_used(directory: Path) -> None:
     """Raises RunDirectoryError where something is in it that a run has measured or saved, or that is no run's."""
     if directory.exists() and any(directory.iterdir()) and not never_began(directory):

@@ -16,7 +16,7 @@ from atropos_core.guards.opens import in_one_line
 from atropos_core.hub.hub import GroupRecord, Hub, Limits, Want
 from atropos_core.interfaces import Curriculum, Environment, Outcome, TaskSource
 from atropos_core.rollouts.producer import PATIENCE, Producer
-from atropos_core.rollouts.runner import RolloutRunner, check_named_tasks, task_count
+from atropos_core.rollouts.runner import RolloutRunner, task_count
 from atropos_core.rollouts.task_digests import changes, digests_of
 from atropos_core.types import Draw, ScoredGroup
 
@@ -196,7 +196,6 @@ class LocalSource(Source):
     async def open(self, state: Mapping[str, Any] | None) -> None:
         self._sizes = {name: task_count(name, e, "train") for name, e in self._runner.environments.items()}
         for name, environment in self._runner.environments.items():
-            check_named_tasks(name, environment, "train")
             self._digests[name] = await digests_of(environment.tasks("train"))
         if state:
             self._hub.load(state)

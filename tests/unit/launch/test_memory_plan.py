@@ -131,6 +131,44 @@ def test_a_dry_run_prints_the_plan_and_starts_nothing(atropos, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+TASKS = """
+from atropos_core import Environment, Task
+
+ASKED = ({"role": "user", "content": "hi"},)
+
+
+class Asks(Environment):
+    async def score(self, task, reply):
+        return 0.0
+
+
+class Twice(Asks):
+    def tasks(self, split):
+        return [Task("same", ASKED)] * 5
+
+
+class Texts(Asks):
+    def tasks(self, split):
+        return ["hi", "there"]
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--env", "./tasks.py:Twice"), "tasks 0 and 1 of one split both have the id 'same'"),
+        (("--env", "./tasks.py:Texts"), "environment 'texts', task 0"),
+        (("--env", "gsm8k", "--dir", "tasks.py"), "the run directory tasks.py cannot be made"),
+        (("--env", "gsm8k", "--dir", "tasks.py/run"), "tasks.py is not a directory"),
+    ],
+)
+def test_a_dry_run_refuses_what_a_run_refuses_before_its_first_step(atropos, tmp_path, arguments, says):
+    (tmp_path / "tasks.py").write_text(TASKS)
+    ended = atropos("run", "--dry-run", *arguments)
+    assert ended.code == 1 and says in " ".join(ended.err.split()), ended.err
+    assert [one.name for one in tmp_path.iterdir() if one.name != "__pycache__"] == ["tasks.py"]
+
+
 def test_a_dry_run_finds_missing_data_and_says_which_device_is_not_here(atropos, tmp_path):
     ended = atropos("run", "--env", "dataset:rows.jsonl", "--dry-run")
     assert ended.code == 1 and "rows.jsonl" in ended.err, ended.err
