@@ -18,22 +18,28 @@ if TYPE_CHECKING:
 KINDS = ("environment", "reward")
 LOOKED_AT = 200  # tasks of an environment
 LOOK_S = 1.0
+_TURN = re.compile(  # how turns begin in templates of ChatML, Llama, gpt-oss, Phi, GLM, Command, Gemma, Mistral and DeepSeek
+    r"<\|(?:im_start|start_header_id|start|user|assistant|system|START_OF_TURN_TOKEN|turn)\|?>|<start_of_turn>|\[INST\]"
+    r"|<\uff5c(?:User|Assistant)\uff5c>"
+)
 _FILE = re.compile(r"(.+\.py):\w+")
 
 
 def warn_of_prompts(name: str, environment: Environment, tokenizer: ChatTokenizer) -> None:
-    """Warn if training prompts of an environment have control tokens of the model in them, as prompts have to which a chat template
-    was applied. Tasks that are made as they are read are looked at for LOOK_S."""
+    """Warn if training prompts of an environment have control tokens of the model in them, or those by which turns of another begin, as
+    prompts have to which a chat template was applied. Tasks that are made as they are read are looked at for LOOK_S."""
     tasks, until, found, looked_at = environment.tasks("train"), monotonic() + LOOK_S, {}, 0
     while looked_at < min(len(tasks), LOOKED_AT) and monotonic() < until:
         task = tasks[looked_at]
         looked_at += 1
         if token := tokenizer.control_token_in(task.messages):
-            found[task.id] = token
+            found[task.id] = token, "the model"
+        elif token := next(filter(None, map(_turn_of_another, task.messages)), ""):
+            found[task.id] = token, "another model"
     if found:
-        task_id, token = next(iter(found.items()))
+        task_id, (token, whose) = next(iter(found.items()))
         console.warn(
-            f"environment {name!r}: {len(found)} of the first {looked_at} prompts have control tokens of the model in them, {token!r} "
+            f"environment {name!r}: {len(found)} of the first {looked_at} prompts have control tokens of {whose} in them, {token!r} "
             f"in task {task_id!r}. The policy is shown them as text, inside its own chat template. Give prompts without a template: "
             "plain text, or messages."
         )
@@ -53,6 +59,11 @@ def warn_of_rewards(components: Mapping[str, Mapping[str, ResolvedComponent]], t
                 'without it, and it is never found. Mark it as an ordinary token: "special": false in tokenizer.json. Also remove it '
                 "from the special tokens of tokenizer_config.json."
             )
+
+
+def _turn_of_another(message: Mapping[str, Any]) -> str:
+    found = _TURN.search(str(message.get("content")))
+    return found[0] if found else ""
 
 
 def _texts(value: Any) -> Iterator[str]:

@@ -39,6 +39,23 @@ def test_prompts_to_which_a_template_was_applied_are_named(tokenizer, capsys):
 
 
 @pytest.mark.parametrize(
+    "turn",
+    [
+        "<|start_header_id|>user",
+        "<start_of_turn>user",
+        "<s>[INST] 2 + 2? [/INST]",
+        "<\uff5cUser\uff5c>2",
+        "<|user|>",
+        "<|start|>user",
+    ],
+)
+def test_prompts_with_the_template_of_another_model_are_named(tokenizer, capsys, turn):
+    warn_of_prompts("mine", Asking("2 + 2?", f"{turn}\n2 + 2?"), tokenizer)
+    said = " ".join(capsys.readouterr().err.split())
+    assert "1 of the first 2 prompts have control tokens of another model in them" in said and "in task 't1'" in said
+
+
+@pytest.mark.parametrize(
     ("pattern", "sought"),
     [("<answer>.+</answer>", "'</answer>', '<answer>'"), (r"\<answer\>", "'<answer>'"), ("<think>.+</think>", ""), ("#### ", "")],
 )  # fmt: skip
