@@ -1,14 +1,18 @@
-"""Long jobs that would block an event loop. One thread of the process does them, one after another.
+"""Jobs that would block an event loop. One thread of the process does the long ones, one after another, and another thread the short
+ones.
 
-There is only one thread, so that the loop waits only milliseconds for Python's lock, however many jobs are queued.
+There are only two threads, so that the loop waits only milliseconds for Python's lock, however many jobs are queued.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
 from functools import partial
 from json.scanner import py_make_scanner  # type: ignore[attr-defined] # there in every Python, in no stub
 from typing import Any, TypeVar
@@ -16,6 +20,8 @@ from typing import Any, TypeVar
 LONG = 20_000  # characters, VALUE of them for each value: what takes some milliseconds to read or to render
 VALUE = 32
 _THREAD = ThreadPoolExecutor(1, "apart")
+_SHORT = ThreadPoolExecutor(1, "apart-short")  # a short job does not wait for a long one
+_ALL: ContextVar[bool] = ContextVar("all_apart", default=False)
 
 T = TypeVar("T")
 
@@ -27,7 +33,31 @@ async def apart(function: Callable[..., T], *arguments: Any, **named: Any) -> T:
 
 async def apart_if_long(value: Any, function: Callable[..., T], *arguments: Any, **named: Any) -> T:
     """Call the function in that thread if `value`, its input, is long, or else at once."""
-    return await apart(function, *arguments, **named) if is_long(value) else function(*arguments, **named)
+    if is_long(value):
+        return await apart(function, *arguments, **named)
+    if _ALL.get():
+        return await asyncio.get_running_loop().run_in_executor(_SHORT, partial(function, *arguments, **named))
+    return function(*arguments, **named)
+
+
+@contextlib.contextmanager
+def all_apart() -> Iterator[None]:
+    """Within it, `apart_if_long` calls every function in a thread: with some chat templates a short text takes long too, and a client
+    can know that text. A short job then takes some 0.08 ms more, and other tasks have a turn before it is done."""
+    before = _ALL.set(True)
+    try:
+        yield
+    finally:
+        _ALL.reset(before)
+
+
+def _new_threads() -> None:
+    """In a process that was forked: the threads of its parent are not there."""
+    global _THREAD, _SHORT
+    _THREAD, _SHORT = ThreadPoolExecutor(1, "apart"), ThreadPoolExecutor(1, "apart-short")
+
+
+os.register_at_fork(after_in_child=_new_threads)
 
 
 def loads_in_turns(text: str, **options: Any) -> Any:
@@ -43,12 +73,12 @@ def is_long(value: Any) -> bool:
     return characters(value, LONG) > LONG
 
 
-def characters(value: Any, most: int) -> int:
-    """The number of characters in a JSON value, with VALUE added for each value in it. Exact up to `most`, or else some larger number."""
+def characters(value: Any, most: int, each: int = VALUE) -> int:
+    """The number of characters in a JSON value, with `each` added for each value in it. Exact up to `most`, or else some larger number."""
     found, waiting = 0, [iter((value,))]
     while waiting and found <= most:
         for one in waiting[-1]:
-            found += VALUE + (len(one) if isinstance(one, str | bytes) else 0)
+            found += each + (len(one) if isinstance(one, str | bytes) else 0)
             if isinstance(one, Mapping):
                 waiting.append(iter((*one, *one.values())))
                 break

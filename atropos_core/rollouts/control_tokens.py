@@ -24,14 +24,20 @@ from tokenizers import Tokenizer
 from atropos_core.rollouts.template_calls import MARK
 from atropos_core.types import Tokens
 
+_AT_ONCE = 1 << 17
+
 
 def ids_of(tokenizer: Tokenizer, text: str) -> Tokens:
     """Raises UnicodeEncodeError for text that nothing can write down: half of a surrogate pair."""
     try:  # a batch of one, because `encode` keeps Python's lock and other threads would wait
-        return np.asarray(tokenizer.encode_batch([text], add_special_tokens=False)[0].ids, np.int32)
+        ids = tokenizer.encode_batch([text], add_special_tokens=False)[0].ids
     except TypeError:
         text.encode()  # which says what is wrong, and where
         raise
+    made = np.empty(len(ids), np.int32)
+    for at in range(0, len(ids), _AT_ONCE):  # for the same reason
+        made[at : at + _AT_ONCE] = ids[at : at + _AT_ONCE]
+    return made
 
 
 class ControlTokens:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from atropos_agent_api.calls import CallRefused
 from atropos_agent_api.server.requests import MOST_DEPTH, MOST_VALUES, check_size
 from atropos_core.rollouts.tokenizer import ChatTokenizer
+from plugins.agent_api.tests.models import qwen_like
 from plugins.agent_api.tests.served_api import api_of
 
 USER = {"role": "user", "content": ""}
@@ -43,6 +46,27 @@ LONG: dict[str, tuple[str, Any]] = {
 async def test_a_long_call_does_not_keep_the_event_loop(qwen: ChatTokenizer, what: str):
     path, body = LONG[what]
     body = {"model": "m", **body, **({"max_tokens": 9} if path == "/v1/messages" else {})}
+    answer, blocked_s = await answered(qwen, path, body)
+    assert answer.status_code == 200, answer.text[:300]
+    assert blocked_s < BLOCKED_S
+
+
+async def test_a_short_call_that_a_template_takes_long_for_does_not_keep_the_event_loop(tmp_path: Path):
+    """A template may do anything, on any words; here it is ended after a second."""
+    qwen_like(tmp_path)
+    template = tmp_path / "chat_template.jinja"
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    source = template.read_text() if template.exists() else config["chat_template"]
+    endless = "{% for a in range(90000) %}{% for b in range(90000) %}{% endfor %}{% endfor %}"
+    template.write_text("{% if messages[-1].content == 'weak' %}" + endless + "{% endif %}" + source)
+    body = {"model": "m", "messages": [{"role": "user", "content": "weak"}]}
+    answer, blocked_s = await answered(ChatTokenizer(tmp_path), "/v1/chat/completions", body)
+    assert answer.status_code == 400 and "CPU time" in answer.json()["error"]["message"]
+    assert blocked_s < BLOCKED_S
+
+
+async def answered(tokenizer: ChatTokenizer, path: str, body: Any) -> tuple[httpx.Response, float]:
+    """And for how many seconds the event loop was kept at a time."""
     longest, is_over = 0.0, False
 
     async def beat() -> None:
@@ -53,13 +77,12 @@ async def test_a_long_call_does_not_keep_the_event_loop(qwen: ChatTokenizer, wha
             longest = max(longest, time.perf_counter() - since)
 
     data = json.dumps(body).encode()
-    async with api_of(qwen, lambda prompt, seed: "long " * 60) as api:
+    async with api_of(tokenizer, lambda prompt, seed: "long " * 60) as api:
         beating = asyncio.create_task(beat())
         answer = await api.post(path, data)
         is_over = True
         await beating
-    assert answer.status_code == 200, answer.text[:300]
-    assert longest < BLOCKED_S
+    return answer, longest
 
 
 @pytest.mark.parametrize(

@@ -76,11 +76,22 @@ async def test_no_header_drops_an_answer_that_was_given(qwen: ChatTokenizer, hin
     assert record.metrics["agent/trained_tokens"] == sampled(engine) and record.metrics["agent/orphans"] == 0
 
 
-async def test_a_prompt_that_no_context_holds_is_refused_before_it_is_rendered(qwen: ChatTokenizer):
-    session = session_of(LedgerEngine(qwen, lambda prompt, seed: "ok"), qwen, context_tokens=1000)
-    with pytest.raises(CallRefused, match="48 for each of the 1000 tokens") as refused:
-        await session.answer(said("x" * 100_000))
-    assert refused.value.code == "context_length_exceeded"
+@pytest.mark.parametrize(
+    ("context", "size", "why"),
+    [
+        (1000, 100_000, "48 for each of the 1000 tokens"),
+        (0, 2_100_000, "more than 2,000,000 characters: send"),
+        (1_000_000, 7_000_000, "more than 2,000,000 characters: send"),
+    ],
+)
+async def test_a_prompt_that_no_context_holds_is_refused_before_it_is_rendered(
+    qwen: ChatTokenizer, context: int, size: int, why: str
+):
+    session = session_of(LedgerEngine(qwen, lambda prompt, seed: "ok"), qwen, context_tokens=context)
+    for call in (said("x" * size), replace(said(""), messages=(), prompt="x" * size)):
+        with pytest.raises(CallRefused, match=why) as refused:
+            await session.answer(call)
+        assert refused.value.code == "context_length_exceeded"
 
 
 async def test_a_call_that_names_a_model_that_is_not_trained_is_answered_and_left_out(qwen: ChatTokenizer):

@@ -12,6 +12,7 @@ from atropos_agent_api.sessions.options import SessionOptions
 from atropos_core.guards.apart import characters
 from atropos_core.types import Sampling
 
+MOST_CHARACTERS = 2_000_000  # of a prompt: each may be a token
 TOKEN_CHARACTERS = 48  # a token's average in no prompt of any use; VALUE of a message's own count as well
 
 
@@ -66,16 +67,19 @@ def check_requests(arrived: int, options: SessionOptions) -> None:
 
 
 def check_length(call: Call, options: SessionOptions) -> None:
-    """Raises CallRefused for a prompt with so many characters that it cannot fit into the context, before it is rendered."""
-    most = options.context_tokens * TOKEN_CHARACTERS
-    if (
-        most
-        and isinstance(call.prompt, str | None)
-        and characters((call.messages, call.tools, call.prompt), most) > most
-    ):
+    """Raises CallRefused for a prompt with so many characters that it cannot fit into the context, or more than any call may have,
+    before it is rendered."""
+    if not isinstance(call.prompt, str | None):
+        return
+    given = (call.messages, call.tools, call.prompt)
+    most, why = options.context_tokens * TOKEN_CHARACTERS, ""
+    if most and characters(given, most) > most:
+        why = f"{most:,} characters, {TOKEN_CHARACTERS} for each of the {options.context_tokens} tokens of the model's context"
+    elif characters(given, MOST_CHARACTERS, 0) > MOST_CHARACTERS:
+        why = f"{MOST_CHARACTERS:,} characters"
+    if why:
         raise CallRefused(
-            f"the prompt has more than {most:,} characters, {TOKEN_CHARACTERS} for each of the {options.context_tokens} tokens of "
-            "the model's context.",
+            f"the prompt has more than {why}: send a shorter one.",
             field="messages" if call.prompt is None else "prompt",
             code="context_length_exceeded",
         )

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from atropos_core.errors import DataError
-from atropos_core.guards.apart import apart_if_long
+from atropos_core.guards.apart import LONG, all_apart, apart, apart_if_long
 from atropos_core.interfaces import Policy
 from atropos_core.rollouts.tokenizer import ChatTokenizer
 from atropos_core.types import Message, Tokens
@@ -49,6 +49,11 @@ class ChatFormat(Protocol):
         """Tokens that may be the last of one of these texts; none where there is no tokenizer."""
 
 
+async def text_of(tokenizer: ChatTokenizer, ids: Tokens) -> str:
+    """As `ChatFormat.text`. That of many ids is made apart from the event loop."""
+    return await apart(tokenizer.decode, ids) if len(ids) > LONG else tokenizer.decode(ids)
+
+
 class TemplateFormat(ChatFormat):
     """The model's own chat template, through the policy. A policy need not have a tokenizer; without one, text prompts are
     refused, and the text of a reply is its content."""
@@ -60,11 +65,13 @@ class TemplateFormat(ChatFormat):
         self._tokenizer = tokenizer
 
     async def render(self, messages: Sequence[Message], tools: Tools) -> Tokens:
-        return await self._policy.render(messages, tools=tools or None)
+        with all_apart():
+            return await self._policy.render(messages, tools=tools or None)
 
     async def extend(self, prompt: Tokens, sampled: Tokens, messages: Sequence[Message], tools: Tools) -> Tokens | None:
         try:
-            return await self._policy.render(messages, tools=tools or None, after=np.concatenate([prompt, sampled]))
+            with all_apart():
+                return await self._policy.render(messages, tools=tools or None, after=np.concatenate([prompt, sampled]))
         except DataError:
             return None
 
@@ -74,7 +81,7 @@ class TemplateFormat(ChatFormat):
     async def text(self, ids: Tokens) -> str:
         if self._tokenizer is None:
             return str((await self._policy.parse(ids)).get("content") or "")
-        return self._tokenizer.decode(ids)
+        return await text_of(self._tokenizer, ids)
 
     async def framed_text(self, ids: Tokens) -> str:
         if self._tokenizer is None:

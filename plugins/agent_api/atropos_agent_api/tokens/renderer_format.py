@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from atropos_agent_api.tokens.formats import ChatFormat, Tools
+from atropos_agent_api.tokens.formats import ChatFormat, Tools, text_of
 from atropos_core.errors import ConfigError, DataError
 from atropos_core.guards.apart import apart_if_long
 from atropos_core.rollouts.replies import NAME_CHARACTERS, is_shallow
@@ -83,7 +83,7 @@ class RendererFormat(ChatFormat):
         return ids
 
     async def text(self, ids: Tokens) -> str:
-        return self._tokenizer.decode(ids)
+        return await text_of(self._tokenizer, ids)
 
     async def framed_text(self, ids: Tokens) -> str:
         return self._tokenizer.decode(ids, keep_special=True)
