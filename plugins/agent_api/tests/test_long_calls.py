@@ -66,7 +66,7 @@ async def test_a_short_call_that_a_template_takes_long_for_does_not_keep_the_eve
 
 
 async def answered(tokenizer: ChatTokenizer, path: str, body: Any) -> tuple[httpx.Response, float]:
-    """And for how many seconds the event loop was kept at a time."""
+    """Return the answer, and for how many seconds the event loop was kept at most."""
     longest, is_over = 0.0, False
 
     async def beat() -> None:

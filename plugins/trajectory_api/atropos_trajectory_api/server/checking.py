@@ -29,7 +29,7 @@ def read_frame(frame: Buffer, *, most_bytes: int | None = None) -> Any:
 
 
 def _header(text: str) -> Any:
-    """A long one is read so that other threads go on meanwhile. Raises DataError, and what `json.loads` raises."""
+    """Read a header. While a long one is read, other threads have their turn. Raises DataError, and what `json.loads` raises."""
     is_long = len(text) > LONG_HEADER
     if is_long and ((lists := text.count("[") + text.count("{")) > MOST_LISTS or text.count(",") > MOST_VALUES):
         raise DataError(
@@ -51,7 +51,7 @@ def _header(text: str) -> Any:
 
 
 def has_long_header(frame: Buffer) -> bool:
-    """Whether it takes long to read. False also for what is no frame."""
+    """Return True if the frame takes long to read. False also for bytes that are not a frame."""
     return len(frame) > PREFIX_BYTES and PREFIX.unpack_from(frame)[1] > LONG_HEADER
 
 
