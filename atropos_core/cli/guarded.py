@@ -52,6 +52,8 @@ def guarded(command: str, work: Callable[[], int]) -> int:
     requested: set[int] = set()  # to end
     while True:
         info = signal.sigwaitinfo(passed_on | {signal.SIGCHLD})
+        if info.si_signo != signal.SIGCHLD:
+            requested.add(info.si_signo)  # also if the other process has ended by it already
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:
             try:
@@ -65,7 +67,6 @@ def guarded(command: str, work: Callable[[], int]) -> int:
         if info.si_signo == signal.SIGCHLD:
             _say_if_stopped(pid)
             continue
-        requested.add(info.si_signo)
         from_terminal = info.si_code > 0
         if not (from_terminal and info.si_signo in _TO_ALL):
             os.kill(pid, info.si_signo)
