@@ -14,12 +14,13 @@ RESULTS = REPOSITORY / "benchmarks/results/worlds.json"
 FILES = REPOSITORY / "benchmarks/results/atroposlib_environments.json"
 LEARNED = REPOSITORY / "benchmarks/results/soak_worlds.json"
 STEPS, COMMIT = 5, "296a0bc5"
-CUT = "sampled with top_p or top_k"  # in the error of the trainer while it refused such replies
-NOTES = {  # by reading the files; none of these was run again
+NOTES = {  # faults of the files, by reading them
     "community/lean_proof_env/lean_proof_env.py": "a fault of the file: each of its sequences is the prompt without the reply, "
     "under masks of 1, where atroposlib's are the token itself or -100",
-    "community/wikipedia_research/wikipedia_article_creator.py": "no group came in 53 s, for no known reason; not run again. "
-    "In the file, each step of an article is a group of one sequence",
+    "community/wikipedia_research/wikipedia_article_creator.py": "a fault of the file: for each step before the article, what it "
+    "trains is the message with the tools' results, which was not sampled, instead of the reply",
+    "game_environments/gymnasium/blackjack/blackjack_env_thinking.py": "a fault of the file: if a move does not end the game, what "
+    "it trains is the environment's message, which was not sampled, instead of the reply",
 }
 HEAD = """# Environments of other worlds
 
@@ -34,8 +35,7 @@ EXPLAINED = """Unmodified, by import, and without a network; every data set of t
 (`benchmarks/atroposlib_cases.py`). **Group**: how many sequences one of its first items gave for a scripted model. **Evaluates**: how many
 replies its own `evaluate()` sampled; tried of those in `eval_environments`, most of which do nothing else. **Trains**: five steps of the
 tiny policy, half of whose replies are by script, with every trained id one that was sampled; the largest distance of a logprob from the
-trainer's own. A dash: not tried. **Not run again**: its five steps ended because the trainer refused replies that `top_p` or `top_k` had
-cut. It now trains them by default; the file has not been tried since.
+trainer's own. A dash: not tried.
 """
 
 
@@ -84,7 +84,7 @@ def files_page(found: Mapping[str, Any]) -> str:
     counts, rows = found["counts"], found["rows"]
     lines = "".join(
         f"| {row['file']} | {_said(row['imports'])} | {_said(row['opens'])} | {row['group'] or _said(False)} | "
-        f"{row.get('evaluates') or '–'} | {_trained(row.get('trained'))} | {_cell(NOTES.get(row['file'], row.get('why', '')))} |\n"
+        f"{row.get('evaluates') or '–'} | {_trained(row)} | {_cell(NOTES.get(row['file'], row.get('why', '')))} |\n"
         for row in rows
     )
     return f"""
@@ -99,13 +99,12 @@ Of {counts["files"]} files {counts["import"]} import, {counts["open"]} open, {co
 {lines}"""
 
 
-def _trained(found: Mapping[str, Any] | None) -> str:
+def _trained(row: Mapping[str, Any]) -> str:
+    found = row.get("trained")
     if found is None:
         return "–"
     if found["steps"] < STEPS or found["other_ids"]:
-        if CUT in found.get("why", ""):
-            return "not run again"
-        return f"no: {_cell(found.get('why', 'other ids'))}"
+        return "no" if row["file"] in NOTES else f"no: {_cell(found.get('why', 'other ids'))}"
     return f"{found['alignment']:.0e}" if found["replies"] else "no group had unequal scores"
 
 

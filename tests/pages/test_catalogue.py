@@ -7,7 +7,7 @@ import re
 
 from benchmarks.worlds import without_folder, write_rows
 from tests.conftest import REPOSITORY
-from tools.make_catalogue import PAGE, files_page, learned_page, page, whole
+from tools.make_catalogue import NOTES, PAGE, files_page, learned_page, page, whole
 
 
 def test_the_page_is_what_the_results_say():
@@ -28,18 +28,23 @@ def test_the_rows_of_a_source_replace_its_own_alone(tmp_path):
 def test_a_file_trains_whose_groups_had_unequal_scores_and_whose_ids_were_sampled() -> None:
     trained = {"steps": 5, "replies": 3, "other_ids": 0, "alignment": 4e-6}
     row = {"file": "a.py", "imports": True, "opens": True, "group": 8, "ids": 8}
+    faulty, fault = next(iter(NOTES.items()))
     rows = [
         {**row, "trained": trained},
         {**row, "trained": {**trained, "replies": 0}},
         {**row, "trained": {**trained, "other_ids": 1}},
-        {**row, "trained": {"steps": 0, "why": "sequences were sampled with top_p or top_k: their"}},
+        {**row, "trained": {"steps": 0, "why": "tmp | run"}},
+        {**row, "file": faulty, "trained": {"steps": 0, "why": "tmp | run"}},
         {**row, "group": 0, "evaluates": 2, "why": "none | no"},
     ]
     counts = dict.fromkeys(("files", "import", "open", "give a group", "evaluate alone", "trained"), 4)
     made = files_page({"counts": counts, "rows": rows})
     assert "| a.py | yes | yes | 8 | – | 4e-06 |  |" in made
     assert "| no group had unequal scores |" in made and "| no: other ids |" in made
-    assert "| a.py | yes | yes | 8 | – | not run again |  |" in made
+    assert (
+        "| a.py | yes | yes | 8 | – | no: tmp \\| run |  |" in made
+        and f"| {faulty} | yes | yes | 8 | – | no | {fault} |" in made
+    )
     assert "| a.py | yes | yes | no | 2 | – | none \\| no |" in made
 
 
