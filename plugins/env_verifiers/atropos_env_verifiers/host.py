@@ -85,16 +85,21 @@ def load(id: str, config: Mapping[str, Any]) -> Contract:
         traceback.print_exc()  # into the log
         raise _not_imported(id, error) or ConfigError(
             f"verifiers' environment {id!r} could not be loaded: {type(error).__name__}: {error}",
-            remedy="Look at [environment.NAME.config].",
+            remedy="Look at [environment.NAME.config], and at the environment's own module.",
         ) from error
 
 
 def _made_by(id: str) -> Callable[[Mapping[str, Any]], Contract]:
     """Import the environment's module, and ours for its contract. Raises ConfigError."""
     name = id.rsplit("/", 1)[-1].split("@", 1)[0].replace("-", "_")
+    if not all(part.isidentifier() for part in name.split(".")):
+        raise ConfigError(
+            f"verifiers' environment {id!r} does not name a module.",
+            remedy="Give the id as owner/name, or a module's name.",
+        )
     inside = f"verifiers.v1.tasksets.{name.lower()}"
     try:
-        has_tasksets = importlib.util.find_spec("verifiers.v1.taskset") is not None
+        has_tasksets = name.isidentifier() and importlib.util.find_spec("verifiers.v1.taskset") is not None
         own = has_tasksets and importlib.util.find_spec("verifiers.v1.tasksets") and importlib.util.find_spec(inside)
         module = importlib.import_module(inside if own else name)
         if hasattr(module, "load_environment"):
@@ -105,6 +110,11 @@ def _made_by(id: str) -> Callable[[Mapping[str, Any]], Contract]:
             from atropos_env_verifiers.load_environment import LoadEnvironment
 
             return partial(LoadEnvironment, module)
+        if not _has_taskset(module):
+            raise ConfigError(
+                f"verifiers' environment {id!r} has neither load_environment nor a Taskset in its module {module.__name__!r}.",
+                remedy="Name the module that has one.",
+            )
         if importlib.util.find_spec("verifiers.v1.clients") is None:
             raise _other(id, "v1 (a Taskset)", V1)
         from atropos_env_verifiers.taskset import TasksetEnvironment
@@ -123,6 +133,12 @@ def _made_by(id: str) -> Callable[[Mapping[str, Any]], Contract]:
             f"verifiers' environment {id!r} could not be imported: {type(error).__name__}: {error}",
             remedy="Look at its module, and at what that imports.",
         ) from error
+
+
+def _has_taskset(module: ModuleType) -> bool:
+    """Look for a class of verifiers' contract v1 among what a module has or exports."""
+    values = [getattr(module, name, None) for name in {*vars(module), *getattr(module, "__all__", ())}]
+    return any(base.__name__ == "Taskset" for one in values if isinstance(one, type) for base in one.__mro__)
 
 
 def _not_imported(id: str, error: BaseException) -> ConfigError | None:

@@ -66,8 +66,10 @@ FAILING = {
     "leaves": ("import sys; sys.exit('no')", "could not be imported: SystemExit: no.*Look at its module"),
     "asks_without_name": ("raise ModuleNotFoundError('install it')", "could not be imported: .*Look at its module"),
     "asks": ("raise ImportError('install it')", "could not be imported: ImportError: install it.*Look at its module"),
+    "neither": ("x = 1", "'neither' has neither load_environment nor a Taskset in its module 'neither'.*Name the module"),
     "tasks": ("from verifiers.v1 import Taskset", "verifiers 9.9.9: .*pip install .*verifiers==0.4.0"),
 }  # fmt: skip
+NO_MODULES = ("", "owner/", "owner/a name", "..", "a..b")
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +95,8 @@ def said(tmp_path_factory) -> dict[str, str]:
     for name, text in planted.items():
         (folder / name).parent.mkdir(exist_ok=True, parents=True)
         (folder / name).write_text(text)
-    command = [sys.executable, "-c", LOADS, str(folder), *FAILING, "configured", "harnessed", "not_there", "not.there"]
+    ids = (*FAILING, "configured", "harnessed", "not_there", "not.there", *NO_MODULES)
+    command = [sys.executable, "-c", LOADS, str(folder), *ids]
     lines = subprocess.run(command, capture_output=True, text=True, timeout=60).stdout.splitlines()
     return dict(line.split("|", 1) for line in lines)
 
@@ -109,5 +112,7 @@ def test_what_cannot_be_made_names_the_configuration_and_what_is_not_there_its_p
         r"could not be loaded: ValueError: no seed.*Look at \[environment.NAME.config\]", said["configured"]
     )
     assert re.search(r"could not be loaded: .*'nope' not found.*Look at \[environment.NAME.config\]", said["harnessed"])
+    for name in NO_MODULES:
+        assert said[name].startswith(f"verifiers' environment {name!r} does not name a module.")
     for name in ("not_there", "not.there"):
         assert "has no module" in said[name] and "folder in [environment.NAME]" in said[name]
