@@ -624,6 +624,8 @@ plugins/env_dataset/tests/test_dataset.py::test_a_file_of_its_own_is_the_test_sp
   environment dataset: test_tasks prompt answer instruction
 plugins/env_dataset/tests/test_dataset.py::test_rows_with_long_prompts_are_left_out_by_their_tokens_and_keep_their_numbers
   environment dataset: max_prompt_tokens
+plugins/env_dataset/tests/test_dataset.py::test_unreadable_rows_are_listed_and_left_out_if_that_is_asked_for
+  environment dataset: leave_out_unreadable
 plugins/env_dataset/tests/test_dataset.py::test_a_data_set_of_the_hub_is_read_by_datasets
   environment dataset: hub subset split test_split
 plugins/env_dataset/tests/test_dataset.py::test_a_reply_is_compared_with_the_answer

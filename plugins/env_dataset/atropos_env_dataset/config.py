@@ -48,6 +48,10 @@ class DatasetOptions(Options):
         description="numeric, exact: a regular expression; what its last match, or the first group of that, has is compared, in place "
         "of the whole reply",
     )
+    leave_out_unreadable: bool = Field(
+        False,
+        description="numeric, math: leave out the rows whose answer the score cannot read, and say how many; false: they end the run",
+    )
     math_deadline_s: float = Field(5.0, gt=0, description="seconds for comparing one pair of expressions")
 
     @field_validator("pattern")
@@ -75,6 +79,7 @@ class DatasetOptions(Options):
                 f"score is one of {', '.join(SCORES)}, or a function as ./grade.py:score, not {self.score!r}"
             )
         self.refuse_idle(self.score in ("numeric", "exact"), f'with score = "{self.score}"', "pattern")
+        self.refuse_idle(self.score in ("numeric", "math"), f'with score = "{self.score}"', "leave_out_unreadable")
         self.refuse_idle(self.score == "math", f'with score = "{self.score}"', "math_deadline_s")
         if self.score in SCORES and not self.answer:
             raise ValueError(f'score = "{self.score}" compares with an answer, and answer = "" says that there is none')

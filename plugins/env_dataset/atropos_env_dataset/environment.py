@@ -11,7 +11,7 @@ from atropos_core.interfaces import Environment, Score
 from atropos_core.types import Message, Split, Task
 from atropos_env_dataset.config import DatasetOptions
 from atropos_env_dataset.rows import load, tools_of
-from atropos_env_dataset.scores import scorer
+from atropos_env_dataset.scores import readable, scorer
 
 
 class Dataset(Environment):
@@ -29,11 +29,15 @@ class Dataset(Environment):
         return str(self._options.tasks or f"{self._options.hub} from the hub")
 
     async def open(self) -> None:
-        self._tasks = await asyncio.to_thread(load, self._options, self._label, self._model)
+        loaded = await asyncio.to_thread(load, self._options, self._label, self._model)
         options = self._options
         files: dict[Split, Path | None] = {"train": options.tasks, "test": options.test_tasks or options.tasks}
-        for split, file in files.items():
-            await self._scorer.check(self._tasks[split], str(file or options.hub))
+        self._tasks = {
+            split: await readable(
+                loaded[split], self._scorer, str(file or options.hub), leave_out=options.leave_out_unreadable
+            )
+            for split, file in files.items()
+        }
 
     async def close(self) -> None:
         await self._scorer.close()

@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from inspect import Parameter, isawaitable, signature
 from typing import Any
 
+from atropos_core import console
 from atropos_core.builtin.numbers import answer_value, is_same, last_value, stated_answer
 from atropos_core.errors import ConfigError, DataError, DeadlineExceeded
 from atropos_core.interfaces import Score
@@ -31,14 +32,21 @@ FORMS = (
     "Its parameters say how it is called: (task, reply); (completions, **kwargs) as in TRL; (data_source, solution_str, ground_truth, "
     "extra_info) as in verl. A decorator keeps them with functools.wraps."
 )
+LISTED = 20  # rows that a refusal names
 LONGEST = 10_000  # characters of the end of a reply that math-verify reads
 DIGITS = re.compile(r"-?[\d,]{1,300}(?:\.\d{1,300})?", re.ASCII)  # which math-verify can read
 MATH = "atropos_env_dataset.math_answers:equal"
 
 
 class Scorer:
+    remedy = ""  # for answers that it cannot read
+
     async def check(self, tasks: Iterable[Task], source: str) -> None:
-        """Raises DataError if answers cannot be compared with anything. `source`: the file that the tasks are of."""
+        """Raises DataError if rows lack what the score needs. `source`: the file that the tasks are of."""
+
+    async def unreadable(self, tasks: Iterable[Task]) -> list[tuple[Task, str]]:
+        """The tasks whose answers cannot be compared with anything, each with the reason."""
+        return []
 
     async def score(self, task: Task, reply: Message) -> Score:
         raise NotImplementedError
@@ -71,22 +79,22 @@ class Numeric(Compared):
     def __init__(self, pattern: str | None) -> None:
         super().__init__(same_last_number, pattern)
 
-    async def check(self, tasks: Iterable[Task], source: str) -> None:
+    remedy = 'Leave one number there, or end the answer in "#### 12". score = "math" compares expressions, score = "exact" texts. '
+
+    async def unreadable(self, tasks: Iterable[Task]) -> list[tuple[Task, str]]:
         wrong = []
         for task in tasks:
             try:
                 answer_value(task.answer or "")
             except ValueError as error:
                 wrong.append((task, str(error)))
-        refuse(
-            wrong,
-            source,
-            'Leave one number there, or end the answer in "#### 12". score = "math" compares expressions, score = "exact" texts.',
-        )
+        return wrong
 
 
 class Math(Scorer):
     """By math-verify, in a process of its own, since sympy may take for ever. What is not compared in time is wrong."""
+
+    remedy = r"Leave only the expression there, in LaTeX, or put it in \boxed{} and words in \text{}. "
 
     def __init__(self, deadline_s: float) -> None:
         if find_spec("math_verify") is None:
@@ -97,7 +105,7 @@ class Math(Scorer):
         self._worker = Worker(MATH)
         self._deadline_s = deadline_s
 
-    async def check(self, tasks: Iterable[Task], source: str) -> None:
+    async def unreadable(self, tasks: Iterable[Task]) -> list[tuple[Task, str]]:
         said: dict[str, str | bool] = {}
         wrong = []
         for task in tasks:
@@ -106,11 +114,7 @@ class Math(Scorer):
                 said[answer] = DIGITS.fullmatch(stated_answer(answer) or answer) is not None or await self._read(answer)
             if said[answer] is not True:
                 wrong.append((task, str(said[answer])))
-        refuse(
-            wrong,
-            source,
-            r"Leave only the expression there, in LaTeX, or put it in \boxed{} and words in \text{}; else leave the row out.",
-        )
+        return wrong
 
     async def _read(self, answer: str) -> str | bool:
         try:
@@ -133,12 +137,25 @@ class Math(Scorer):
         await self._worker.close()
 
 
-def refuse(wrong: Sequence[tuple[Task, str]], source: str, remedy: str) -> None:
-    """Raises DataError for tasks and what their answers are instead, if there are any."""
-    if wrong:
-        task, what = wrong[0]
-        others = f" {len(wrong) - 1} others cannot be compared either." if len(wrong) > 1 else ""
-        raise DataError(f"{source}: the answer of task {task.id} {what}: {task.answer!r:.80}.{others}", remedy=remedy)
+async def readable(tasks: Sequence[Task], scorer: Scorer, source: str, *, leave_out: bool) -> Sequence[Task]:
+    """The tasks whose answers can be compared with a reply. The others are left out with a line that counts them, or raise DataError."""
+    await scorer.check(tasks, source)
+    wrong = await scorer.unreadable(tasks)
+    if not wrong:
+        return tasks
+    rows = [f"  the answer of task {task.id} {what}: {task.answer!r:.80}" for task, what in wrong[:LISTED]]
+    if len(wrong) > LISTED:
+        rows.append(f"  and {len(wrong) - LISTED:,} more")
+    said = "\n".join(
+        [f"{source}: {len(wrong):,} of {len(tasks):,} rows have an answer that the score cannot read", *rows]
+    )
+    if not leave_out or len(wrong) == len(tasks):
+        raise DataError(
+            said, remedy=f"{scorer.remedy}leave_out_unreadable = true leaves such rows out, but not all of a file."
+        )
+    console.say(f"{said}\n  They are left out.")
+    numbers = {id(task) for task, _ in wrong}
+    return [task for task in tasks if id(task) not in numbers]
 
 
 class Yours(Scorer):

@@ -310,7 +310,9 @@ async def test_answers_that_math_verify_cannot_read_are_refused_by_row(tmp_path)
     endless = {"id": "endless", "prompt": "?", "answer": "9^{9^{9}}"}
     file = lines(tmp_path / "rows.jsonl", *sums(0, 5), {"prompt": "?", "answer": "2^{10}"}, *rows, endless)
     made = dataset(tasks=file, score="math", held_out=0.0, math_deadline_s=3.0)
-    with pytest.raises(DataError, match="rows.jsonl: the answer of task odd 0 is a date.* 8 others cannot") as raised:
+    with pytest.raises(
+        DataError, match="(?s)rows.jsonl: 9 of 15 rows have.*task odd 0 is a date.*task endless takes"
+    ) as raised:
         await made.open()
     await made.close()
     assert "in LaTeX" in raised.value.remedy
@@ -319,9 +321,26 @@ async def test_answers_that_math_verify_cannot_read_are_refused_by_row(tmp_path)
 @pytest.mark.parametrize("answer", NOT_ONE_NUMBER)
 async def test_an_answer_that_is_not_one_number_is_refused_by_row(tmp_path, answer):
     file = lines(tmp_path / "rows.jsonl", *sums(0, 5), *({"id": n, "prompt": "?", "answer": answer} for n in "ab"))
-    with pytest.raises(DataError, match="the answer of task a (has|is) .*1 others cannot") as raised:
+    with pytest.raises(DataError, match="(?s)2 of 7 rows.*task a (has|is) .*task b (has|is)") as raised:
         await dataset(tasks=file, held_out=0.0).open()
     assert 'score = "math"' in raised.value.remedy
+
+
+async def test_unreadable_rows_are_listed_and_left_out_if_that_is_asked_for(tmp_path, capsys):
+    odd = [{"id": f"odd {n}", "prompt": f"{n}?", "answer": "3 or 4"} for n in range(30)]
+    file = lines(tmp_path / "rows.jsonl", *sums(0, 50), *odd)
+    with pytest.raises(
+        DataError, match=r"(?s)30 of 80 rows.*task odd 19 has more than one number in it: '3 or 4'.*and 10 more"
+    ) as raised:
+        await dataset(tasks=file, held_out=0.0).open()
+    assert "odd 20" not in str(raised.value)
+    assert "leave_out_unreadable = true" in raised.value.remedy
+    made = dataset(tasks=file, held_out=0.0, leave_out_unreadable=True)
+    await made.open()
+    assert [task.answer for task in made.tasks("train")] == [str(n + 7) for n in range(50)]
+    assert "30 of 80 rows have an answer that the score cannot read" in " ".join(capsys.readouterr().out.split())
+    with pytest.raises(DataError, match="30 of 30 rows"):
+        await dataset(tasks=lines(file, *odd), held_out=0.0, leave_out_unreadable=True).open()
 
 
 @pytest.mark.parametrize(
