@@ -399,8 +399,8 @@ def _cut(line: str, columns: int) -> str:
 
 
 def quoted(path: object) -> str:
-    """As it is typed in a shell."""
-    return shlex.quote(str(path))
+    """As it is typed in a shell; one that begins with a dash, so that no command takes it for an option."""
+    return shlex.quote(f"./{path}" if str(path).startswith("-") else str(path))
 
 
 class StepProgress:

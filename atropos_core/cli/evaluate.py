@@ -242,6 +242,7 @@ def _elsewhere(
 
 def _refuse_unfit(plan: Plan, elsewhere: ChatModel) -> None:
     """Raises ConfigError for what a chat URL cannot do."""
+    from atropos_core import console
     from atropos_core.errors import ConfigError
 
     if plan.config.evaluation.sampling(plan.config.sampling.record()).top_k:
@@ -250,8 +251,8 @@ def _refuse_unfit(plan: Plan, elsewhere: ChatModel) -> None:
         if "baseline" in type(one.options).model_fields:
             raise ConfigError(
                 f"environment {name!r} speaks to another model by an option of its own, not by --model-url.",
-                remedy=f"--set environment.{name}.baseline.url={elsewhere.url} --set environment.{name}.baseline.model="
-                f"{elsewhere.name}, and its baseline.key_variable for a key",
+                remedy=f"--set {console.quoted(f'environment.{name}.baseline.url={elsewhere.url}')} --set "
+                f"{console.quoted(f'environment.{name}.baseline.model={elsewhere.name}')}, and its baseline.key_variable for a key",
             )
 
 
@@ -287,11 +288,13 @@ def _no_checkpoint(run: Path) -> RunDirectoryError:
     if saved is not None and (saved.parents[1] / "config.toml").is_file():
         step = saved.name.removeprefix("step-").lstrip("0")
         return RunDirectoryError(
-            f"{run} is a checkpoint, and not a run directory.", remedy=f"atropos eval {saved.parents[1]} --step {step}"
+            f"{run} is a checkpoint, and not a run directory.",
+            remedy=f"atropos eval {console.quoted(saved.parents[1])} --step {step}",
         )
     if (run / "config.json").is_file() or (run / "adapter_config.json").is_file():
         return RunDirectoryError(
-            f"{run} is a model, and not a run directory.", remedy=f"atropos eval --env NAME --model {run}"
+            f"{run} is a model, and not a run directory.",
+            remedy=f"atropos eval --env NAME --model {console.quoted(run)}",
         )
     return RunDirectoryError(
         f"{run} is not a run directory: it has no config.toml.", remedy="`ls -t runs` shows the newest."

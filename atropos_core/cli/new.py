@@ -134,11 +134,11 @@ def new(
     folder = write(kind, name, directory, tools=tools)
     console.say(f"made {folder}: the {kind} {name!r}, which {KINDS[kind].prefix}_{name} offers")
     console.say("next:")
-    console.say(f"  pip install -e {folder}")
+    console.say(f"  pip install -e {console.quoted(folder)}")
     console.say(f"  atropos check {name} --kind {kind}")
-    console.say(f"  python -m pytest {folder}")
+    console.say(f"  python -m pytest {console.quoted(folder)}")
     console.say(f"  {_example(kind, tools).run.format(name=name)}")
-    console.say(f'pytest comes with: pip install "{folder}[test]"')
+    console.say(f"pytest comes with: pip install {console.quoted(f'{folder}[test]')}")
     if tools:
         console.say(
             "`tiny-tools` knows the scaffold's calculator and no other tool: for tools of your own, name a model that was trained to call "

@@ -7,6 +7,7 @@ import secrets
 import stat
 from pathlib import Path
 
+from atropos_core.console import quoted
 from atropos_core.errors import ConfigError
 
 LEAST_CHARACTERS = 16
@@ -20,17 +21,17 @@ def read_server_token(path: Path) -> bytes:
     except OSError as error:
         raise ConfigError(
             f"the token file {path} cannot be read: {error.strerror}.",
-            remedy=f"Make one: (umask 077; python3 -c 'import secrets; print(secrets.token_urlsafe(32))' > {path})",
+            remedy=f"Make one: (umask 077; python3 -c 'import secrets; print(secrets.token_urlsafe(32))' > {quoted(path)})",
         ) from error
     if stat.S_IMODE(mode) & 0o077:
         raise ConfigError(
             f"others on this machine can read the token file {path} (mode {stat.S_IMODE(mode):o}).",
-            remedy=f"chmod 600 {path}",
+            remedy=f"chmod 600 {quoted(path)}",
         )
     if len(token) < LEAST_CHARACTERS or not token.isascii() or not token.decode("ascii").isprintable() or b" " in token:
         raise ConfigError(
             f"the token file {path} must hold one word of {LEAST_CHARACTERS} or more ASCII characters.",
-            remedy=f"python3 -c 'import secrets; print(secrets.token_urlsafe(32))' > {path}",
+            remedy=f"python3 -c 'import secrets; print(secrets.token_urlsafe(32))' > {quoted(path)}",
         )
     return token
 

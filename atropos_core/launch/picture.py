@@ -41,7 +41,7 @@ def where(directory: Path) -> str:
     """Where a run's picture is, or how to get one."""
     if (directory / NAME).is_file():
         return str(directory / NAME)
-    return f"`atropos plot {directory}` draws one" + ("" if is_possible() else f", after {INSTALL}")
+    return f"`atropos plot {console.quoted(directory)}` draws one" + ("" if is_possible() else f", after {INSTALL}")
 
 
 def show(path: Path) -> None:

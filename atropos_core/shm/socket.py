@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from atropos_core import errors
+from atropos_core.console import quoted
 from atropos_core.errors import AccessRefused, AtroposError, DataError, DeadlineExceeded, ProcessDied
 
 HELLO = b"H"  # producer: JSON, with the descriptor of the slots
@@ -145,7 +146,8 @@ def listen(path: Path, backlog: int) -> socket.socket:
     found = path.parent.stat()
     if found.st_uid != os.geteuid() or found.st_mode & 0o077:
         raise AccessRefused(
-            f"{path.parent} is open to other users: a socket there could be replaced", remedy=f"chmod 700 {path.parent}"
+            f"{path.parent} is open to other users: a socket there could be replaced",
+            remedy=f"chmod 700 {quoted(path.parent)}",
         )
     if path.exists():
         if _is_listened_at(path):

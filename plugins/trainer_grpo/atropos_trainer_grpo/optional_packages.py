@@ -14,5 +14,5 @@ def require(module: str, what: str) -> None:
     if importlib.util.find_spec(module) is None:
         raise FitError(
             f"{what} needs the module {module!r}, and {module!r} is not installed.",
-            remedy=f"pip install atropos-plugin-trainer-grpo[{EXTRAS[module]}]",
+            remedy=f"pip install 'atropos-plugin-trainer-grpo[{EXTRAS[module]}]'",
         )

@@ -176,8 +176,8 @@ def typed_command(
     ]
     words += [] if environments else ["--env NAME"]
     by_setting = any(change.startswith("bridge.use") for change in changes or ())
-    words += [] if by_setting else [f"--bridge {chosen.bridge}"]
-    words += [f"--engine {engine}"] if engine else []
+    words += [] if by_setting else [f"--bridge {shlex.quote(chosen.bridge)}"]
+    words += [f"--engine {shlex.quote(engine)}"] if engine else []
     settings = [f"sampling.max_tokens={wanted - PROMPT_TOKENS}", f"trainer.tokens_per_microbatch={chosen.microbatch}"]
     options = fitting.trainer_options(chosen.way)
     settings += [f"trainer.{name}={str(value).lower()}" for name, value in options.items() if name != "lora"]

@@ -63,7 +63,9 @@ def quantize(
     with console.waiting(f"{model} to be rounded"):
         layers, weights = write(resolved.directory, directory, format, dtype)
     console.say(f"{layers:,} linear layers with {weights:,} weights are rounded to {format} in {directory}")
-    console.say(f"  atropos run --model {directory} --bridge lora --set trainer.lora.quantization={format}")
+    console.say(
+        f"  atropos run --model {console.quoted(directory)} --bridge lora --set trainer.lora.quantization={format}"
+    )
 
 
 def write(model: Path, directory: Path, kind: str = "nf4", dtype: str | None = None) -> tuple[int, int]:

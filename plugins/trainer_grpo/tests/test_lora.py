@@ -297,7 +297,7 @@ def test_without_peft_a_trainer_of_adapters_says_what_to_install(monkeypatch):
     build(GrpoOptions(), RunContext(here, here, transport="checkpoint"))
     with pytest.raises(FitError, match="'peft' is not installed") as refused:
         build(GrpoOptions(), RunContext(here, here, transport="adapter"))
-    assert refused.value.remedy == "pip install atropos-plugin-trainer-grpo[lora]"
+    assert refused.value.remedy == "pip install 'atropos-plugin-trainer-grpo[lora]'"
 
 
 async def test_an_adapter_is_taken_up_only_by_one_of_the_same_parts_and_scale(open_trainer, tmp_path):

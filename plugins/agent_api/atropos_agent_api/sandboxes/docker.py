@@ -24,6 +24,7 @@ from atropos_agent_api.sandboxes.bubblewrap import (
 )
 from atropos_agent_api.sandboxes.keeper import most_tasks
 from atropos_agent_api.sandboxes.kept import ROLE, KeptSandbox, address, basic_environment, check_program
+from atropos_core import console
 from atropos_core.errors import FitError, SandboxError
 from atropos_core.sandboxes import Inside, Network, Program, RunningProgram
 from atropos_core.storage.tempdirs import was_left
@@ -59,7 +60,8 @@ class DockerSandbox(KeptSandbox):
         code, said = await self._said("image", "inspect", "--format", "{{.Id}}", self._image)
         if code:
             raise FitError(
-                f"there is no image {self._image!r} here: {said}", remedy=f"Pull or build it: docker pull {self._image}"
+                f"there is no image {self._image!r} here: {said}",
+                remedy=f"Pull or build it: docker pull {console.quoted(self._image)}",
             )
         await self._remove_left()
         await self._probe()

@@ -63,12 +63,13 @@ class ExternalSandbox(Sandbox):
             else url
         )
         more = ", and by this machine's name from elsewhere," if from_elsewhere else ""
+        token = console.quoted(self.token_file)
         console.say(f"episodes are offered at {url}{more} to programs that have the token")
         console.facts(
             [
                 ("token", str(self.token_file)),
-                ("curl", f'curl -X POST -H "Authorization: Bearer $(cat {self.token_file})" {url}/episodes/next'),
-                ("a loop", f"python {TAKER} {url} {self.token_file} your-agent"),
+                ("curl", f'curl -X POST -H "Authorization: Bearer $(cat {token})" {url}/episodes/next'),
+                ("a loop", f"python {console.quoted(TAKER)} {url} {token} your-agent"),
             ]
         )
 

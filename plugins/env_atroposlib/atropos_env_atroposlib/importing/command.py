@@ -68,9 +68,9 @@ def import_(
     for line in _left(made):
         console.warn(f"not carried over: {line}")
     console.say("next: give `rows` its tasks and `score` its marks (the old bodies stand there as comments), and then")
-    console.say(f"  pip install -e {folder}")
+    console.say(f"  pip install -e {console.quoted(folder)}")
     console.say(f"  atropos check {name} --kind environment")
-    console.say(f"  python -m pytest {folder}")
+    console.say(f"  python -m pytest {console.quoted(folder)}")
 
 
 def _name(cls: str) -> str:
