@@ -175,6 +175,8 @@ def make_plan(
     if training:
         _refuse_idle_launcher([*engines, single["trainer"]], single["launcher"])
         _refuse_machines_that_are_not_there(single["trainer"], single["launcher"])
+        if config.training.group_size == 1:
+            _refuse_groups_of_one(named["transform"], config.api is not None)
     transports = _fit(engines, single, plugins) if training else ()
     config = config.model_copy(
         update={kind: _on_devices_of(getattr(config, kind), one) for kind, one in _engine_and_trainer(engines, single)}
@@ -206,6 +208,39 @@ def _is_installed(name: str, component: Component, plugins: Plugins) -> bool:
         console.warn(f"environment {name!r} is not installed here: workers run it, and it is not evaluated.")
         return False
     return True
+
+
+def _refuse_groups_of_one(transforms: Mapping[str, ResolvedComponent], by_workers: bool) -> None:
+    """Raises ConfigError if no group of one can be trained; warns if its advantage is 0, or if workers may send larger ones."""
+    announced = {name: one.offer.provider.announces(one.options) for name, one in transforms.items()}
+    baselines = {name: says["advantages"]["baseline"] for name, says in announced.items() if "advantages" in says}
+    compares = next((name for name, baseline in baselines.items() if baseline in ("group", "others")), None)
+    drops = next((name for name, says in announced.items() if says.get("flat_groups") == "left out"), None)
+    if compares is None and drops is None:
+        return
+    fact = "training.group_size is 1: " + " and ".join(
+        [
+            *(
+                [f"transform.{compares} compares a reward with the group's, so that each advantage is 0"]
+                if compares
+                else []
+            ),
+            *(
+                [f"transform.{drops} leaves out groups whose rewards are all equal, and a group of one is such"]
+                if drops
+                else []
+            ),
+        ]
+    )
+    changes = [
+        *([f"transform.{compares}.baseline=none"] if compares else []),
+        *([f"transform.{drops}.use=none"] if drops else []),
+    ]
+    remedy = f"Set training.group_size to 2 or more; or, to train by rewards alone: {' '.join(f'--set {one}' for one in changes)}"
+    if drops is None or by_workers:
+        console.warn(f"{fact}. {remedy}")
+    else:
+        raise ConfigError(f"{fact}.", remedy=remedy)
 
 
 def _refuse_idle_launcher(components: Sequence[ResolvedComponent], launcher: ResolvedComponent) -> None:

@@ -139,11 +139,9 @@ def test_a_folder_with_anything_of_its_owner_is_no_place_for_a_run(atropos, seve
     assert [(tmp_path / "run" / name).read_text() for name in files] == ["mine"] * len(files)
 
 
-def test_a_run_that_trained_nothing_says_so_at_its_end(atropos, sevens):
-    ended = atropos(*TOY, "--env", sevens, "--set", "training.group_size=1")
-    assert ended.code == 0
-    assert "nothing was trained in 2 steps" in ended.err
-    assert "A group of one (training.group_size) has nothing to be compared with." in ended.err
+def test_groups_of_one_whose_advantages_are_all_0_are_warned_of(atropos, sevens):
+    ended = atropos(*TOY, "--env", sevens, "--set", "training.group_size=1", "--set", "transform.drop_flat.use=none")
+    assert ended.code == 0 and "transform.group_advantage compares a reward with the group's" in ended.err
 
 
 def test_a_score_that_is_no_coroutine_is_named(atropos, tmp_path):
@@ -200,10 +198,13 @@ def test_an_empty_data_set_is_named(atropos, tmp_path):
     assert "environment 'empty' has no training tasks" in ended.err
 
 
-def test_a_group_of_one_has_no_advantage_and_the_run_says_so(atropos, sevens):
-    ended = atropos(*TOY, "--env", sevens, "--set", "training.group_size=1", "--steps", "30")
-    assert ended.code == 1
-    assert "no group of the last 10 steps was left to train on" in ended.err
+def test_groups_of_one_are_refused_before_anything_starts_and_the_remedy_trains(atropos, sevens):
+    ended = atropos(*TOY, "--env", sevens, "--set", "training.group_size=1")
+    assert ended.code == 2 and "ConfigError training.group_size is 1: transform.group_advantage compares" in ended.err
+    remedy = "--set transform.group_advantage.baseline=none --set transform.drop_flat.use=none"
+    assert remedy in ended.err and "waiting" not in ended.out + ended.err
+    ended = atropos(*TOY, "--env", sevens, "--set", "training.group_size=1", *remedy.split())
+    assert ended.code == 0 and "nothing was trained" not in ended.err and "group_size" not in ended.err, ended.err
 
 
 def test_equal_rewards_everywhere_end_the_run_with_a_reason(atropos, tmp_path):
