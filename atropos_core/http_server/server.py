@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import socket
 import ssl
@@ -178,6 +179,11 @@ def _bind(host: str, port: int) -> socket.socket:
 
 
 def _nothing_can_listen(host: str, port: int, error: OSError) -> ConfigError:
+    if error.errno == errno.EADDRINUSE:
+        return ConfigError(
+            f"nothing can listen at {host}:{port}: another process has that port, such as a server of another run.",
+            remedy=f"End it (`ss -ltnp sport = :{port}` shows which it is), or set another port; 0 takes any free one.",
+        )
     return ConfigError(
         f"nothing can listen at {host}:{port}: {error.strerror or error}.", remedy="Choose another port, or 0."
     )
