@@ -49,14 +49,16 @@ def warn(text: str) -> None:
 
 
 def fail(error: AtroposError) -> None:
-    """An error that we raised on purpose: its message, and what to do."""
+    """An error that we raised on purpose: its message, what to do, and its notes."""
     lines = Exception.__str__(error).splitlines() or [type(error).__name__]
     console = _err()
     _put(console, f"[bold red]{type(error).__name__}[/] {_safe(lines[0])}")
-    for line in [*lines[1:], *getattr(error, "__notes__", ())]:
+    for line in lines[1:]:
         _put(console, line, markup=False)
     if error.remedy:
         _put(console, f"[bold]What to do:[/] {_safe(error.remedy)}")
+    for note in getattr(error, "__notes__", ()):  # last: a traceback may have many lines
+        _put(console, note, markup=False)
 
 
 def broken(text: str) -> None:

@@ -19,6 +19,7 @@ from atropos_core.errors import DataError, RunDirectoryError
 from atropos_core.interfaces import Environment
 from atropos_core.rollouts.engine_policy import ScheduleKey
 from atropos_core.rollouts.evaluation_statistics import pass_at_k, wilson
+from atropos_core.rollouts.producer import CHECK_IT, with_trace
 from atropos_core.rollouts.runner import RolloutRunner, task_count
 from atropos_core.rollouts.task_digests import digest_of
 from atropos_core.seeds import derive
@@ -120,9 +121,13 @@ async def _run(
         groups += await asyncio.gather(*(one(draw, key) for draw, key in zip(part, keys, strict=True)))
         if begin == 0 and not any(group.episodes for group in groups):
             cause = groups[0].failed[0]
-            raise DataError(
-                f"the first {len(groups) * section.samples} evaluation rollouts all failed; the first in {cause.where}: "
-                f"{cause.cause}\n{cause.trace}".rstrip()
+            raise with_trace(
+                DataError(
+                    f"the first {len(groups) * section.samples} evaluation rollouts all failed; the first in {cause.where}: "
+                    f"{cause.cause}",
+                    remedy=CHECK_IT,
+                ),
+                cause,
             )
     return groups
 

@@ -4,23 +4,37 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from atropos_core.errors import NoProgress, PluginError
 from atropos_core.guards.opens import in_one_line
 from atropos_core.hub.hub import Hub, Label
 from atropos_core.interfaces import Curriculum
 from atropos_core.rollouts.runner import RolloutRunner, sound
-from atropos_core.types import Draw, Sampling, ScoredGroup
+from atropos_core.types import Draw, Failed, Sampling, ScoredGroup
 
+ErrorT = TypeVar("ErrorT", bound=Exception)
+CHECK_IT = (
+    "Fix what is named here, or what it needs; `atropos check NAME` tries an environment or a reward without a run."
+)
 PATIENCE = 4  # times the number of groups at once that may fail in a row, before the run gives up
 
 
 def no_progress(failed: int, last: ScoredGroup) -> NoProgress:
     cause = last.failed[0]
-    return NoProgress(
-        f"the last {failed} groups all failed; the last of them in {cause.where}: {cause.cause}\n"
-        + cause.trace.rstrip()
+    return with_trace(
+        NoProgress(
+            f"the last {failed} groups all failed; the last of them in {cause.where}: {cause.cause}", remedy=CHECK_IT
+        ),
+        cause,
     )
+
+
+def with_trace(error: ErrorT, cause: Failed) -> ErrorT:
+    """The same error: the traceback of that rollout is printed below its remedy."""
+    if cause.trace:
+        error.add_note(cause.trace.rstrip())
+    return error
 
 
 def refuse_no_draws(draws: Sequence[Draw], wanted: int) -> None:

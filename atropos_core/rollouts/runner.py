@@ -224,8 +224,9 @@ class RolloutRunner:
         except (*FATAL, ConfigError, DeadlineExceeded):
             raise
         except (Exception, EventLoopBlocked) as error:
+            place = "" if isinstance(error, AtroposError) else file_and_line(error.__traceback__)
             raise DataError(
-                f"reward {of.name!r} raised {type(error).__name__} for task {task.id!r}: {error}"
+                f"reward {of.name!r} raised {type(error).__name__} for task {task.id!r}: {error}{place}"
             ) from error
         if given.dtype.kind not in "biuf":  # numpy would read numbers out of text
             raise DataError(f"reward {of.name!r} gave {given.tolist()!r:.200} for task {task.id!r}: not all numbers")

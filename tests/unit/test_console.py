@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from atropos_core import console
+from atropos_core import console, errors
 
 
 @pytest.mark.parametrize("cell", ["[bold]reward[/]", "adapter :bug: lora", "\\[trainer]"])
@@ -36,7 +36,7 @@ def test_nothing_that_python_prints_is_glued_to_the_line_that_changes() -> None:
     code = """
 import logging, sys, warnings
 handler = logging.StreamHandler()  # made before there is such a line, with the stream as it was
-from atropos_core import console
+from atropos_core import console, errors
 metrics = {"reward/mean": 0.5, "tokens/s": 10.0, "time/step_s": 1.0}
 progress = console.StepProgress(9)
 progress.show(1, metrics)
@@ -65,7 +65,7 @@ sys.excepthook(ValueError, ValueError("a traceback"), None)
 
 WAITS = """
 import time
-from atropos_core import console
+from atropos_core import console, errors
 console.WAIT_S = 0.0
 def until(there):
     end = time.monotonic() + 30
@@ -181,7 +181,7 @@ def on_a_terminal(columns: int) -> list[str]:
 
 def test_a_warning_beside_the_line_that_changes_begins_on_a_line_of_its_own() -> None:
     code = """
-from atropos_core import console
+from atropos_core import console, errors
 metrics = {"reward/mean": 0.5, "tokens/s": 10.0, "time/step_s": 1.0}
 progress = console.StepProgress(9)
 progress.show(1, metrics)
@@ -241,3 +241,12 @@ def test_characters_that_cannot_be_written_are_escaped_and_end_nothing(encoding:
     assert ran.returncode == 0, ran.stderr.decode()
     said = (ran.stdout + ran.stderr).decode(encoding)
     assert "half \\ud800" in said and "later" in said
+
+
+def test_a_traceback_stands_below_what_to_do(capsys: pytest.CaptureFixture[str]):
+    error = errors.NoProgress("all failed: KeyError: 'x'", remedy="Fix it.")
+    error.add_note("Traceback (most recent call last):\n  ...")
+    console.fail(error)
+    assert capsys.readouterr().err.splitlines() == [
+        "NoProgress all failed: KeyError: 'x'", "What to do: Fix it.", "Traceback (most recent call last):", "  ..."
+    ]  # fmt: skip

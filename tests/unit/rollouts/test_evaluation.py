@@ -144,7 +144,7 @@ async def test_an_evaluation_that_failed_everywhere_is_an_error_with_the_first_c
         DataError, match="the first 2 evaluation rollouts all failed; the first in rollout: KeyError: 'lost 0'"
     ) as caught:
         await run(2, only=Marked(fails=(0, 1)))
-    assert "test_evaluation.py" in str(caught.value)
+    assert "test_evaluation.py" in caught.value.__notes__[0]
 
 
 async def test_each_problem_is_run_with_seeds_of_its_own_and_the_evaluations_own_sampling():

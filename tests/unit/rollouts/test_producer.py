@@ -151,7 +151,9 @@ async def test_failures_without_end_break_the_producer_with_the_cause_and_its_tr
     text = str(caught.value)
     assert f"the last {2 * PATIENCE} groups all failed" in text
     assert "in rollout: KeyError: 'no such column'" in text
-    assert "test_producer.py" in text, "the user's own line"
+    assert text.splitlines()[1] == f"  {caught.value.remedy}" and "Traceback" not in text
+    [trace] = caught.value.__notes__
+    assert "test_producer.py" in trace, "the user's own line"
     await scene.producer.stop()
 
 
