@@ -32,14 +32,28 @@ class Overview(TyperGroup):
             return super().invoke(ctx)
         except UsageError as error:
             unknown: Any = error  # perhaps a NoSuchOption
-            if hasattr(error, "possibilities") and hasattr(error, "option_name") and (key := _key_of(error)):
-                unknown.message += f". Keys of a run file are set with --set: --set {key}=VALUE"
-                unknown.possibilities = None
+            if hasattr(error, "possibilities") and hasattr(error, "option_name"):
+                if flag := _flag_for(error):
+                    unknown.message += f". Write {flag}"
+                    unknown.possibilities = None
+                elif key := _key_of(error):
+                    unknown.message += f". Keys of a run file are set with --set: --set {key}=VALUE"
+                    unknown.possibilities = None
             raise
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
         show(self.help, [(name, one.help) for name, one in commands if one and not one.hidden])
+
+
+def _flag_for(error: Any) -> str | None:
+    """What is written here for another library's flag, if the command takes that."""
+    from atropos_core.config.error_text import FLAGS
+
+    written = FLAGS.get(error.option_name.lstrip("-").replace("-", "_"), "")
+    return (
+        written if any(option in written.split() for one in error.ctx.command.params for option in one.opts) else None
+    )
 
 
 def _key_of(error: Any) -> str | None:

@@ -10,31 +10,64 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 
 ALIASES = {  # what other libraries call it: the whole path here
+    "adam_beta1": "trainer.betas",
+    "adam_beta2": "trainer.betas",
+    "adam_epsilon": "trainer.eps",
     "beta": "trainer.kl.coefficient",
+    "bf16": "trainer.dtype",
+    "entropy_coeff": "trainer.entropy_coefficient",
     "epsilon": "trainer.clip_low",
     "epsilon_high": "trainer.clip_high",
+    "eval_steps": "evaluation.every",
+    "grad_clip": "trainer.max_grad_norm",
     "gradient_accumulation_steps": "training.groups_per_step",
+    "gradient_checkpointing": "trainer.gradient_checkpointing",
     "kl_coef": "trainer.kl.coefficient",
     "kl_loss_coef": "trainer.kl.coefficient",
     "learning_rate": "trainer.learning_rate",
+    "lora_alpha": "trainer.lora.alpha",
+    "lora_r": "trainer.lora.rank",
+    "lora_rank": "trainer.lora.rank",
     "loss_type": "trainer.loss",
     "lr": "trainer.learning_rate",
+    "lr_scheduler_type": "trainer.schedule",
     "max_completion_length": "sampling.max_tokens",
+    "max_grad_norm": "trainer.max_grad_norm",
     "max_new_tokens": "sampling.max_tokens",
     "max_response_length": "sampling.max_tokens",
     "max_steps": "training.steps",
     "max_tokens": "sampling.max_tokens",
     "num_generations": "training.group_size",
     "num_iterations": "trainer.epochs",
+    "num_train_epochs": "training.steps",
+    "optim": "trainer.optimizer",
     "per_device_train_batch_size": "trainer.tokens_per_microbatch",
     "ppo_epochs": "trainer.epochs",
+    "ppo_mini_batch_size": "trainer.minibatches",
+    "rollout_n": "training.group_size",
+    "save_freq": "checkpoint.every",
     "save_steps": "checkpoint.every",
+    "save_total_limit": "checkpoint.keep",
     "steps": "training.steps",
+    "target_modules": "trainer.lora.targets",
     "temperature": "sampling.temperature",
+    "test_freq": "evaluation.every",
     "top_k": "sampling.top_k",
     "top_p": "sampling.top_p",
+    "total_epochs": "training.steps",
     "total_training_steps": "training.steps",
     "train_batch_size": "training.groups_per_step",
+    "warmup_ratio": "trainer.warmup_steps",
+    "warmup_steps": "trainer.warmup_steps",
+    "weight_decay": "trainer.weight_decay",
+}
+FLAGS = {  # what other libraries call it: what is written here, which is no key with a value
+    "dataset_name": "--env dataset:FILE",
+    "logger": "--set sink.NAME.use=NAME, with wandb, mlflow, tensorboard or trackio",
+    "model_name_or_path": "--model",
+    "output_dir": "--dir",
+    "report_to": "--set sink.NAME.use=NAME, with wandb, mlflow, tensorboard or trackio",
+    "run_name": "--dir",
 }
 NAMED = ("environment", "reward", "transform", "teacher", "sink")  # sections whose keys are names
 NO_LIST = ("tuple_type", "list_type")
@@ -72,6 +105,8 @@ def _hint(key: str, path: str, model: type[BaseModel], at: Sequence[Any]) -> str
     if (known := ALIASES.get(key)) is not None and known != path and section not in NAMED:
         last = known.rpartition(".")[2]
         return f" It is called {path.removesuffix(key) + last if last in names else known!r} here."
+    if key in FLAGS:
+        return f" Write {FLAGS[key]}."
     near = difflib.get_close_matches(key, names, n=1)
     return f" Did you mean {near[0]!r}?" if near else f" There is: {', '.join(names)}." if names else ""
 

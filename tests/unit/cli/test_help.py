@@ -31,7 +31,7 @@ def test_every_default_that_a_help_text_names_is_shown(command: click.Command) -
 @pytest.mark.parametrize(
     ("flag", "key"),
     [("--learning-rate", "trainer.learning_rate"), ("--lr", "trainer.learning_rate"), ("--group-size", "training.group_size"),
-     ("--max_tokens", "sampling.max_tokens")],
+     ("--max_tokens", "sampling.max_tokens"), ("--warmup-ratio", "trainer.warmup_steps"), ("--bf16", "trainer.dtype")],
 )  # fmt: skip
 def test_a_flag_that_is_a_key_of_the_run_file_is_named_with_how_it_is_set(
     flag: str, key: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -42,6 +42,21 @@ def test_a_flag_that_is_a_key_of_the_run_file_is_named_with_how_it_is_set(
         assert f"No such option: {flag}. Keys of a run file are set with --set: --set {key}=VALUE" in _words(capsys)
     assert run_app(["plugins", flag]) == 2
     assert "with --set" not in _words(capsys)
+
+
+@pytest.mark.parametrize(
+    ("flag", "written"),
+    [("--report-to", "--set sink.NAME.use=NAME"), ("--report_to", "--set sink.NAME.use=NAME"), ("--output-dir", "--dir"),
+     ("--model_name_or_path", "--model"), ("--dataset-name", "--env dataset:FILE")],
+)  # fmt: skip
+def test_a_flag_of_another_library_that_is_no_key_is_named_with_what_is_written_here(
+    flag: str, written: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    assert run_app(["run", flag, "x"]) == 2
+    assert f"No such option: {flag}. Write {written}" in _words(capsys)
+    assert run_app(["plugins", flag, "x"]) == 2
+    assert "Write" not in _words(capsys)
 
 
 def test_any_other_flag_is_refused_as_ever(capsys: pytest.CaptureFixture[str]) -> None:
