@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import time
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from atropos_core.builtin.numbers import answer_value, is_same, last_number, last_value, only_value, plain, written_out
 from tests.tricky_answers import NOT_ONE_NUMBER, NUMBERS
@@ -85,3 +88,30 @@ def test_reading_takes_a_time_that_is_linear_in_the_length(part):
     last_value(text)
     only_value(text)
     assert time.process_time() - began < 5, "up to 0.3 s; a quadratic reader takes minutes"
+
+
+FORMS = ("{}", "{} cm", "\\boxed{{{}}}", "#### {}", "**{}**", "x = {}", "It is {}.", "${}$")
+SCRIPTS = ("0123456789", "٠١٢٣٤٥٦٧٨٩", "０１２３４５６７８９", "𝟎𝟏𝟐𝟑𝟒𝟓𝟔𝟕𝟖𝟗")
+
+
+@given(
+    st.integers(0, 10**12), st.integers(1, 999), st.sampled_from(["", "-", "−", "–", "＋"]), st.sampled_from(FORMS),
+    st.sampled_from(SCRIPTS), st.integers(0, 6), st.integers(-6, 6),
+)  # fmt: skip
+def test_a_number_has_one_value_in_every_writing(whole, under, sign, form, script, places, exponent):
+    negative = sign in ("-", "−", "–")
+    writings = {
+        f"{whole}": Fraction(whole),
+        f"{whole:,}": Fraction(whole),
+        f"{whole:_}": Fraction(whole),
+        f"{whole}.{whole % 10**places:0{places or 1}d}": whole + Fraction(whole % 10**places, 10 ** (places or 1)),
+        f"{whole}e{exponent}": whole * Fraction(10) ** exponent,
+        f"{whole} \\times 10^{{{exponent}}}": whole * Fraction(10) ** exponent,
+        f"{whole}/{under}": Fraction(whole, under),
+        f"\\frac{{{whole}}}{{{under}}}": Fraction(whole, under),
+        f"\\dfrac{{{whole}}}{{-{under}}}": -Fraction(whole, under),
+    }
+    for written, value in writings.items():
+        text = form.format(sign + written.translate(str.maketrans(SCRIPTS[0], script)))
+        wanted = -value if negative else value
+        assert (last_value(text), answer_value(text)) == (wanted, wanted), text
