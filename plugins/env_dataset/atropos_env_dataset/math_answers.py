@@ -149,7 +149,7 @@ def _found(reply: str, is_number: bool) -> list[Any]:
 
 
 def _inner(text: str) -> str | None:
-    """What is in the only box of a text, or in the marks that are around all of it."""
+    """The content of the only box of a text, or of the marks that are around all of it."""
     if text.count("\\boxed{") == 1:
         return stated_answer(text.replace("####", ""))
     found = _ALL_MARKED.fullmatch(text.strip())
