@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 NAME = "plot.png"
 AUTO_AFTER_S = 30.0  # a picture takes about a second, which a short run shall not be longer by
 WIDTH, HEIGHT, DPI = 8.0, 5.0, 100  # inches: 800 x 500 pixels
+LONGEST = 100  # characters of a name: a damaged file may hold one of any length
 NAMED = 4  # findings whose names are written; all are marked
 INSTALL = "pip install 'atropos-core[plot]'"
 REWARD, HELD_OUT, SUSPECT, ILL = "#2f5fd0", "#0b7a4b", "#c77700", "#c02626"
@@ -151,7 +152,7 @@ def _draw_health(axes: Sequence[Axes], changes: Sequence[HealthChange]) -> None:
             one.axvline(change.step, color=color, linewidth=1.0, linestyle="-" if change.state == "ill" else ":")
         if number < NAMED:
             axes[0].annotate(
-                f" {change.check}: {change.state}", (change.step, 1 - 0.08 * number),
+                f" {change.check:.{LONGEST}}: {change.state}", (change.step, 1 - 0.08 * number),
                 xycoords=("data", "axes fraction"), fontsize=8, color=color, va="top", annotation_clip=False,
             )  # fmt: skip
     if len(found) > NAMED:
@@ -164,4 +165,4 @@ def _draw_health(axes: Sequence[Axes], changes: Sequence[HealthChange]) -> None:
 def _title(directory: Path, config: Mapping[str, Any]) -> str:
     """Names may be anything: no dollar sign begins a formula."""
     text = f"{directory.resolve().name}   {', '.join(config.get('environment', {}))} · {Path(str(config.get('model', ''))).name}"
-    return text.replace("$", r"\$")
+    return text[:LONGEST].replace("$", r"\$")

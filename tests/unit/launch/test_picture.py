@@ -172,3 +172,11 @@ def read(terminal: int) -> bytes:
         return os.read(terminal, 1 << 16)
     except OSError:  # of a terminal whose other end is closed
         return b""
+
+
+def test_a_damaged_file_with_a_name_of_any_length_is_drawn(tmp_path: Path) -> None:
+    ill = {"step": 3, "check": "x" * 100_000, "state": "ill", "since": 2, "says": "", "do": ""}
+    run = run_of(tmp_path / "run", health=[ill])
+    (run / "config.toml").write_text(f'model = "{"y" * 100_000}"\n')
+    texts = [one.get_text() for axes in figure_of(run).axes for one in (axes.title, axes._left_title, *axes.texts)]
+    assert max(map(len, texts)) < 200
