@@ -129,9 +129,12 @@ def _rollouts(
             if not episode.failed:
                 groups[episode.draw].append(episode.sampled_tokens)
                 turns.append(sum(message.get("role") == "assistant" for message in episode.messages))
-        lengths[step] = groups
+        if groups:
+            lengths[step] = groups
     if not turns:
-        notes["rollout.tokens"] = "the run recorded no rollouts (sink.jsonl.rollouts_every)"
+        notes["rollout.tokens"] = (
+            f"{records.directory / 'rollouts'} has none of these steps (sink.jsonl.rollouts_every)"
+        )
         return
     every = [one for groups in lengths.values() for group in groups.values() for one in group]
     known["rollout.tokens"] = tuple(every), f"rollouts/, {len(every)} rollouts"

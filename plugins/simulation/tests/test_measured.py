@@ -128,3 +128,9 @@ def test_a_run_that_has_not_ended_is_refused(tmp_path):
     (run / "summary.json").unlink()
     with pytest.raises(RunDirectoryError, match="no finished run"):
         from_run(run)
+
+
+def test_a_step_whose_rollouts_were_lost_is_left_out(tmp_path):
+    run = write_run(tmp_path / "run")
+    sorted((run / "rollouts").glob("step-*.jsonl"))[-1].write_text("")
+    assert from_run(run).values["rollout.environment_s"] == pytest.approx(REST_S)
