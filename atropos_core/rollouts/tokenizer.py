@@ -27,9 +27,12 @@ from atropos_core.rollouts.replies import (
     message_of,
     opening_of,
 )
+from atropos_core.storage.reading import json_object, read_text
 from atropos_core.types import Message, Tokens
 
 if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
     from atropos_core.rollouts.chat_template import ChatTemplate
     from atropos_core.rollouts.control_tokens import ControlTokens
 
@@ -38,6 +41,7 @@ _PROMPTS_END = 32  # tokens of a prompt, among which reasoning may be opened
 _MOST_KEPT = 64  # sets of stop texts, whose ids are kept
 USED = ("default", "tool_use")  # of a model's chat templates: the second one for conversations with tools
 _NAMED = re.compile(r"(bos|eos|pad|unk|sep|cls|mask)_token")
+_AGAIN = "Download that file again from the source of the model."
 _REASONING = ("reasoning_content", "thinking", "reasoning")  # what templates call it; the first is ours
 
 
@@ -59,8 +63,6 @@ class ChatTokenizer:
     date, as 2026-01-31; "": the day on which this is made."""
 
     def __init__(self, directory: Path, today: str = "") -> None:
-        from tokenizers import Tokenizer
-
         self.directory = directory
         config = _read(directory / "tokenizer_config.json", required=False)
         path = directory / "tokenizer.json"
@@ -69,7 +71,7 @@ class ChatTokenizer:
                 f"the model directory {directory} has no tokenizer.json.",
                 remedy="Save a fast tokenizer there: AutoTokenizer.from_pretrained(model).save_pretrained(directory)",
             )
-        self._tokenizer = Tokenizer.from_file(str(path))
+        self._tokenizer = _opened(path)
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
         self._lock = threading.Lock()
@@ -272,7 +274,7 @@ def _templates(directory: Path, config: Mapping[str, Any]) -> dict[str, str]:
     if not isinstance(made, dict) or not all(isinstance(text, str) for pair in made.items() for text in pair):
         raise ConfigError(
             f"chat_template in {directory / 'tokenizer_config.json'} is neither a text nor texts by name.",
-            remedy="Download that file again from the source of the model.",
+            remedy=_AGAIN,
         )
     return made
 
@@ -287,14 +289,27 @@ def _special(config: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, s
 
 def _read(path: Path, *, required: bool = True) -> dict[str, Any]:
     try:
-        found: dict[str, Any] = json.loads(path.read_text())
+        return json_object(path)
     except FileNotFoundError:
         if required:
             raise ConfigError(f"there is no {path.name} in {path.parent}.") from None
         return {}
+    except OSError as error:
+        raise ConfigError(f"{path!s:.300} cannot be read: {error.strerror}.", remedy=_AGAIN) from error
     except ValueError as error:
-        raise ConfigError(f"{path} is not JSON: {error}") from error
-    return found
+        raise ConfigError(f"{path} cannot be read: {error}.", remedy=_AGAIN) from error
+
+
+def _opened(path: Path) -> Tokenizer:
+    """Raises ConfigError for a file that is not a tokenizer."""
+    from tokenizers import Tokenizer
+
+    try:
+        return Tokenizer.from_str(read_text(path))
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}.", remedy=_AGAIN) from error
+    except Exception as error:  # tokenizers raises no narrower one
+        raise ConfigError(f"{path} is not a tokenizer: {error!s:.300}.", remedy=_AGAIN) from error
 
 
 def _named(config: Mapping[str, Any]) -> list[str]:
@@ -307,4 +322,11 @@ def _named(config: Mapping[str, Any]) -> list[str]:
 
 
 def _text(token: Any) -> str:
-    return str(token["content"]) if isinstance(token, dict) else (token or "")
+    """Raises ConfigError for what is not a token."""
+    text = token.get("content") if isinstance(token, dict) else token or ""
+    if not isinstance(text, str):
+        raise ConfigError(
+            f"a special token of the model's tokenizer is {token!r:.100}, and not a text.",
+            remedy=f"{_AGAIN} It is in tokenizer_config.json or special_tokens_map.json.",
+        )
+    return text

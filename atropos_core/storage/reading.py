@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from atropos_core.errors import ConfigError
+
 TAIL_BYTES = 16_384  # of a log, in which its last line is looked for
 KINDS = {
     stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device",
@@ -56,6 +58,30 @@ def parse_json(text: str | bytes) -> Any:
         return json.loads(text)
     except RecursionError:
         raise ValueError("it is nested too deep") from None
+
+
+def json_object(path: Path) -> dict[str, Any]:
+    """The object that a file of JSON holds. Raises OSError as `open_file`, and ValueError for anything else than an object."""
+    found = parse_json(read_text(path))
+    if not isinstance(found, dict):
+        raise ValueError(f"it holds a {type(found).__name__} and not an object")
+    return found
+
+
+def base_of_adapter(directory: Path) -> Path:
+    """The base model that a directory of a peft adapter names. Raises ConfigError."""
+    path = directory / "adapter_config.json"
+    try:
+        base = json_object(path).get("base_model_name_or_path")
+        why = f"base_model_name_or_path is {base!r:.100}"
+    except (OSError, ValueError) as error:
+        base, why = None, str(error)
+    if not isinstance(base, str) or not base:
+        raise ConfigError(
+            f"{path} does not name the adapter's base model: {why}.",
+            remedy="Write the place of the base model into it, or name a whole model.",
+        )
+    return Path(base)
 
 
 def parse_toml(text: str) -> dict[str, Any]:

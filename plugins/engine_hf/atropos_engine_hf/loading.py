@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from atropos_core.errors import ConfigError, FitError
 from atropos_core.models.devices import refuse_missing
 from atropos_core.models.model_size import OWN_CODE_REMEDY, needs_own_code
 from atropos_core.models.stop_ids import stop_ids
+from atropos_core.storage.reading import base_of_adapter
 
 
 def load_model(directory: Path, dtype: str, device: str, quantization: str | None = None) -> Any:
@@ -51,7 +51,7 @@ def _base(directory: Path) -> Path:
     adapter = directory / "adapter_config.json"
     if (directory / "config.json").exists() or not adapter.exists():
         return directory
-    return Path(json.loads(adapter.read_text(encoding="utf-8"))["base_model_name_or_path"])
+    return base_of_adapter(directory)
 
 
 def refuse_unsupported(config: Any) -> None:

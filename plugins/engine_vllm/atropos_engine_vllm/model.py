@@ -10,6 +10,7 @@ from typing import Any
 
 from atropos_core.errors import ConfigError
 from atropos_core.models.stop_ids import stop_ids
+from atropos_core.storage.reading import base_of_adapter, json_object
 
 _FLOATS = {"F64", "F32", "F16", "BF16"}
 
@@ -29,12 +30,16 @@ def adapter_config(directory: Path) -> dict[str, Any] | None:
     path = directory / "adapter_config.json"
     if (directory / "config.json").is_file() or not path.is_file():
         return None
-    config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    base = Path(str(config.get("base_model_name_or_path")))
+    base = base_of_adapter(directory)
+    config = json_object(path)
     if not (base / "config.json").is_file():
         raise ConfigError(
             f"{directory} is an adapter of {base}, and there is no such model directory.",
             remedy="Put the base model there, or write its place into adapter_config.json.",
+        )
+    if not isinstance(config.get("r"), int):
+        raise ConfigError(
+            f"{path} does not give the adapter's rank: r is {config.get('r')!r:.100}.", remedy="Save the adapter again."
         )
     return config
 

@@ -7,7 +7,6 @@ what comes out cast to fp32.
 from __future__ import annotations
 
 import copy
-import json
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +19,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from atropos_core.errors import ConfigError, DataError
+from atropos_core.storage.reading import base_of_adapter
 
 if TYPE_CHECKING:
     from atropos_trainer_grpo.config import LoraOptions
@@ -87,7 +87,7 @@ def merge(adapter: Path, directory: Path) -> None:
     from atropos_trainer_grpo.saving import copy_tokenizer
 
     logging.disable_progress_bar()
-    base = json.loads((adapter / "adapter_config.json").read_text())["base_model_name_or_path"]
+    base = str(base_of_adapter(adapter))
     try:
         stored = AutoConfig.from_pretrained(base, trust_remote_code=False).dtype
         model: Any = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, trust_remote_code=False)
