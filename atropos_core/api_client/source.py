@@ -21,6 +21,7 @@ from atropos_core.rollouts.policy_versions import sampled_after, without_version
 from atropos_core.rollouts.producer import PATIENCE, no_progress, refuse_no_draws
 from atropos_core.rollouts.source import Lease, Source, say_other_tasks, size_warning
 from atropos_core.storage.atomic import write_whole
+from atropos_core.storage.checkpoint import taking_up
 from atropos_core.types import Draw, ScoredGroup
 
 LOOK_S = 1.0  # between two looks at who is there, while workers are awaited
@@ -96,14 +97,16 @@ class ApiSource(Source):
         """Open the session and wait for workers: of each environment that the run file names, or of any. Raises
         DeadlineExceeded where they do not come."""
         state = state or {}
-        self._tasks = {name: (size, digests) for name, (size, digests) in state.get("tasks", {}).items()}
-        self._resuming = bool(self._tasks)
-        self._version, self._ahead = state.get("version", 0), set(state.get("ahead", ()))
+        with taking_up("what the checkpoint says of the trajectory API"):
+            self._tasks = {name: (int(size), digests) for name, (size, digests) in state.get("tasks", {}).items()}
+            self._resuming = bool(self._tasks)
+            self._version, self._ahead = int(state.get("version", 0)), set(map(int, state.get("ahead", ())))
+            trained, hub_id = list(map(int, state.get("trained", ()))), str(state.get("hub_id", ""))
         self._session = await TrainerSession.open(
             self._api,
             replace(self._spec, version=self._version),
-            committed=state.get("trained", ()),
-            hub_id=state.get("hub_id", ""),
+            committed=trained,
+            hub_id=hub_id,
         )
         self.broken = self._session.lost
         self._suspects = set(self._session.draws_in_progress)

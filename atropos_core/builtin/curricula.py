@@ -55,9 +55,12 @@ class OrderedCurriculum(Curriculum):
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        self._next = state["next"]
-        self._drawn = {**self._drawn, **state["drawn"]}
-        self._again = [Draw(*fields) for fields in state["unsettled"]]
+        self._next = int(state["next"])
+        self._drawn = {**self._drawn, **{name: int(count) for name, count in state["drawn"].items()}}
+        self._again = [
+            Draw(int(number), str(name), "train", int(at), int(seed))
+            for number, name, _, at, seed in state["unsettled"]
+        ]
 
     def _new(self) -> Draw:
         number = self._next

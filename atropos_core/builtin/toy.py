@@ -20,6 +20,8 @@ from atropos_core.interfaces import Engine, ModelInfo, Trainer, Writing
 from atropos_core.plugins.provider import RunContext
 from atropos_core.processes.endpoints import LocalEndpoint
 from atropos_core.rollouts.tokenizer import ChatTokenizer
+from atropos_core.storage.checkpoint import taking_up
+from atropos_core.storage.reading import open_file
 from atropos_core.types import Batch, Completion, Floats, Metrics, Sampling, Tokens
 
 Table = NDArray[np.float64]
@@ -141,7 +143,13 @@ class ToyTrainer(Trainer):
         np.save(directory / "table.npy", self.weights["table"])
 
     async def restore(self, directory: Path) -> None:
-        self.weights["table"][:] = np.load(directory / "table.npy")
+        table = self.weights["table"]
+        with taking_up(f"the trainer's state in {directory}"):
+            with open_file(directory / "table.npy") as file:
+                saved = np.load(file)
+            if saved.shape != table.shape:
+                raise ValueError(f"its table has the shape {list(saved.shape)}, and this policy's {list(table.shape)}")
+            table[:] = saved
 
 
 def _cut(scores: Table, sampling: Sampling) -> Table:

@@ -138,7 +138,7 @@ def configure(
     given = config.nest(pairs)
     layers = [config.read_file(file)] if file is not None else []
     if saved is not None:
-        layers = [replace(config.read_file(saved / "config.toml"), whole=True)]
+        layers = [_saved(saved / "config.toml")]
     for section, named in (("environment", env), ("reward", reward)):
         if named:
             known = {
@@ -167,6 +167,20 @@ def configure(
         layers.insert(0, config.Layer(f"preset of model {reference or config.RunConfig().model!r}", resolved.preset))
     layers.append(config.Layer(config.FLAG, config.anchored(given, Path())))
     return config.load([_with_model(layer) for layer in layers]), resolved, plugins
+
+
+def _saved(path: Path) -> Layer:
+    """The saved file of a run. Raises RunDirectoryError for one that is not whole: defaults would stand for what the run had."""
+    from atropos_core.config.run_file import read_file
+    from atropos_core.errors import RunDirectoryError
+
+    layer = read_file(path)
+    if missing := [name for name in ("model", "engine", "trainer", "bridge") if name not in layer.values]:
+        raise RunDirectoryError(
+            f"{path} is not what the run wrote: it has no {missing[0]}.",
+            remedy="Bring the file back, or start a new run from a run file of yours.",
+        )
+    return replace(layer, whole=True)
 
 
 def _refuse_idle(changed: Sequence[tuple[str, Any]], flags: set[str], uses: Uses | None) -> None:

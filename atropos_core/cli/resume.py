@@ -64,7 +64,7 @@ def take_up(directory: Path, *, steps: int | None = None, changes: Sequence[str]
     from atropos_core.config.run_file import flatten
     from atropos_core.errors import CheckpointError, RunDirectoryError
     from atropos_core.launch.assemble import make_plan
-    from atropos_core.storage.checkpoint import Checkpoints
+    from atropos_core.storage.checkpoint import Checkpoints, taking_up
 
     if not (directory / "config.toml").is_file():
         raise RunDirectoryError(
@@ -81,7 +81,9 @@ def take_up(directory: Path, *, steps: int | None = None, changes: Sequence[str]
             console.warn(warning)
         raise
     known = checkpoint.state.get("settings") if checkpoint is not None else None
-    for change in differences(known or dict(flatten(make_plan(before.config, model, plugins).resolved())), plan):
+    with taking_up("what the checkpoint says of settings"):
+        changed = list(differences(known or dict(flatten(make_plan(before.config, model, plugins).resolved())), plan))
+    for change in changed:
         console.say(f"changed: {change}")
     if checkpoint is not None and checkpoint.step >= loaded.config.training.steps:
         for warning in broken:

@@ -443,11 +443,9 @@ class Hub(Generic[T]):
         return {"next": self._next, "committed": committed, "stale": self.ledger.dropped["stale"]}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        self._next, self.ledger.committed, self.ledger.dropped["stale"] = (
-            state["next"],
-            state["committed"],
-            state["stale"],
-        )
+        """Raises KeyError, TypeError, ValueError."""
+        counts = [int(state[name]) for name in ("next", "committed", "stale")]
+        self._next, self.ledger.committed, self.ledger.dropped["stale"] = counts
 
     def _restore(self, store: Store[T]) -> None:
         now = self.ledger.clock()

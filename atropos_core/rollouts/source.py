@@ -18,6 +18,7 @@ from atropos_core.interfaces import Curriculum, Environment, Outcome, TaskSource
 from atropos_core.rollouts.producer import PATIENCE, Producer
 from atropos_core.rollouts.runner import RolloutRunner, task_count
 from atropos_core.rollouts.task_digests import changes, digests_of
+from atropos_core.storage.checkpoint import taking_up
 from atropos_core.types import Draw, ScoredGroup
 
 MOST_DROPPED = 32  # groups of a step that are kept for its record though nobody trains them
@@ -134,14 +135,18 @@ async def refuse_other_tasks(
     environments: Mapping[str, Environment], state: Mapping[str, Any], *, allowed: bool
 ) -> None:
     """Raises CheckpointError if training tasks are not those that `state` of a LocalSource was saved with. `allowed`: warn instead."""
-    for name, had in state.get("digests", {}).items():
-        if name in environments and had is not None:
+    with taking_up("what the checkpoint says of tasks"):
+        known = {
+            name: had for name, had in state.get("digests", {}).items() if name in environments and had is not None
+        }
+    for name, had in known.items():
+        with taking_up(f"what the checkpoint says of the tasks of environment {name!r}"):
             found = await changes(had, environments[name].tasks("train"))
-            if found:
-                say_other_tasks(
-                    f"the training tasks of environment {name!r} have changed since the checkpoint: {found}.",
-                    allowed=allowed,
-                )
+        if found:
+            say_other_tasks(
+                f"the training tasks of environment {name!r} have changed since the checkpoint: {found}.",
+                allowed=allowed,
+            )
 
 
 def size_warning(name: str, has: int, had: int) -> str:
@@ -197,9 +202,10 @@ class LocalSource(Source):
         self._sizes = {name: task_count(name, e, "train") for name, e in self._runner.environments.items()}
         for name, environment in self._runner.environments.items():
             self._digests[name] = await digests_of(environment.tasks("train"))
-        if state:
-            self._hub.load(state)
-            for name, had in state.get("tasks", {}).items():
+        with taking_up("what the checkpoint says of the hub and of tasks"):
+            if state:
+                self._hub.load(state)
+            for name, had in (state or {}).get("tasks", {}).items():
                 if (has := self._sizes.get(name, had)) != had:
                     console.warn(size_warning(name, has, had))
         environments = self._runner.environments

@@ -11,8 +11,8 @@ import asyncio
 import hashlib
 import json
 import shutil
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -144,9 +144,25 @@ def _verified(directory: Path) -> Checkpoint:
             path = directory / name
             if path.stat().st_size != wanted["bytes"] or _sha256(path) != wanted["sha256"]:
                 raise CheckpointError(f"checkpoint {directory} is corrupt: {name} is not what the manifest says.")
+        if not isinstance(manifest["state"], dict):
+            raise CheckpointError(f"checkpoint {directory} is corrupt: its state is not an object of JSON.")
         return Checkpoint(directory, int(manifest["step"]), manifest["state"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
         raise CheckpointError(f"checkpoint {directory} cannot be read: {type(error).__name__}: {error}.") from error
+
+
+@contextmanager
+def taking_up(what: str) -> Iterator[None]:
+    """Around code that reads a state that is whole and may be of another form, as another version wrote it. Raises CheckpointError for
+    what such code raises. `what`: of which checkpoint, such as "the state of the curriculum in ..."."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError, AssertionError) as error:
+        found = f"has no {error}" if isinstance(error, KeyError) else f"{type(error).__name__}: {error!s:.300}"
+        raise CheckpointError(
+            f"{what} is not of the form that this program reads: {found}.",
+            remedy="Resume with the components, options and version of atropos-core that wrote it, or start a new run.",
+        ) from error
 
 
 def _remove(path: Path) -> None:

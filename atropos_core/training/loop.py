@@ -29,7 +29,7 @@ from atropos_core.rollouts.policy_versions import refuse_versions_that_never_wer
 from atropos_core.rollouts.producer import PATIENCE
 from atropos_core.rollouts.runner import RolloutRunner
 from atropos_core.rollouts.source import Lease, Source
-from atropos_core.storage.checkpoint import Checkpoint, Checkpoints, seconds_between
+from atropos_core.storage.checkpoint import Checkpoint, Checkpoints, seconds_between, taking_up
 from atropos_core.training.batch import to_batch
 from atropos_core.training.metrics import (
     group_metrics,
@@ -233,20 +233,26 @@ class Loop:
         self._saving_s = self._saved_at - began
 
     async def restore(self, checkpoint: Checkpoint) -> None:
-        """Take up where `checkpoint` left off. Called before `run`, once everything is connected and open."""
+        """Take up where `checkpoint` left off. Called before `run`, once everything is connected and open. Raises CheckpointError for a
+        state of another form."""
         state: Mapping[str, Any] = checkpoint.state
-        self.progress = Progress(**state["progress"])
-        if self.progress.first and (change := await self._change_of_evaluation(state)):
+        named = f"the state in {checkpoint.directory}"
+        await self._evaluated_tasks()  # of the environments: their errors are not the checkpoint's
+        with taking_up(named):
+            self.progress = _progress(state["progress"], checkpoint.step)
+            changed = self.progress.first and await self._change_of_evaluation(state)
+        if changed:
             console.warn(
-                f"{change} since the evaluation before the first step: it is not compared with those from here on."
+                f"{changed} since the evaluation before the first step: it is not compared with those from here on."
             )
             self.progress.first = {}
         self._saved_step = self.progress.step
-        self._probe = Probe.from_state(state["probe"]) if state["probe"] else None
-        self._health.load(state.get("health", {"checks": {}}), checkpoint.step)
-        if "profile" in state:
-            self._profile.load(state["profile"])
-        take_up(self._parts, state["parts"])
+        with taking_up(named):
+            self._probe = Probe.from_state(state["probe"]) if state["probe"] else None
+            self._health.load(state.get("health", {"checks": {}}), checkpoint.step)
+            if "profile" in state:
+                self._profile.load(state["profile"])
+            take_up(self._parts, state["parts"])
         bridge = self._parts.bridge
         async with bridge.writing(self.progress.version):
             await self._parts.trainer.restore(checkpoint.policy)
@@ -614,6 +620,20 @@ class Loop:
                     record = replace(record, token_values=await self._parts.trainer.token_values())
                 with in_one_line(f"sink {name!r} failed"):
                     await sink.record(record)
+
+
+def _progress(saved: Mapping[str, Any], step: int) -> Progress:
+    """Raises KeyError, TypeError, ValueError."""
+    made = Progress(**saved)
+    for name, usual in vars(Progress()).items():
+        values = [*value.values()] if isinstance(value := getattr(made, name), dict) else [value]
+        if isinstance(value, dict) != isinstance(usual, dict) or not all(type(one) in (int, float) for one in values):
+            raise TypeError(f"progress.{name} is {value!r:.100}")
+        if isinstance(usual, int) and (not isinstance(value, int) or value < 0):
+            raise ValueError(f"progress.{name} is {value!r:.100}")
+    if made.step != step or made.version > step:
+        raise ValueError(f"it is of step {made.step} and version {made.version}, in the checkpoint of step {step}")
+    return made
 
 
 def _made_by(transform: str, groups: object) -> Sequence[ScoredGroup]:

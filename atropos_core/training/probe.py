@@ -81,12 +81,18 @@ class Probe:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Probe:
+        """Raises KeyError, TypeError, ValueError."""
         sequences = [np.array(ids, np.int32) for ids in state["sequences"]]
         sampled = []
         for ids, at in zip(sequences, state["sampled"], strict=True):
             mask = np.zeros(len(ids), bool)
             mask[at] = True
             sampled.append(mask)
-        probe = cls(sequences, sampled, [np.array(values, np.float32) for values in state["start"]])
-        probe._at = {version: np.array(values, np.float32) for version, values in state.get("at", ())}
+        start = [np.array(values, np.float32) for values in state["start"]]
+        if [one.shape for one in start] != [one.shape for one in sequences]:
+            raise ValueError("the probe has other numbers of logprobs than of tokens")
+        probe = cls(sequences, sampled, start)
+        probe._at = {int(version): np.array(values, np.float32) for version, values in state.get("at", ())}
+        if any(one.shape != (sum(map(sum, sampled)),) for one in probe._at.values()):
+            raise ValueError("the probe has other numbers of logprobs than of sampled tokens")
         return probe

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import itertools
 import json
 import os
@@ -13,8 +14,9 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -43,20 +45,21 @@ def not_json(name: str) -> None:
 
 
 def page(run: Path, out: Path) -> None:
-    """All that the viewer's page reads, each at its address; what is refused is shown on the page."""
+    """All that the viewer's page reads, each at its address; what is refused is shown on the page. Of a step, its first two rows."""
     from atropos_viewer.library import Library
     from atropos_viewer.server import json_answer
 
     library = Library([run])
     overview = library.get("runs", {})[0]
     steps = [f"runs/0/rollouts/{step}" for step in overview["rollouts"]]
-    rows = [f"{step}/{row}" for step in steps for row in (0, 1)]
     evaluations = [f"runs/0/evaluations/{step}" for step in overview["evaluations"]]
+    addresses = ["runs", "runs/0/metrics", *steps, *(f"{one}/search" for one in steps), *evaluations]
     refused = []
-    for address in ("runs", "runs/0/metrics", *steps, *(f"{one}/search" for one in steps), *rows, *evaluations):
+    for address in addresses:  # which grow
         try:
             answer = json_answer(200, library.get(address, {"text": "a"}))
-            json.loads(answer.body, parse_constant=not_json)
+            found = json.loads(answer.body, parse_constant=not_json)
+            addresses += [f"{address}/{row}" for row in range(min(2, found["count"]))] if address in steps else []
         except AtroposError as error:
             refused.append(error)
     if refused:
@@ -212,6 +215,52 @@ def fault_of(reader: str, file: str, way: str, whole: Path, folder: Path) -> str
     return ""
 
 
+# -- a checkpoint that is whole, and of another form: its manifest is sealed again
+
+
+MOST_KEYS = 9  # as many as a part of a checkpoint has names of its own
+VALUES: tuple[object, ...] = (None, True, -7, 10**30, "x", [[]], {"x": 1}, float("nan"))
+
+
+def places(value: object, place: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    """Every place in a value of JSON; of many alike, the first two."""
+    yield place
+    if isinstance(value, dict | list):
+        keys = list(value) if isinstance(value, dict) else range(len(value))
+        for key in keys if len(keys) <= MOST_KEYS else keys[:2]:
+            yield from places(value[key], (*place, key))  # type: ignore[index]
+
+
+def reshape(run: Path, place: tuple[str | int, ...], *value: object) -> None:
+    """Put another value into the newest checkpoint's state, or with none take it out."""
+    path = run / f"checkpoints/step-{STEPS:06d}/manifest.json"
+    manifest = json.loads(path.read_text())
+    del manifest["sha256"]
+    inside = manifest
+    *way, last = ("state", *place)
+    for key in way:
+        inside = inside[key]
+    if value:
+        inside[last] = value[0]
+    else:
+        del inside[last]
+    manifest["sha256"] = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+    path.write_text(json.dumps(manifest))
+
+
+def form_faults(cases: Iterable[tuple[Any, ...]], whole: Path, tmp_path: Path) -> dict[str, str]:
+    found = {}
+    for number, case in enumerate(cases):
+        run = tmp_path / str(number) / "run"
+        shutil.copytree(whole, run)
+        reshape(run, *case)
+        code, said = outcome("resume", run, tmp_path / str(number) / "out")
+        if code in (98, 99) or code < 0 or "Traceback" in said:
+            found[str(case)] = said.strip()[-700:]
+        shutil.rmtree(run.parent)
+    return found
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run in which every kind of record has something."""
@@ -252,3 +301,26 @@ def test_a_sample_of_damage_is_an_error_of_ours_or_left_out(reader: str, whole: 
 @pytest.mark.parametrize("reader", READERS)
 def test_every_damage_to_every_file_is_an_error_of_ours_or_left_out(reader: str, whole: Path, tmp_path: Path):
     assert faults(reader, itertools.product(files_of(whole), WAYS), whole, tmp_path) == {}
+
+
+SHORT: tuple[tuple[Any, ...], ...] = (
+    ((), []), (("progress",),), (("progress", "version"),), (("progress", "version"), "x"), (("progress", "step"), 2),
+    (("progress", "first"), 7), (("parts",), None), (("parts", "curriculum", "next"), "x"), (("parts", "sink.jsonl"), [[]]),
+    (("source", "digests", "sums", "blocks"),), (("source", "tasks"), [1]), (("probe", "start"), "x"), (("settings",), "x"),
+)  # fmt: skip
+
+
+def test_a_whole_checkpoint_of_another_form_is_refused_in_one_error(whole: Path, tmp_path: Path):
+    assert form_faults(SHORT, whole, tmp_path) == {}
+
+
+@pytest.mark.long
+def test_no_change_of_a_checkpoints_state_ends_in_a_raw_error(whole: Path, tmp_path: Path):
+    state = json.loads((whole / f"checkpoints/step-{STEPS:06d}/manifest.json").read_text())["state"]
+    cases = [
+        (place, *value)
+        for place in places(state)
+        if place and place[0] != "settings"
+        for value in [(), *((one,) for one in VALUES)]
+    ]
+    assert form_faults(cases, whole, tmp_path) == {}

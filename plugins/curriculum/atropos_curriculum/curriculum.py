@@ -125,7 +125,10 @@ class AdaptiveCurriculum(Curriculum):
     def load(self, state: Mapping[str, Any]) -> None:
         """Also what another of the five saved: what is known of the tasks stays, the choice among them is the new one's."""
         self._next, self._settled = int(state["next"]), int(state["settled"])
-        self._again = [(Draw(*fields), expected) for *fields, expected in state["unsettled"]]
+        self._again = [
+            (Draw(int(number), str(name), "train", int(at), int(seed)), float(expected))
+            for number, name, _, at, seed, expected in state["unsettled"]
+        ]
         self._open.clear()
         self._busy.clear()
         self._tally = Tally(state["step"])

@@ -17,7 +17,7 @@ from atropos_core.models.model_size import read
 from atropos_core.plugins.provider import RunContext
 from atropos_core.rollouts.scoring_engine import ScoringEngine
 from atropos_core.rollouts.tokenizer import ChatTokenizer
-from atropos_core.storage.checkpoint import Checkpoints
+from atropos_core.storage.checkpoint import Checkpoints, taking_up
 from atropos_core.types import Metrics, ScoredGroup, TopK
 from atropos_distillation_self.config import SelfOptions
 from atropos_distillation_self.lessons import lessons_of
@@ -82,7 +82,9 @@ class SelfTeacher(Teacher):
     def _policy_of(self, wanted: int) -> tuple[int, Path]:
         for step in reversed(self._checkpoints.steps()):
             checkpoint = self._checkpoints.at(step)
-            if (version := int(checkpoint.state["progress"]["version"])) <= wanted:
+            with taking_up(f"the state in {checkpoint.directory}"):
+                version = int(checkpoint.state["progress"]["version"])
+            if version <= wanted:
                 return version, checkpoint.policy
         return 0, self._inside.model
 
