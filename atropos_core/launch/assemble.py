@@ -177,6 +177,7 @@ def make_plan(
         _refuse_machines_that_are_not_there(single["trainer"], single["launcher"])
         if config.training.group_size == 1:
             _refuse_groups_of_one(named["transform"], config.api is not None)
+    _refuse_second_advantages(named.get("transform", {}))
     transports = _fit(engines, single, plugins) if training else ()
     config = config.model_copy(
         update={kind: _on_devices_of(getattr(config, kind), one) for kind, one in _engine_and_trainer(engines, single)}
@@ -188,6 +189,18 @@ def make_plan(
     if config.date is None:
         config = config.model_copy(update={"date": date.today()})
     return Plan(config, model, engines, single, named, transports, serve_engine)
+
+
+def _refuse_second_advantages(transforms: Mapping[str, ResolvedComponent]) -> None:
+    """Raises ConfigError for two transforms that make advantages: groups keep those of the first."""
+    makers = [name for name, one in transforms.items() if "advantages" in _announcements(one)]
+    if len(makers) < 2:
+        return
+    unwanted = "group_advantage" if "group_advantage" in makers else makers[1]
+    raise ConfigError(
+        f"transform.{makers[1]} has no effect: groups keep the advantages that transform.{makers[0]}, which is before it, has given them.",
+        remedy=f'Leave one out, as by [transform.{unwanted}] use = "none", or --set transform.{unwanted}.use=none.',
+    )
 
 
 def _engine_and_trainer(

@@ -281,7 +281,7 @@ IN_A_RUN: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # what is seen o
     "run.training.refill_rounds": (FLAT, {"training.refill_rounds": 2}),
     "run.training.rollout_deadline_s": (SLOW, {"training.rollout_deadline_s": 0.05}),
     "run.training.steps": ({}, {"training.steps": 3}),
-    "run.transform.use": ({"transform.one.use": "group_advantage"}, {"transform.one.use": "zscore"}),
+    "run.transform.use": ({"transform.one.use": "drop_flat"}, {"transform.one.use": "zscore"}),
     "sink jsonl.rollouts_every": ({}, {"sink.jsonl.rollouts_every": 2}),
     "sink jsonl.tokens": ({}, {"sink.jsonl.tokens": False}),
     "sink jsonl.tokens_max_mb": ({}, {"sink.jsonl.tokens_max_mb": 0.001}),

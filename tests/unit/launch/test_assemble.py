@@ -538,3 +538,13 @@ async def test_an_evaluation_closes_its_processes_though_an_environment_cannot_b
     with pytest.raises(OSError, match="cannot be closed"):
         await parts.close()
     assert hosted() == []
+
+
+def test_two_transforms_that_make_advantages_are_refused_with_the_one_to_leave_out():
+    with pytest.raises(ConfigError, match=r"transform.group_advantage has no effect: .* transform.mine") as refused:
+        plan(transform__mine__use="group_advantage", transform__mine__baseline="others")
+    assert "transform.group_advantage.use=none" in str(refused.value)
+    made = plan(transform__mine__use="group_advantage", transform__group_advantage__use="none")
+    assert list(made.named["transform"]) == ["mine", "drop_flat"]
+    twice = plan(transform__mine__use="drop_flat").named["transform"]
+    assert list(twice) == ["mine", "group_advantage", "drop_flat"], "rewards may change between the two"
