@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,14 +18,6 @@ class Candidate:
     parent: int = -1
     scores: dict[str, float] = field(default_factory=dict)
     examples: list[tuple[str, str, float]] = field(default_factory=list)
-
-    @classmethod
-    def of(cls, at: int, prompt: str, parent: int, scores: Mapping[str, float], examples: Iterable[Any]) -> Candidate:
-        """Of what was saved, the one with the number `at`. Raises TypeError, ValueError."""
-        if not isinstance(prompt, str) or not isinstance(parent, int) or not -1 <= parent < max(at, 0):
-            raise ValueError(f"candidate {at} has the prompt {prompt!r:.60} and the parent {parent!r:.60}")
-        shown = [(str(task), str(reply), float(reward)) for task, reply, reward in examples]
-        return cls(prompt, parent, {task: float(score) for task, score in scores.items()}, shown)
 
     @property
     def mean(self) -> float:

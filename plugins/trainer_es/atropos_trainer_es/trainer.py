@@ -177,14 +177,10 @@ class EsTrainer(Trainer):
                 names = DRAWN if state["member"] else DRAWN[:1]  # between two generations the others may change
                 self._refuse_other_options(directory, {name: state["options"][name] for name in names})
                 centre = {name: file.get_tensor(name).view(one.shape) for name, one in self._centre.items()}
-                generation, member = int(state["generation"]), int(state["member"])
-                rewards = [*map(float, state["rewards"])]
-                if not 0 <= member <= self._options.population or len(rewards) != max(member - 1, 0):
-                    raise ValueError(f"it has {len(rewards)} rewards at member {member}")
         except (OSError, SafetensorError, RuntimeError, ValueError, KeyError, TypeError) as error:
             raise CheckpointError(f"the trainer's checkpoint in {directory} cannot be read: {error}") from error
         self._centre = centre
-        self._generation, self._member, self._rewards = generation, member, rewards
+        self._generation, self._member, self._rewards = state["generation"], state["member"], state["rewards"]
         self._write()
 
     def _setting(self, name: str) -> Any:

@@ -136,17 +136,6 @@ class Optimizer:
                 remedy=f"Set trainer.optimizer={saved_by}.",
             )
 
-    def refuse_other_shapes(self, state: Mapping[str, Any]) -> None:
-        """Raises ValueError where masters or moments of a `state` are for parameters of other shapes: torch would take them."""
-        if not isinstance(state["updates"], int) or state["updates"] < 0:
-            raise ValueError(f"updates is {state['updates']!r:.100}")
-        places = [("a master", master, saved) for master, saved in zip(self._masters, state["masters"], strict=True)]
-        for at, master in zip(self._order, self._masters, strict=True):
-            places += [(kind, master, saved) for kind, saved in state["moments"].get(at, {}).items()]
-        for what, master, saved in places:
-            if isinstance(saved, Tensor) and saved.ndim and saved.shape != master.shape:
-                raise ValueError(f"{what} has the shape {list(saved.shape)}, and its parameter {list(master.shape)}")
-
     @torch.no_grad()
     def load(self, state: Mapping[str, Any]) -> None:
         """Take up a `state`, which is for parameters of these shapes in this order."""

@@ -10,17 +10,14 @@ import random
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
 from atropos_core.errors import CheckpointError
-from atropos_core.storage.checkpoint import taking_up
 from atropos_trainer_grpo import parts
 from atropos_trainer_grpo.model import language_model
 from atropos_trainer_grpo.optimizer import Optimizer
@@ -71,25 +68,21 @@ def restore(model: nn.Module, optimizer: Optimizer, directory: Path, sharded: Sh
     try:
         weights = load_file(directory / file)
         state = torch.load(directory / STATE, map_location="cpu", weights_only=True)
-    except (OSError, EOFError, RuntimeError, ValueError, SafetensorError, UnpicklingError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         raise CheckpointError(f"the trainer's checkpoint in {directory} cannot be read: {error}") from error
     _check_fit(weights, present, directory / file, {} if sharded is None else sharded.stored)
     if _is_adapted(model):
         _check_adapter(model, weights, present, directory)
-    named = f"the trainer's state in {directory / STATE}"
-    with taking_up(named):
-        optimizer.refuse_other(state["optimizer"])
-        if parts.are_named(state["optimizer"]):
-            state["optimizer"] = parts.read(state["optimizer"], optimizer.parameters, directory)
-        elif sharded is not None:
-            state["optimizer"] = sharded.divided(state["optimizer"])
-        optimizer.refuse_other_shapes(state["optimizer"])
-        _set_random_states(state["random"])
+    optimizer.refuse_other(state["optimizer"])
+    if parts.are_named(state["optimizer"]):
+        state["optimizer"] = parts.read(state["optimizer"], optimizer.parameters, directory)
+    elif sharded is not None:
+        state["optimizer"] = sharded.divided(state["optimizer"])
     for name, parameter in present.items():
         parameter.copy_(part(parameter, weights[name]))
     optimizer.adopt()
-    with taking_up(named):
-        optimizer.load(state["optimizer"])
+    optimizer.load(state["optimizer"])
+    _set_random_states(state["random"])
 
 
 def _is_adapted(model: nn.Module) -> bool:
@@ -131,8 +124,7 @@ def _check_adapter(
             f"the adapter in {directory} has {left[0]!r} and {len(left) - 1} more parameters that this run's adapter has not.",
             remedy="trainer.lora.targets and trainer.lora.layers must be as they were.",
         )
-    with taking_up(f"{directory / 'adapter_config.json'}"):
-        saved = json.loads((directory / "adapter_config.json").read_text())["lora_alpha"]
+    saved = json.loads((directory / "adapter_config.json").read_text())["lora_alpha"]
     now = model.peft_config["default"].lora_alpha
     if saved != now:
         raise CheckpointError(
