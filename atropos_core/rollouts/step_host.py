@@ -68,11 +68,11 @@ class Seeded:
         self._keep()
         return shown
 
-    def _taken_or_raised(self, action: str) -> Exception | None:
+    def _taken_or_raised(self, action: str) -> Exception | SystemExit | None:
         """Return None if the action was taken, else the error that the environment raised. The episode is then as it was before."""
         try:
             self._take(action)
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # an environment may run an action as a program, which exits
             if isinstance(error, NO_ACTIONS_FAULT) and not isinstance(error, OF_PATHS):
                 raise
             self._begin_again()
@@ -100,7 +100,7 @@ class Seeded:
         self._random, self._numpy = random.getstate(), np.random.get_state()
 
 
-def _site(error: Exception) -> str:
+def _site(error: BaseException) -> str:
     """An error's type, and the file and line that raised it."""
     [frame] = traceback.extract_tb(error.__traceback__, limit=-1)
     return f"{type(error).__name__} in {'/'.join(frame.filename.split('/')[-2:])}, line {frame.lineno}"

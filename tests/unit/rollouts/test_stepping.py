@@ -48,7 +48,8 @@ class Dice:
             time.sleep(600)
         if action.startswith("raise") or action + self.always == "always":
             random.random()
-            raise {"raise lost": ConnectionError, "raise path": FileNotFoundError}.get(action, KeyError)("mine " * 999)
+            kinds = {"raise lost": ConnectionError, "raise path": FileNotFoundError, "raise exit": SystemExit}
+            raise kinds.get(action, KeyError)("mine " * 999)
         if action == "slowly":
             time.sleep(0.05)
         rolled = os.getpid() if action == "pid" else random.randrange(self.sides)
@@ -368,7 +369,7 @@ async def test_closing_ends_what_is_going_on_and_starts_nothing(process):
     assert hosts() == []
 
 
-@pytest.mark.parametrize("raises", ["raise", "raise path"])
+@pytest.mark.parametrize("raises", ["raise", "raise path", "raise exit"])
 async def test_an_action_that_the_environment_raises_on_is_taken_as_an_empty_one_and_the_policy_sees_the_error(
     process, raises, capsys
 ):
@@ -445,7 +446,7 @@ async def test_an_environment_that_is_not_there_or_cannot_be_made_is_one_error(p
     with pytest.raises(ConfigError, match="(?s)test has no environment 'dise'.*Did you mean 'dice'"):
         await process("dise", sides="x").open("test", "its table")
     with pytest.raises(
-        ConfigError, match="(?s)test makes no broken with these options: .*no dice here.*Look at its table, and"
+        ConfigError, match="(?s)test makes no broken with these options: .*no dice here.*Check its table, and"
     ):
         await process("broken").open("test", "its table")
     with pytest.raises(ConfigError, match="with these options: .*LookupError: Resource 'dice' not found"):
