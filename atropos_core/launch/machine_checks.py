@@ -265,7 +265,7 @@ def check_hub(endpoint: str | None = None, deadline_s: float = HUB_DEADLINE_S) -
 
 
 def _size(size_bytes: int) -> str:
-    return f"{size_bytes / 2**30:.1f} GB" if size_bytes < 100 * 2**30 else f"{size_bytes / 2**30:.0f} GB"
+    return f"{size_bytes / 1e9:.1f} GB" if size_bytes < 1e11 else f"{size_bytes / 1e9:.0f} GB"
 
 
 def _without_password(url: str) -> str:

@@ -37,7 +37,7 @@ def flags(options: VLLMOptions, context: RunContext, dtype: str) -> list[str]:
     if _eager(options, context):
         made += ["--enforce-eager"]
     if on_cpu:
-        made += ["--kv-cache-memory-bytes", str(int(options.kv_cache_gb * 2**30))]
+        made += ["--kv-cache-memory-bytes", str(int(options.kv_cache_gb * 1e9))]
         made += [WHOLE_PROMPTS]
     else:
         made += ["--gpu-memory-utilization", str(options.memory_share)]

@@ -31,7 +31,7 @@ def holds(options: VLLMOptions, workload: Workload) -> Iterable[Holding]:
         yield Holding("parameters", weights, device, shared=shared)
         phases = SAMPLING if options.enable_sleep_mode else ("",)
         if on_cpu:
-            cache = int(options.kv_cache_gb * 2**30)
+            cache = int(options.kv_cache_gb * 1e9)
             for phase in phases:
                 smaller = {f"{own}.kv_cache_gb": halves(options.kv_cache_gb, 0.25)}
                 yield Holding("keys and values", cache, device, phase, settings=smaller)
@@ -62,7 +62,7 @@ def check_share(options: VLLMOptions, workload: Workload) -> None:
         if weights + sequence <= options.memory_share * total:
             continue
         least = math.ceil(100 * (weights + sequence) / total) / 100
-        has, needs, keys = (f"{size / 2**30:.1f} GiB" for size in (options.memory_share * total, weights, sequence))
+        has, needs, keys = (f"{size / 1e9:.1f} GB" for size in (options.memory_share * total, weights, sequence))
         raise FitError(
             f"engine.memory_share = {options.memory_share:g} gives vLLM {has} of {device}, and weights of {needs} with keys and values of "
             f"{longest:,} tokens ({keys}) do not fit in that.",

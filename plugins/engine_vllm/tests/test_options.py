@@ -52,7 +52,7 @@ def test_a_server_on_a_cpu_gets_what_sampling_for_training_needs(options: Any, c
     flags = command.flags(options(extra_args=["--block-size", "32"]), where, "float32")
     assert value(flags, "--logprobs-mode") == "processed_logprobs"
     assert {"--enable-scale-out", "--enforce-eager", "--enable-prefix-caching"} <= set(flags)
-    assert value(flags, "--kv-cache-memory-bytes") == str(2**30)
+    assert value(flags, "--kv-cache-memory-bytes") == "1000000000"
     assert flags[-2:] == ["--block-size", "32"]
     assert not {"--enable-lora", "--weight-transfer-config", "--gpu-memory-utilization"} & set(flags)
     made = command.environment(options(), where, tmp_path, "key")
@@ -67,7 +67,7 @@ def test_the_memory_plan_has_the_keys_and_values_that_the_server_gets(options: A
     planned = {
         one.what: one.size_bytes for one in plugin.holds(options(kv_cache_gb=0.5), Workload(where, 8, 8, 64, 64))
     }
-    assert planned["keys and values"] == int(size) == 2**29
+    assert planned["keys and values"] == int(size) == 500_000_000
 
 
 def test_keys_and_values_that_sleep_are_planned_for_sampling_alone(options: Any, context: Any) -> None:
@@ -230,7 +230,7 @@ def test_a_share_without_room_for_a_sequence_is_refused_before_a_server_starts(c
     tiny = RUNNING.parent / "env_gsm8k/atropos_env_gsm8k/tiny"
     held = replace(context(devices=("cuda:0",), transport="checkpoint"), model=tiny)
     work = Workload(held, 1, 4, 1000, 4, device_bytes={"cuda:0": 1 << 30})
-    with pytest.raises(FitError, match=r"memory_share = 0.001 gives vLLM 0.0 GiB of cuda:0, and weights of") as refused:
+    with pytest.raises(FitError, match=r"memory_share = 0.001 gives vLLM 0.0 GB of cuda:0, and weights of") as refused:
         plugin.check(VLLMOptions(memory_share=0.001), work)
     assert "Set engine.memory_share=0.01 or more" in str(refused.value)
     plugin.check(VLLMOptions(memory_share=0.01), work)
