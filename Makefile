@@ -7,7 +7,9 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(PYTHON) tools/install.py
 ROLL_VENV := $(if $(ROLL_SOURCE),.venv-roll-source,.venv-roll)
-PLUGINS := $(sort $(wildcard plugins/*/pyproject.toml))
+LIBS := $(sort $(wildcard libs/*/pyproject.toml))
+PLUGINS := $(LIBS) $(sort $(wildcard plugins/*/pyproject.toml))
+CORE := -e . $(patsubst %/pyproject.toml,-e ./%,$(LIBS))
 PYTEST := HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
 WORLDS := $(patsubst %,plugins/%/pyproject.toml,env_gem env_reasoning_gym env_textarena env_verifiers)
 RAY := plugins/launcher_ray/pyproject.toml
@@ -312,7 +314,7 @@ bench-api: .venv/test.stamp .venv-atroposlib/stamp
 	$(PYTHON) -c 'import sys; sys.version_info[:2] == (3, 11) or sys.exit("gem-llm 0.1.0 is for Python 3.11; this is " + sys.version)'
 	$(INSTALL) $(@D) --no-deps -r requirements-$*.txt
 	$(INSTALL) $(@D) --no-deps -c constraints.txt torch
-	$(INSTALL) $(@D) --no-deps --no-build-isolation -e . -e ./plugins/adapter_roll -e ./plugins/env_gsm8k
+	$(INSTALL) $(@D) --no-deps --no-build-isolation $(CORE) -e ./plugins/adapter_roll -e ./plugins/env_gsm8k
 	$(@D)/bin/python -c 'import gem, ray, atropos_adapter_roll.env'
 	touch $@
 
@@ -328,14 +330,14 @@ bench-api: .venv/test.stamp .venv-atroposlib/stamp
 	@echo "installing verifiers, contract $*, into $(@D) (1.7 GB, of which torch is the most)"
 	$(INSTALL) $(@D) --no-deps -r requirements-verifiers-$*.txt
 	$(INSTALL) $(@D) --no-deps -c constraints.txt torch
-	$(INSTALL) $(@D) --no-deps --no-build-isolation -e . $(patsubst %,-e ./plugins/%,agent_api bridge_ipc engine_hf env_gsm8k env_verifiers normalization trainer_grpo)
+	$(INSTALL) $(@D) --no-deps --no-build-isolation $(CORE) $(patsubst %,-e ./plugins/%,agent_api bridge_ipc engine_hf env_gsm8k env_verifiers normalization trainer_grpo)
 	touch $@
 
 .venv-ray/stamp: requirements-ray.txt pyproject.toml constraints.txt $(RAY)
 	@echo "installing Ray into $(@D) (1.3 GB, of which torch is the most)"
 	$(INSTALL) $(@D) --no-deps -r requirements-ray.txt
 	$(INSTALL) $(@D) --no-deps -c constraints.txt torch
-	$(INSTALL) $(@D) --no-deps --no-build-isolation -e . $(patsubst %,-e ./plugins/%,launcher_ray bridge_checkpoint bridge_delta bridge_ipc bridge_lora distillation engine_hf env_gsm8k trainer_grpo trajectory_api)
+	$(INSTALL) $(@D) --no-deps --no-build-isolation $(CORE) $(patsubst %,-e ./plugins/%,launcher_ray bridge_checkpoint bridge_delta bridge_ipc bridge_lora distillation engine_hf env_gsm8k trainer_grpo trajectory_api)
 	touch $@
 
 # requirements-skyrl.txt says what typed_dict.pth is for.
@@ -344,7 +346,7 @@ bench-api: .venv/test.stamp .venv-atroposlib/stamp
 	$(INSTALL) $(@D) --no-deps -r requirements-skyrl.txt
 	$(INSTALL) $(@D) --no-deps -c constraints.txt torch
 	.venv-skyrl/bin/python -c 'import sys, sysconfig, pathlib; sys.version_info >= (3, 12) or pathlib.Path(sysconfig.get_path("purelib"), "typed_dict.pth").write_text("import typing, typing_extensions; typing.TypedDict = typing_extensions.TypedDict\n")'
-	$(INSTALL) $(@D) --no-deps --no-build-isolation -e . $(patsubst %,-e ./plugins/%,adapter_skyrl engine_hf env_gsm8k trajectory_api)
+	$(INSTALL) $(@D) --no-deps --no-build-isolation $(CORE) $(patsubst %,-e ./plugins/%,adapter_skyrl engine_hf env_gsm8k trajectory_api)
 	.venv-skyrl/bin/python -c 'import skyrl.train.trainer'
 	touch $@
 
@@ -368,7 +370,7 @@ bench-api: .venv/test.stamp .venv-atroposlib/stamp
 	test -x /usr/bin/chromium || { [ "$$(id -u)" = 0 ] && apt-get install -y -q chromium; } || \
 	  (echo "the viewer's tests need /usr/bin/chromium: install your system's package chromium"; false)
 	$(INSTALL) $(@D) -c constraints.txt -r requirements-view.txt
-	$(INSTALL) $(@D) -c constraints.txt --no-build-isolation -e '.[api,server]' -e ./plugins/viewer
+	$(INSTALL) $(@D) -c constraints.txt --no-build-isolation -e '.[api]' -e ./libs/http_server -e ./plugins/viewer
 	touch $@
 
 .venv-mlflow/stamp: requirements-mlflow.txt

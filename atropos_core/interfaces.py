@@ -16,7 +16,7 @@ from inspect import isawaitable
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from atropos_core.errors import PluginError
+from atropos_core.errors import AtroposError, PluginError
 from atropos_core.launchers import Launcher as Launcher  # which is described there
 from atropos_core.sandboxes import Sandbox as Sandbox  # and this one there
 from atropos_core.types import (
@@ -290,6 +290,38 @@ class ServeEngine(Protocol):
     ) -> EngineServer: ...
 
 
+class PolicySession(Protocol):
+    """The calls of one episode, or of one of its agents, to a policy that is served over HTTP."""
+
+    url: str  # speaks the APIs of OpenAI and Anthropic to a client that has `key`; ends in /v1
+    key: str
+
+    @property
+    def failure(self) -> AtroposError | None:
+        """The first error that the policy raised."""
+
+    def end(self) -> Episode | None:
+        """Refuse later calls and return what was sampled, with its ids and logprobs and a score of 0, or None if nothing was
+        sampled. May be called once."""
+
+
+class PolicyServer(Protocol):
+    """Lets programs on this machine sample from policies, until `close`. For environments that bring a client of their own."""
+
+    async def session(self, policy: Policy, *, seed: int, name: str) -> PolicySession:
+        """`name` is for people: the task's."""
+
+    async def close(self) -> None:
+        """End the calls that wait. May be called twice."""
+
+
+class ServePolicies(Protocol):
+    """Starts a PolicyServer that only this machine can reach, for policies of the model in this directory. `today` is the date
+    that its chat template is given (RunContext.today)."""
+
+    async def __call__(self, model: Path, today: str = "") -> PolicyServer: ...
+
+
 Writing = Callable[[], AbstractAsyncContextManager[None]]
 
 
@@ -492,6 +524,15 @@ class Finding:
     ok: bool | None  # None: worth knowing, neither good nor bad
     detail: str
     remedy: str = ""
+
+
+class CheckComponent(Protocol):
+    """Checks a component against the contract of its kind, and returns that kind and what was found. Without `kind`, the kind
+    follows from the component. Raises ConfigError or UnknownComponent for something that is not a component."""
+
+    def __call__(
+        self, component: Any, kind: str | None, options: Mapping[str, Any], skip: Sequence[str]
+    ) -> tuple[str, list[Finding]]: ...
 
 
 @runtime_checkable

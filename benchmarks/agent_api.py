@@ -31,12 +31,12 @@ from atropos_agent_api.sessions.options import SessionOptions
 from atropos_agent_api.sessions.session import Session
 from atropos_agent_api.sessions.sessions import Sessions
 from atropos_agent_api.tokens.formats import TemplateFormat
-from atropos_core.http_server.body_limits import resident_bytes
 from atropos_core.interfaces import Engine, ModelInfo
 from atropos_core.processes.endpoints import LocalEndpoint
 from atropos_core.rollouts.engine_policy import EnginePolicy
 from atropos_core.rollouts.tokenizer import ChatTokenizer
 from atropos_core.types import Completion, Sampling, Tokens
+from atropos_http_server.body_limits import resident_bytes
 from benchmarks.machine import RESULTS, described
 from plugins.agent_api.tests.models import qwen_like
 

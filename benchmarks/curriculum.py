@@ -25,11 +25,11 @@ import numpy as np
 from atropos_core import console
 from atropos_core.builtin.curricula import OrderedCurriculum
 from atropos_core.interfaces import Curriculum, TaskSource
-from atropos_core.testing.samples import make_group
 from atropos_curriculum import config
 from atropos_curriculum.base64_columns import packed
 from atropos_curriculum.curriculum import AdaptiveCurriculum
 from atropos_curriculum.strategies import strategy_of
+from atropos_testing.samples import make_group
 from benchmarks.machine import RESULTS, described
 from benchmarks.task_bank import BANKS, samples_to_threshold
 

@@ -29,7 +29,7 @@ from typing import Any
 from atropos_core.config import run_file as config
 from atropos_core.launch.assemble import build, make_plan
 from atropos_core.plugins.manager import load_plugins
-from atropos_core.testing.scenes import Scene, connect
+from atropos_testing.scenes import Scene, connect
 from benchmarks.machine import RESULTS, described
 
 RATES = (1e-6, 1e-5, 3e-4)
@@ -42,7 +42,7 @@ NETWORK = f"10.214.{os.getpid() % 250}"
 @asynccontextmanager
 async def opened(model: str, values: Mapping[str, Any], folder: Path) -> AsyncIterator[Scene]:
     plugins = load_plugins()
-    none = {"environment": {"none": {"use": "atropos_core.testing.samples:TwoSums"}}, "sink": {}}
+    none = {"environment": {"none": {"use": "atropos_testing.samples:TwoSums"}}, "sink": {}}
     plan = make_plan(
         config.load([config.Layer("benchmark", {**none, **values}, whole=True)]).config,
         plugins.resolve_model(model),

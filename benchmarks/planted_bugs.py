@@ -72,9 +72,9 @@ def read_bugs() -> list[Bug]:
 
 
 def all_rooms() -> set[str]:
-    """Every folder of core that has modules, its root, and every plugin."""
+    """Every folder of core that has modules, its root, every library and every plugin."""
     core = {path.parent.name for path in (ROOT / "atropos_core").glob("*/__init__.py")}
-    return {"core", *core, *(path.parent.name for path in (ROOT / "plugins").glob("*/pyproject.toml"))}
+    return {"core", *core, *(path.parent.name for path in ROOT.glob("[lp]*s/*/pyproject.toml"))}
 
 
 def wrong(bugs: list[Bug]) -> list[str]:
@@ -144,7 +144,7 @@ class Tree:
         descriptor = os.open(self._output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         for standard in (1, 2):
             os.dup2(descriptor, standard)
-        paths = [str(path) for path in (self._root, *sorted((self._root / "plugins").iterdir()))]
+        paths = [str(path) for path in (self._root, *sorted(self._root.glob("[lp]*s/*/")))]
         sys.path[:0] = paths  # before the installed ones, here and in what the tests start
         os.environ["PYTHONPATH"] = os.pathsep.join(paths)
         os.chdir(self._root)

@@ -24,9 +24,9 @@ from atropos_core.builtin.config import JsonlOptions
 from atropos_core.builtin.sinks import JsonlSink
 from atropos_core.interfaces import SettledGroup, StepRecord
 from atropos_core.storage.run_records import RunRecords
-from atropos_core.testing.samples import make_group
 from atropos_core.training.batch import to_batch
 from atropos_core.types import ScoredGroup
+from atropos_testing.samples import make_group
 from benchmarks.machine import RESULTS, described
 from tests.conftest import metrics_of
 from tests.e2e.runs import finish

@@ -11,8 +11,8 @@ from typing import Any
 from atropos_core.builtin.config import JsonlOptions
 from atropos_core.builtin.sinks import JsonlSink
 from atropos_core.interfaces import SettledGroup, StepRecord
-from atropos_core.testing.samples import make_group
 from atropos_core.types import Message, ScoredGroup
+from atropos_testing.samples import make_group
 
 
 async def recorded(folder: Path, *steps: Sequence[ScoredGroup], **options: object) -> Path:

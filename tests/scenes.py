@@ -12,9 +12,9 @@ import numpy as np
 from atropos_core.config import run_file as config
 from atropos_core.launch.assemble import build, make_plan
 from atropos_core.plugins.manager import load_plugins
-from atropos_core.testing.scenes import Scene, connect
 from atropos_core.training.parts import Parts
 from atropos_core.types import Sampling
+from atropos_testing.scenes import Scene, connect
 
 
 @asynccontextmanager
@@ -34,7 +34,7 @@ async def scenes(directory: Path, name: str, trainer: Mapping[str, Any]) -> Asyn
             "trainer": {"use": "grpo", "threads": 1, **trainer},
             "bridge": {"use": name, **(bridge or {})},
             "training": training,
-            "environment": {"none": {"use": "atropos_core.testing.samples:TwoSums"}},
+            "environment": {"none": {"use": "atropos_testing.samples:TwoSums"}},
             "sink": {},
         }
         plugins = load_plugins()

@@ -61,9 +61,10 @@ def sources() -> dict[Path, Path]:
     }
     for page in sorted((REPOSITORY / "docs").rglob("*.md")):
         found[page.relative_to(REPOSITORY)] = page.relative_to(REPOSITORY / "docs")
-    for page in sorted(REPOSITORY.glob("plugins/**/README.md")):
-        inside = page.relative_to(REPOSITORY / "plugins").parent
-        found[page.relative_to(REPOSITORY)] = Path("plugins", "-".join(inside.parts)).with_suffix(".md")
+    for storey in ("libs", "plugins"):
+        for page in sorted((REPOSITORY / storey).rglob("README.md")):
+            inside = page.relative_to(REPOSITORY / storey).parent
+            found[page.relative_to(REPOSITORY)] = Path(storey, "-".join(inside.parts)).with_suffix(".md")
     return found
 
 
@@ -133,7 +134,7 @@ class Site:
         missing = chosen - self.written
         if missing:
             sys.exit(f"the navigation names pages that there are not: {', '.join(map(str, sorted(missing)))}")
-        plugins = sorted(place for place in self.written if place.parts[0] == "plugins")
+        plugins = sorted(place for place in self.written if place.parts[0] in ("libs", "plugins"))
         decisions = sorted(place for place in self.written if place.parts[0] == "decisions")
         ends = [Path("changelog.md"), Path("contributing.md")]
         left = self.written - chosen - {*plugins, *decisions, *ends, *reference}

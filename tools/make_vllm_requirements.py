@@ -61,7 +61,11 @@ def kept(requirements: list[str]) -> list[str]:
 def ours() -> list[str]:
     """What this project and its tests need."""
     needed = []
-    for file in [Path("pyproject.toml"), *sorted(Path("plugins").glob("*/pyproject.toml"))]:
+    for file in [
+        Path("pyproject.toml"),
+        *sorted(Path().glob("libs/*/pyproject.toml")),
+        *sorted(Path("plugins").glob("*/pyproject.toml")),
+    ]:
         project = tomllib.loads(file.read_text())["project"]
         needed += [*project["dependencies"], *project.get("optional-dependencies", {}).get("test", [])]
     return kept(needed)

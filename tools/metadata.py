@@ -28,8 +28,13 @@ BEGIN, END = 'license = "MIT"\n', 'requires-python = ">=3.11"\n'
 
 
 def projects(root: Path) -> list[Path]:
-    """The folder of each package."""
-    return [root, root / "distribution", *sorted(path.parent for path in (root / "plugins").glob("*/pyproject.toml"))]
+    """The folder of each package: core, the libraries, the plugins and the distribution."""
+    return [root, root / "distribution", *installed_with_core(root)]
+
+
+def installed_with_core(root: Path) -> list[Path]:
+    """The folder of each library, then of each plugin."""
+    return [path.parent for storey in ("libs", "plugins") for path in sorted((root / storey).glob("*/pyproject.toml"))]
 
 
 def shared() -> str:

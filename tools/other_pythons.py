@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from tools.metadata import REPOSITORY
+from tools.metadata import REPOSITORY, installed_with_core
 
 APART = {
     "torch",
@@ -36,7 +36,7 @@ DIFFERING = (  # asyncio's servers and pipes, processes, what is sent between th
     "tests/unit/cli/test_check.py", "tests/unit/cli/test_help.py", "tests/unit/cli/test_json.py",
     "tests/unit/cli/test_new.py::test_a_new_plugin_installs_as_a_wheel_and_is_found_by_name[environment]",
     "tests/unit/cli/test_new.py::test_a_new_plugin_passes_its_own_tests_at_once[environment]",
-    "tests/unit/guards", "tests/unit/http_server", "tests/unit/plugins", "tests/unit/processes",
+    "tests/unit/guards", "libs/http_server/tests", "tests/unit/plugins", "tests/unit/processes",
     "tests/unit/shm/test_shared_files.py", "tests/unit/storage", "tests/unit/test_codec.py", "tests/unit/test_console.py",
 )  # fmt: skip
 FOR_TESTS = (
@@ -98,7 +98,7 @@ def tests_of(projects: list[Path]) -> list[str]:
 
 def test(version: str, python: Path, wanted: argparse.Namespace) -> tuple[int, str]:
     """How pytest ended, and what it said."""
-    projects = [REPOSITORY, *without_torch(sorted(path.parent for path in REPOSITORY.glob("plugins/*/pyproject.toml")))]
+    projects = [REPOSITORY, *without_torch(installed_with_core(REPOSITORY))]
     environment = REPOSITORY / f".venv-python{version}"
     install(python, environment, projects)
     if wanted.install:

@@ -1,8 +1,8 @@
 """Give every package of this repository a version, and tag it: python -m tools.release 0.2.0
 
-The version stands in `atropos_core/__init__.py`, and in the pyproject.toml of `distribution/` and of each plugin; the range of core that
-plugins want follows it. The newest heading of CHANGELOG.md gets the version and the day. One commit, one tag: a tree that is tagged and a
-tree that says another version cannot come of it. docs/decisions/0015-one-version.md says why no build backend asks git.
+The version stands in `atropos_core/__init__.py`, and in the pyproject.toml of `distribution/`, of each library and of each plugin. The
+range of core that they require follows it. The newest heading of CHANGELOG.md gets the version and the day. There is one commit
+and one tag, so a tagged tree always says its own version. docs/decisions/0015-one-version.md says why no build backend asks git.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
 
+from tools.metadata import projects
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 CORE = Path("atropos_core/__init__.py")
 PROVIDER = Path("atropos_core/plugins/provider.py")  # the range of core that a component wants unless it says another
@@ -26,7 +28,7 @@ HEADING = re.compile(r"^## (\S+), unreleased$", re.M)
 def versions(root: Path) -> dict[Path, str]:
     """What each package says of itself, by the file that says it."""
     found = {CORE: _only(r'^__version__ = "(.+)"$', root / CORE)}
-    for path in [root / "distribution/pyproject.toml", *sorted((root / "plugins").glob("*/pyproject.toml"))]:
+    for path in [folder / "pyproject.toml" for folder in projects(root)[1:]]:
         found[path.relative_to(root)] = _only(r'^version = "(.+)"$', path)
     return found
 

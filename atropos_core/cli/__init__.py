@@ -16,7 +16,7 @@ from atropos_core.cli.guarded import GUARDED, STARTED, guarded
 from atropos_core.cli.overview import OPTIONS, Overview, name_of, show_alone
 
 OWN = {  # command -> its module here
-    "run": "run", "resume": "resume", "eval": "evaluate", "plugins": "plugins", "new": "new", "check": "check",
+    "run": "run", "resume": "resume", "eval": "evaluate", "plugins": "plugins",
     "config": "config", "doctor": "doctor", "audit": "audit", "plot": "plot", "adapter": "adapter", "export": "export",
     "completion": "completion",
 }  # fmt: skip

@@ -22,6 +22,13 @@ EXAMPLES = (
     ("atropos plugins", "what is installed"),
     ("atropos run --help", "what a command takes, with examples"),
 )
+BROUGHT_BY = {  # command -> the distribution that adds it
+    "check": "atropos-testing", "new": "atropos-testing", "view": "atropos-plugin-viewer", "plan": "atropos-plugin-trainer-grpo",
+    "quantize": "atropos-plugin-trainer-grpo", "serve": "atropos-plugin-trajectory-api", "train": "atropos-plugin-trajectory-api",
+    "env": "atropos-plugin-trajectory-api", "engine": "atropos-plugin-trajectory-api", "process": "atropos-plugin-trajectory-api",
+    "serve-agent": "atropos-plugin-agent-api", "import": "atropos-plugin-env-atroposlib", "simulate": "atropos-plugin-simulation",
+    "skyrl-env": "atropos-plugin-adapter-skyrl",
+}  # fmt: skip
 
 
 class Overview(TyperGroup):
@@ -39,6 +46,18 @@ class Overview(TyperGroup):
                 elif key := _key_of(error):
                     unknown.message += f". Keys of a run file are set with --set: --set {key}=VALUE"
                     unknown.possibilities = None
+            raise
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        try:
+            return super().resolve_command(ctx, args)
+        except UsageError as error:
+            if args and (distribution := BROUGHT_BY.get(args[0])):
+                raise UsageError(
+                    f"'{args[0]}' is a command of {distribution}, which is not installed or does not load. "
+                    f"Install it with: pip install {distribution}. `atropos plugins` shows what is broken.",
+                    ctx=error.ctx,
+                ) from None
             raise
 
     def format_help(self, ctx: Any, formatter: Any) -> None:

@@ -45,7 +45,7 @@ def plugins(
         raise ConfigError(f"there is no kind {kind!r}. There is: {', '.join(KINDS)}.")
     loaded = load_plugins()
     if name is not None:
-        from atropos_core.cli.check import kind_named
+        from atropos_core.plugins.registry import kind_named
 
         _show_one(loaded, loaded.registry.find(kind or kind_named(name, loaded.registry, list(KINDS)), name), as_json)
     else:

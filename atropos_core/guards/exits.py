@@ -86,6 +86,14 @@ def file_and_line(trace: TracebackType | None) -> str:
     return f" ({Path(found.filename).name}:{found.lineno})" if found else ""
 
 
+_callers: list[str] = []  # folders outside core whose code calls components, and so is never the component's own line
+
+
+def calls_components(folder: Path) -> None:
+    """Say that the code in this folder calls components: no line of it is shown as the place where a component failed."""
+    _callers.append(f"{folder}/")
+
+
 def _own_line(trace: TracebackType | None) -> FrameSummary | None:
     """The innermost line outside the standard library, installed packages and this one; where there is none, the line
     by which an installed package was entered, or the innermost of this one."""
@@ -93,7 +101,7 @@ def _own_line(trace: TracebackType | None) -> FrameSummary | None:
     import traceback
 
     library, ours = f"{sysconfig.get_path('stdlib')}/", f"{Path(__file__).parents[1]}/"
-    callers = tuple(f"{ours}{part}" for part in ("guards/", "launch/signals.py", "processes/", "testing/"))
+    callers = tuple(f"{ours}{part}" for part in ("guards/", "launch/signals.py", "processes/")) + tuple(_callers)
     frames = [
         frame
         for frame in traceback.extract_tb(trace)

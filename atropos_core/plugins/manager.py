@@ -27,8 +27,7 @@ from atropos_core.plugins.registry import Registry
 from atropos_core.plugins.requirements import check_core_api
 
 if TYPE_CHECKING:
-    from atropos_core.http_server.policy_server import ServePolicies
-    from atropos_core.interfaces import ServeEngine
+    from atropos_core.interfaces import CheckComponent, ServeEngine, ServePolicies
 
 GROUP = "atropos"
 CORE = "atropos-core"
@@ -92,7 +91,7 @@ class Plugins:
         found: ServeEngine = _the_one(
             self.manager.hook.atropos_engine_servers,
             "the server of a run's engines",
-            "a run with an [api] serves its engines to workers elsewhere",
+            "a run with an [api] needs a server of its engines for workers elsewhere",
             "atropos-plugin-trajectory-api",
         )
         return found
@@ -102,8 +101,18 @@ class Plugins:
         found: ServePolicies = _the_one(
             self.manager.hook.atropos_policy_servers,
             "the server of policies",
-            "an environment with a client of its own is served the policy over HTTP",
+            "an environment with a client of its own needs a server of the policy",
             "atropos-plugin-agent-api",
+        )
+        return found
+
+    def checks(self) -> CheckComponent:
+        """What checks a component against the contract of its kind. Raises as `engine_server`."""
+        found: CheckComponent = _the_one(
+            self.manager.hook.atropos_component_checks,
+            "the checks of components",
+            "checking a component needs contract tests",
+            "atropos-testing",
         )
         return found
 
@@ -115,7 +124,7 @@ def _the_one(hook: pluggy.HookCaller, what: str, why: str, distribution: str) ->
     ]
     if not found:
         raise ConfigError(
-            f"{why}, and no plugin that loads here has a server for that.",
+            f"{why}, and no installed plugin offers it.",
             remedy=f"pip install {distribution}. `atropos plugins` says what is installed, blocked or broken.",
         )
     if len(found) > 1:

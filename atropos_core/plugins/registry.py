@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import difflib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from pydantic import create_model
 from atropos_core.errors import ConfigError, PluginError, UnknownComponent
 from atropos_core.plugins.option_paths import is_path
 from atropos_core.plugins.provider import FILES_OF_ROWS, Offer
-from atropos_core.plugins.references import OBJECT, is_reference, provider_at
+from atropos_core.plugins.references import OBJECT, is_reference, kind_of, load_reference, provider_at
 from atropos_core.plugins.requirements import check_core_api
 
 
@@ -109,6 +110,49 @@ class Registry:
         field: dict[str, Any] = {provider.argument: (given.annotation, given)}
         config = create_model(provider.options.__name__, __base__=provider.options, **field)
         return dataclasses.replace(offer, provider=dataclasses.replace(provider, name=name, config=config))
+
+
+def kind_named(name: str, registry: Registry, among: Sequence[str], purpose: str = "") -> str:
+    """Return the kind, one of `among`, that has a component of this name. Raises ConfigError, UnknownComponent."""
+    taking = [of for of in among if registry.with_argument(of, name) is not None]
+    if taking:
+        return taking[0]
+    if name.endswith(".toml"):
+        raise ConfigError(
+            f"{name} is a run file, and what is looked at is one component.",
+            remedy="Name it as the run file does, and its options by --set OPTION=VALUE.",
+        )
+    if is_reference(name):
+        return _kind_of_reference(name)
+    kinds = list(dict.fromkeys(offer.kind for offer in registry.offers() if offer.provider.name == name))
+    fitting = [kind for kind in kinds if kind in among]
+    if len(fitting) > 1:
+        raise ConfigError(f"{name!r} is of the kinds {', '.join(fitting)}.", remedy=f"Say which: --kind {fitting[0]}")
+    if fitting:
+        return fitting[0]
+    for kind in among:
+        try:
+            registry.find(kind, name)  # raises what is wrong with a broken plugin of that name
+        except UnknownComponent:
+            continue
+    names = sorted({offer.provider.name for offer in registry.offers() if offer.kind in among})
+    near = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.5)
+    hint = f"Did you mean {near[0]!r}?" if near else f"Choose one of: {', '.join(names)}."
+    raise UnknownComponent(
+        f"there is no component named {name!r}{purpose}. {hint} Your own is named ./file.py:Name.",
+        remedy="`atropos plugins` lists what is installed.",
+    )
+
+
+def _kind_of_reference(reference: str) -> str:
+    """The kind of the class that a reference names."""
+    if ":" not in reference:
+        return "environment"
+    if (kind := kind_of(load_reference(reference))) is None:
+        raise ConfigError(
+            f"{reference!r} does not say of which kind it is.", remedy="Say it: --kind reward, for example."
+        )
+    return kind
 
 
 def _a(kind: str) -> str:

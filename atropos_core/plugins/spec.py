@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     import typer
 
     from atropos_core import interfaces, launchers
-    from atropos_core.http_server.policy_server import ServePolicies
     from atropos_core.plugins.provider import Provider, ResolvedModel
 
 hookimpl = pluggy.HookimplMarker("atropos")
@@ -103,8 +102,13 @@ def atropos_engine_servers() -> Iterable[interfaces.ServeEngine]:  # type: ignor
 
 
 @hookspec
-def atropos_policy_servers() -> Iterable[ServePolicies]:  # type: ignore[empty-body]
+def atropos_policy_servers() -> Iterable[interfaces.ServePolicies]:  # type: ignore[empty-body]
     """Offer the server by which an environment's own client samples from the policy: one plugin may offer one."""
+
+
+@hookspec
+def atropos_component_checks() -> Iterable[interfaces.CheckComponent]:  # type: ignore[empty-body]
+    """Offer the contract tests of components (`atropos check`): one plugin may offer them."""
 
 
 @hookspec

@@ -236,22 +236,10 @@ def check(
     skip: Sequence[str] = (),
 ) -> CheckResult:
     """Put a component through the contract of its kind: `atropos check`. Raises AtroposError for what is no component."""
-    from atropos_core import testing
-    from atropos_core.cli.check import kind_named
     from atropos_core.plugins.manager import load_plugins
-    from atropos_core.plugins.references import kind_of
 
-    if kind is None:
-        named = isinstance(component, str)
-        kind = (
-            kind_named(component, load_plugins().registry, testing.KINDS, " to check") if named else kind_of(component)
-        )
-    if kind is None:
-        raise ConfigError(
-            f"{component!r} does not say of which kind it is.", remedy='Say it: kind="reward", for example.'
-        )
-    found = kind
-    return CheckResult(found, blocking(lambda: testing.check(found, component, options, skip=skip)))
+    checks = load_plugins().checks()
+    return CheckResult(*blocking(lambda: checks(component, kind, options or {}, skip)))
 
 
 def doctor(run: str | Path | RunResult | None = None) -> CheckResult:

@@ -29,8 +29,8 @@ from atropos_core.plugins.manager import load_plugins
 from atropos_core.plugins.provider import Provider, RunContext
 from atropos_core.processes.endpoints import LocalEndpoint
 from atropos_core.processes.extension import Extension
-from atropos_core.testing.samples import make_episode, make_group, make_task
 from atropos_core.types import Sampling, Task, Tokens, TopK
+from atropos_testing.samples import make_episode, make_group, make_task
 from tests.contract.watched_tasks import SCORED
 from tests.unit import virtual_time
 from tests.warm import is_template

@@ -41,7 +41,7 @@ PRINTED_BY = {
     "atropos_core/launch/memory_remedies.py": ("run", "train", "resume", "eval", "process"),
     "plugins/trajectory_api/atropos_trajectory_api/journal/log.py": ("serve",),
     "plugins/trajectory_api/atropos_trajectory_api/journal/store.py": ("serve",),
-    "atropos_core/http_server/gate.py": ("serve", "train", "engine"),
+    "libs/http_server/atropos_http_server/gate.py": ("serve", "train", "engine"),
     "plugins/trajectory_api/atropos_trajectory_api/server/access.py": ("serve", "train", "engine"),
     "plugins/trajectory_api/atropos_trajectory_api/engine_http/server.py": ("train", "engine"),
     "plugins/trajectory_api/atropos_trajectory_api/server/serving.py": ("serve",),
@@ -89,7 +89,7 @@ def _texts_of(node: ast.AST, where: str) -> Iterator[Text]:
 @cache
 def texts() -> tuple[Text, ...]:
     found = []
-    for root in ("atropos_core", "plugins"):
+    for root in ("atropos_core", "libs", "plugins"):
         for file in sorted((REPOSITORY / root).rglob("*.py")):
             where = str(file.relative_to(REPOSITORY))
             if "/tests/" not in where and "/examples/" not in where:
@@ -211,10 +211,16 @@ def test_every_flag_that_a_text_names_is_one_of_some_command() -> None:
 
 
 @pytest.mark.parametrize(
-    "file", [*PRINTED_BY, *(f"atropos_core/cli/{name}.py" for name in ("run", "resume", "new", "check"))]
+    "file",
+    [
+        *PRINTED_BY,
+        "atropos_core/cli/run.py",
+        "atropos_core/cli/resume.py",
+        *(f"libs/testing/atropos_testing/{name}_command.py" for name in ("new", "check")),
+    ],
 )
 def test_a_flag_that_stands_alone_is_one_of_every_command_that_says_it(file: str) -> None:
-    printed_by = PRINTED_BY.get(file) or (Path(file).stem,)
+    printed_by = PRINTED_BY.get(file) or (Path(file).stem.removesuffix("_command"),)
     known = set.intersection(*(set(commands()[name]) for name in printed_by)) | OTHERS_FLAGS.keys()
     assert (REPOSITORY / file).is_file()
     wrong = [
@@ -275,7 +281,7 @@ def test_every_variable_of_the_environment_that_a_text_names_is_read() -> None:
     named: set[tuple[str, Text]] = set()
     for text in texts():
         named |= {(name, text) for name in re.findall(r"\bATROPOS_[A-Z_]+", text.content)}
-    for root in ("atropos_core", "plugins"):
+    for root in ("atropos_core", "libs", "plugins"):
         for file in (REPOSITORY / root).rglob("*.py"):
             if "/tests/" not in str(file):
                 read |= {

@@ -97,12 +97,10 @@ def test_every_name_that_a_text_says_to_import_is_there() -> None:
 def is_there(parts: list[str]) -> bool:
     """By the source, since some of it is for packages that are not installed here; packages of core by their names."""
     package, *rest = parts
-    folder = (
-        REPOSITORY / package
-        if package == "atropos_core"
-        else REPOSITORY / "plugins" / package.removeprefix("atropos_") / package
+    folder = next(
+        (one for one in [REPOSITORY / package, *REPOSITORY.glob(f"[lp]*s/*/{package}")] if one.is_dir()), None
     )
-    if not folder.is_dir():
+    if folder is None:
         return False
     while rest and (folder / rest[0]).is_dir():
         folder, rest = folder / rest[0], rest[1:]

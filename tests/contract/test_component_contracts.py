@@ -13,7 +13,7 @@ from atropos_core.errors import ConfigError, FitError, UnknownComponent
 from atropos_core.interfaces import Finding
 from atropos_core.plugins.provider import NoOptions, Provider
 from atropos_core.plugins.references import load_reference
-from atropos_core.testing import (
+from atropos_testing import (
     ContractBroken,
     bridge_contract,
     check,
@@ -25,7 +25,7 @@ from atropos_core.testing import (
     trainer_contract,
     transform_contract,
 )
-from atropos_core.testing.launchers import LauncherContract
+from atropos_testing.launchers import LauncherContract
 
 FILE = Path(__file__).parent / "broken_components.py"
 PARTS_FILE = Path(__file__).parent / "broken_parts.py"

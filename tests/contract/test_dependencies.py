@@ -1,4 +1,4 @@
-"""What a plugin's pyproject.toml has installed, some module of it imports."""
+"""What a library's or plugin's pyproject.toml has installed, some module of it imports."""
 
 from __future__ import annotations
 
@@ -13,11 +13,14 @@ import pytest
 
 from tests.conftest import REPOSITORY
 
-PLUGINS = sorted(path.parent for path in REPOSITORY.glob("plugins/*/pyproject.toml"))
+PLUGINS = sorted(
+    path.parent for storey in ("libs", "plugins") for path in REPOSITORY.glob(f"{storey}/*/pyproject.toml")
+)
 BY_ANOTHER = {  # which library that is imported does nothing without it
     ("bridge_checkpoint", "torch"): "transformers",
     ("bridge_lora", "torch"): "peft",
     ("engine_hf", "tokenizers"): "transformers",
+    ("http_server", "uvloop"): "uvicorn",
     ("env_gem", "gem-llm"): "gem",  # its module
 }
 

@@ -15,8 +15,8 @@ import pytest
 from atropos_core.errors import ConfigError
 from atropos_core.interfaces import Environment, Finding
 from atropos_core.plugins.references import load_reference
-from atropos_core.testing import ContractBroken, check, environment_contract
 from atropos_core.types import Split, Task
+from atropos_testing import ContractBroken, check, environment_contract
 
 HERE = Path(__file__).parent
 BUGS: dict[type[Environment], set[str]] = load_reference(f"{HERE / 'broken_environments.py'}:BUGS")

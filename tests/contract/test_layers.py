@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +21,8 @@ from tests.conftest import REPOSITORY
 
 CORE = REPOSITORY / "atropos_core"
 PACKAGES = {path.parent.name: path for path in (REPOSITORY / "plugins").glob("*/atropos_*") if path.is_dir()}
-CHECKED = [CORE, *PACKAGES.values(), *(REPOSITORY / "plugins").glob("*/tests")]
+LIBRARIES = {path.parent.name: path for path in (REPOSITORY / "libs").glob("*/atropos_*") if path.is_dir()}
+CHECKED = [CORE, *LIBRARIES.values(), *PACKAGES.values(), *REPOSITORY.glob("[lp]*s/*/tests")]
 CHECKED += [REPOSITORY / name for name in ("tests", "benchmarks", "tools")]
 DECISION = REPOSITORY / "docs/decisions/0014-rooms.md"
 OF_NAMEDTUPLES = {"_make", "_replace", "_fields", "_asdict"}  # public, and named so that no field is called like them
@@ -41,7 +42,7 @@ def lint(where: Path) -> subprocess.CompletedProcess[str]:
 
 @dataclass(frozen=True)
 class Copy:
-    """Core and all plugins in one folder, to plant something in."""
+    """Core, the libraries and all plugins in one folder, to plant something in."""
 
     folder: Path
 
@@ -49,15 +50,15 @@ class Copy:
 @pytest.fixture(scope="module")
 def copied(tmp_path_factory: pytest.TempPathFactory) -> Copy:
     folder = tmp_path_factory.mktemp("copy")
-    for package in (CORE, *PACKAGES.values()):
+    for package in (CORE, *LIBRARIES.values(), *PACKAGES.values()):
         shutil.copytree(package, folder / package.name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(REPOSITORY / "pyproject.toml", folder)
     return Copy(folder)
 
 
-def names_a_plugin(path: Path, own: str = "") -> str | None:
-    """The first package of a plugin, other than `own`, that is named anywhere in a file."""
-    others = "|".join(sorted(set(PACKAGES) - {own}))
+def names_a_plugin(path: Path, own: str = "", also: Iterable[str] = ()) -> str | None:
+    """The first package of a plugin, other than `own`, or of `also`, that is named anywhere in a file."""
+    others = "|".join(sorted({*PACKAGES, *also} - {own}))
     found = re.search(rf"\batropos_({others})\b", path.read_text())
     return found[0] if found else None
 
@@ -89,11 +90,12 @@ def is_private(name: str) -> bool:
 
 def test_every_package_is_in_the_contracts_of_imports():
     contracts = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["tool"]["importlinter"]
-    packages = {f"atropos_{name}" for name in PACKAGES}
-    assert set(contracts["root_packages"]) == packages | {"atropos_core"}
+    packages, libraries = ({f"atropos_{name}" for name in storey} for storey in (PACKAGES, LIBRARIES))
+    assert set(contracts["root_packages"]) == packages | libraries | {"atropos_core"}
     layers, rooms = (one["layers"] for one in contracts["contracts"])
     assert set(re.findall(r"\w+", layers[0])) == packages
-    assert layers[1:] == ["atropos_core"]
+    assert set(re.findall(r"\w+", layers[1])) == libraries
+    assert layers[2:] == ["atropos_core"]
     # that every room and module of core is in them, the contract itself sees to: it is exhaustive
     assert len(rooms) == len(re.findall(r"^\| \d+ \|", DECISION.read_text(), re.M)), (
         f"{DECISION} has a row for each layer"
@@ -110,6 +112,21 @@ PLANTED = {
         "atropos_core/launch/awake.py",
         "def f():\n    from atropos_engine_hf import engine",
         "atropos_core is not allowed to import atropos_engine_hf",
+    ),
+    "core and a library": (
+        "atropos_core/launch/awake.py",
+        "def f():\n    import atropos_testing.report",
+        "atropos_core is not allowed to import atropos_testing",
+    ),
+    "a library and a plugin": (
+        "atropos_env_kit/actions.py",
+        "import atropos_env_gem.plugin",
+        "atropos_env_kit is not allowed to import atropos_env_gem",
+    ),
+    "two libraries": (
+        "atropos_env_kit/actions.py",
+        "import atropos_http_server.gate",
+        "atropos_env_kit is not allowed to import atropos_http_server",
     ),
     "two plugins": (
         "atropos_bridge_ipc/plugin.py",
@@ -150,14 +167,18 @@ def test_an_import_the_other_way_breaks_a_contract(copied, where, line, broken):
 SCAFFOLDS = {"loss": "trainer_grpo", "sandbox": "agent_api"}  # kinds that a plugin alone takes
 
 
-def test_core_names_no_plugin_and_no_plugin_another_in_a_string_either():
-    """But for what `atropos new` writes of a kind that stands on a plugin, which names that one alone."""
-    own = {CORE / "cli/templates" / kind: plugin for kind, plugin in SCAFFOLDS.items()}
-    named = {
-        path: names_a_plugin(path, next((own[folder] for folder in path.parents if folder in own), ""))
-        for path in CORE.rglob("*")
-        if path.suffix in (".py", ".tmpl", ".toml", ".md")
-    }
+def test_core_and_libraries_name_no_plugin_and_no_plugin_another_in_a_string_either():
+    """Except the templates of `atropos new` for a kind that one plugin takes, which name that plugin."""
+    own = {LIBRARIES["testing"] / "templates" / kind: plugin for kind, plugin in SCAFFOLDS.items()}
+    named = {path: names_a_plugin(path, also=LIBRARIES) for path in CORE.rglob("*.py")}
+    for name, package in LIBRARIES.items():
+        named |= {
+            path: names_a_plugin(
+                path, next((own[folder] for folder in path.parents if folder in own), name), set(LIBRARIES) - {name}
+            )
+            for path in package.rglob("*")
+            if path.suffix in (".py", ".tmpl", ".toml", ".md")
+        }
     for name, package in PACKAGES.items():
         named |= {path: names_a_plugin(path, name) for path in package.rglob("*.py")}
     assert not {path: found for path, found in named.items() if found}
@@ -218,12 +239,10 @@ def imported(path: Path) -> Iterator[str]:
 
 
 def test_core_has_what_core_or_two_plugins_need():
-    modules = {
-        dotted(path) for path in CORE.rglob("*.py") if path.name != "__init__.py" and "templates" not in path.parts
-    }
+    modules = {dotted(path) for path in CORE.rglob("*.py") if path.name != "__init__.py"}
     used = {name for path in CORE.rglob("*.py") for name in imported(path) if name != dotted(path)}
     users: dict[str, set[str]] = {}
-    for name, package in PACKAGES.items():
+    for name, package in {**PACKAGES, **LIBRARIES}.items():
         for one in {one for path in package.rglob("*.py") for one in imported(path)}:
             users.setdefault(one, set()).add(name)
     offered = {name for name in modules if name.startswith("atropos_core.builtin.")}  # by name, in run files

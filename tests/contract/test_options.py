@@ -29,8 +29,8 @@ from atropos_core.health.checks import checks
 from atropos_core.interfaces import TaskSource
 from atropos_core.plugins.manager import load_plugins
 from atropos_core.plugins.provider import RunContext
-from atropos_core.testing.samples import make_group, make_groups
 from atropos_core.types import Task
+from atropos_testing.samples import make_group, make_groups
 from tests.contract import observed
 from tests.unit.health.test_checks import SICK, healthy
 
@@ -566,13 +566,13 @@ tests/worlds/test_gem.py::test_all_rollouts_of_a_task_begin_alike_and_tasks_diff
   environment gem: id seed
 tests/worlds/test_gem.py::test_parameters_reach_gem
   environment gem: parameters
-tests/unit/rollouts/test_stepping.py::test_the_action_is_put_into_the_template_and_one_that_is_not_found_is_empty_and_counted
+libs/env_kit/tests/test_stepping.py::test_the_action_is_put_into_the_template_and_one_that_is_not_found_is_empty_and_counted
   environment gem: action pattern template
-tests/unit/rollouts/test_stepping.py::test_the_system_message_comes_first_and_an_episode_is_cut_off_at_max_turns
+libs/env_kit/tests/test_stepping.py::test_the_system_message_comes_first_and_an_episode_is_cut_off_at_max_turns
   environment gem: system max_turns
-tests/unit/rollouts/test_stepping.py::test_a_score_of_success_is_correct
+libs/env_kit/tests/test_stepping.py::test_a_score_of_success_is_correct
   environment gem: success
-tests/unit/rollouts/test_stepping.py::test_tasks_are_seeds_that_differ_by_split_index_and_option
+libs/env_kit/tests/test_stepping.py::test_tasks_are_seeds_that_differ_by_split_index_and_option
   environment gem: tasks held_out
 tests/worlds/test_gem.py::test_a_step_that_takes_too_long_fails_by_name
   environment gem: step_deadline_s
@@ -644,11 +644,11 @@ tests/worlds/test_openenv.py::test_a_step_that_is_late_fails_its_rollout_and_its
   environment openenv: step_deadline_s
 plugins/env_openenv/tests/test_options.py::test_a_server_that_never_answers_is_given_up
   environment openenv: connect_deadline_s
-tests/unit/rollouts/test_stepping.py::test_the_action_is_put_into_the_template_and_one_that_is_not_found_is_empty_and_counted
+libs/env_kit/tests/test_stepping.py::test_the_action_is_put_into_the_template_and_one_that_is_not_found_is_empty_and_counted
   environment openenv: action pattern template
-tests/unit/rollouts/test_stepping.py::test_a_score_of_success_is_correct
+libs/env_kit/tests/test_stepping.py::test_a_score_of_success_is_correct
   environment openenv: success
-tests/unit/rollouts/test_stepping.py::test_tasks_are_seeds_that_differ_by_split_index_and_option
+libs/env_kit/tests/test_stepping.py::test_tasks_are_seeds_that_differ_by_split_index_and_option
   environment openenv: tasks held_out seed
 tests/verifiers/test_v0.py::test_its_arguments_reach_load_environment_and_success_is_what_counts_as_correct
   environment verifiers: id folder config datasets success
@@ -662,13 +662,13 @@ tests/worlds/test_textarena.py::test_a_game_that_is_cut_off_has_no_winner_and_al
   environment textarena: max_turns seed
 tests/worlds/test_textarena.py::test_a_game_that_is_not_there_or_takes_too_long_is_named
   environment textarena: step_deadline_s
-tests/unit/rollouts/test_stepping.py::test_the_action_is_put_into_the_template_and_one_that_is_not_found_is_empty_and_counted
+libs/env_kit/tests/test_stepping.py::test_the_action_is_put_into_the_template_and_one_that_is_not_found_is_empty_and_counted
   environment textarena: action pattern template
-tests/unit/rollouts/test_stepping.py::test_the_system_message_comes_first_and_an_episode_is_cut_off_at_max_turns
+libs/env_kit/tests/test_stepping.py::test_the_system_message_comes_first_and_an_episode_is_cut_off_at_max_turns
   environment textarena: system
-tests/unit/rollouts/test_stepping.py::test_a_score_of_success_is_correct
+libs/env_kit/tests/test_stepping.py::test_a_score_of_success_is_correct
   environment textarena: success
-tests/unit/rollouts/test_stepping.py::test_tasks_are_seeds_that_differ_by_split_index_and_option
+libs/env_kit/tests/test_stepping.py::test_tasks_are_seeds_that_differ_by_split_index_and_option
   environment textarena: tasks held_out
 tests/worlds/test_reasoning_gym.py::test_a_mixture_has_its_parts_by_weight_and_levels_that_a_prior_reads
   environment reasoning_gym: mixture parameters levels tasks

@@ -13,7 +13,7 @@ import pytest
 
 from tests.conftest import REPOSITORY
 
-PACKAGES = [REPOSITORY / "atropos_core", *(REPOSITORY / "plugins").glob("*/atropos_*")]
+PACKAGES = [REPOSITORY / "atropos_core", *REPOSITORY.glob("libs/*/atropos_*"), *REPOSITORY.glob("plugins/*/atropos_*")]
 STAYS = {  # the same word for another thing
     ("Source", "atropos_core/rollouts/source.py"): "where the loop's groups come from",
 }

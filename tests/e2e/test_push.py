@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from atropos_core.storage.checkpoint import Checkpoints
-from atropos_core.testing.samples import make_group
+from atropos_testing.samples import make_group
 from tests.conftest import REPOSITORY
 from tests.recorded_runs import recorded
 

@@ -14,6 +14,7 @@ PATTERNS = (
     "docs/coming-from/*.md",
     "docs/tutorial/*.md",
     "distribution/README.md",
+    "libs/*/README.md",
     "plugins/*/README.md",
 )
 PAGES = [path for pattern in PATTERNS for path in sorted(REPOSITORY.glob(pattern))]

@@ -52,7 +52,11 @@ def resolved(schema: Any) -> dict[str, Any]:
 
 @cache
 def words_of_code() -> str:
-    files = [*(REPOSITORY / "atropos_core").rglob("*.py"), *(REPOSITORY / "plugins").glob("*/atropos_*/**/*.py")]
+    files = [
+        *(REPOSITORY / "atropos_core").rglob("*.py"),
+        *REPOSITORY.glob("libs/*/atropos_*/**/*.py"),
+        *REPOSITORY.glob("plugins/*/atropos_*/**/*.py"),
+    ]
     return "\n".join(path.read_text() for path in files) + (REPOSITORY / "docs/run-file.md").read_text()
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from atropos_core.cli.new import KINDS
+from atropos_testing.new_command import KINDS
 from tests.conftest import REPOSITORY, in_front
 from tests.unit.cli.test_new import PYTHON, every_kind, installed, ok
 

@@ -1,4 +1,4 @@
-"""Every name that plugins take from core, with its signature and the module that they take it from, as lines of text.
+"""Every name that plugins take from core and the libraries, with its signature and the module that they take it from, as lines of text.
 
 `python -m tests.pins.names` writes names.txt anew. A module that moves changes the second column alone; whatever else changes is a
 change for those who wrote plugins. Plugins are read, not imported, so that none of what they need must be installed.
@@ -20,22 +20,25 @@ from pydantic import BaseModel
 
 from tests.conftest import REPOSITORY
 
+SHARED = {"atropos_core", "atropos_env_kit", "atropos_http_server", "atropos_testing"}
 RECORDED = Path(__file__).with_name("names.txt")
 
 
 def taken(path: Path) -> Iterator[tuple[str, str]]:
-    """(module, name) of everything that a file takes from core; of an imported module, what is read of it."""
+    """(module, name) of everything that a file takes from core or a library; of an imported module, what is read of it."""
     tree = ast.parse(path.read_text())
     modules: dict[str, str] = {}
     for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "atropos_core":
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in SHARED:
             for alias in node.names:
                 if isinstance(read(str(node.module), alias.name), ModuleType):
                     modules[alias.asname or alias.name] = f"{node.module}.{alias.name}"
                 else:
                     yield str(node.module), alias.name
         elif isinstance(node, ast.Import):
-            modules |= {alias.asname or alias.name: alias.name for alias in node.names if "atropos_core" in alias.name}
+            modules |= {
+                alias.asname or alias.name: alias.name for alias in node.names if alias.name.split(".")[0] in SHARED
+            }
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and (module := modules.get(ast.unparse(node.value))):
             yield module, node.attr

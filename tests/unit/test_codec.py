@@ -19,7 +19,6 @@ from atropos_core.codec import MAX_IMPLIED_BYTES, PREFIX_BYTES, decode, encode, 
 from atropos_core.codec import frames as codec
 from atropos_core.errors import DataError
 from atropos_core.interfaces import ModelInfo
-from atropos_core.testing.samples import make_groups
 from atropos_core.training.batch import to_batch
 from atropos_core.types import (
     Column,
@@ -34,6 +33,7 @@ from atropos_core.types import (
     Task,
     TopK,
 )
+from atropos_testing.samples import make_groups
 
 arrays = hnp.arrays(
     st.sampled_from([np.bool_, np.int8, np.int32, np.int64, np.uint16, np.float16, np.float32, np.float64, ">i4"]),

@@ -16,8 +16,9 @@ from tests.conftest import REPOSITORY
 
 CORE = REPOSITORY / "atropos_core"
 PLUGINS = sorted(path.parent for path in (REPOSITORY / "plugins").glob("*/pyproject.toml"))
+LIBRARIES = sorted(path.parent for path in (REPOSITORY / "libs").glob("*/pyproject.toml"))
 FRAMEWORKS = {"torch", "transformers", "peft", "vllm", "skyrl", "gem", "ray", "datasets"}
-LIGHT = {"atropos_core", "numpy", "pydantic", "pluggy", "typer"}  # typer for a plugin's commands
+LIGHT = {"atropos_core", "numpy", "pydantic", "pluggy", "typer", "atropos_env_kit"}  # typer for a plugin's commands
 
 
 def imports(path: Path) -> Iterator[str]:
@@ -32,14 +33,13 @@ def imports(path: Path) -> Iterator[str]:
 def test_core_imports_no_framework_and_no_plugin():
     ours = {f"atropos_{plugin.name}" for plugin in PLUGINS}
     for path in CORE.rglob("*.py"):
-        if "templates" not in path.parts:
-            assert not (FRAMEWORKS | ours) & set(imports(path)), path
+        assert not (FRAMEWORKS | ours) & set(imports(path)), path
 
 
 def test_only_the_command_line_and_the_console_import_typer_and_rich():
     allowed = {CORE / "console.py", CORE / "plugins" / "spec.py"}  # which names typer's type for checkers alone
     for path in CORE.rglob("*.py"):
-        if path not in allowed and path.parent != CORE / "cli" and "templates" not in path.parts:
+        if path not in allowed and path.parent != CORE / "cli":
             assert not {"typer", "rich"} & set(imports(path)), path
 
 
@@ -52,6 +52,16 @@ def test_a_plugin_describes_itself_without_anything_heavy_and_imports_no_other_p
         if path.name in ("plugin.py", "config.py"):
             heavy = set(imports(path)) - LIGHT - {package.name} - set(sys.stdlib_module_names)
             assert not heavy, (path, heavy)
+
+
+@pytest.mark.parametrize("library", LIBRARIES, ids=lambda library: library.name)
+def test_every_name_of_a_library_derives_from_its_folder_and_it_imports_no_framework(library):
+    project = tomllib.loads((library / "pyproject.toml").read_text())
+    assert project["project"]["name"] == f"atropos-{library.name.replace('_', '-')}"
+    [package] = project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+    assert package == f"atropos_{library.name}"
+    for path in (library / package).rglob("*.py"):
+        assert not (FRAMEWORKS - {"datasets"}) & set(imports(path)), path
 
 
 @pytest.mark.parametrize("plugin", PLUGINS, ids=lambda plugin: plugin.name)

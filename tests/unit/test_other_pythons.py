@@ -49,7 +49,10 @@ def test_a_version_that_is_not_there_is_named(tmp_path):
 def test_what_stands_on_torch_is_not_installed():
     names = {
         path.name
-        for path in other_pythons.without_torch(path.parent for path in REPOSITORY.glob("plugins/*/pyproject.toml"))
+        for path in other_pythons.without_torch(
+            path.parent
+            for path in [*REPOSITORY.glob("libs/*/pyproject.toml"), *REPOSITORY.glob("plugins/*/pyproject.toml")]
+        )
     }
     assert {"env_gsm8k", "trajectory_api", "agent_api"} <= names
     assert not {"engine_hf", "trainer_grpo", "bridge_ipc", "bridge_delta", "env_verifiers", "launcher_ray"} & names

@@ -26,7 +26,7 @@ WHO = ("-c", "user.name=a", "-c", "user.email=a@b")
 
 def test_every_package_says_the_version_of_core_and_wants_a_core_of_that_version():
     said = release.versions(REPOSITORY)
-    assert len(said) == 2 + len(list((REPOSITORY / "plugins").glob("*/pyproject.toml")))
+    assert len(said) == 2 + len(list(REPOSITORY.glob("[lp]*s/*/pyproject.toml")))
     assert set(said.values()) == {atropos_core.__version__}
     assert release.core_range(Version(atropos_core.__version__)) == CORE_API
     for path in said.keys() - {release.CORE}:
@@ -65,7 +65,14 @@ def checkout(tmp_path, monkeypatch) -> Path:
     root = tmp_path / "checkout"
     kept = ("atropos_core", "pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md")
     files = git(
-        REPOSITORY, "ls-files", "--", *kept, "distribution", "plugins/sink_csv", "plugins/*/pyproject.toml"
+        REPOSITORY,
+        "ls-files",
+        "--",
+        *kept,
+        "distribution",
+        "plugins/sink_csv",
+        "libs/*/pyproject.toml",
+        "plugins/*/pyproject.toml",
     ).splitlines()
     for name in files:
         (root / name).parent.mkdir(parents=True, exist_ok=True)

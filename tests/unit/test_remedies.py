@@ -24,8 +24,6 @@ from atropos_core.exports.hugging_face import Hub
 from atropos_core.exports.policy import checkpoint_of, export_policy
 from atropos_core.exports.selection import Selection
 from atropos_core.group_schema import check_task
-from atropos_core.http_server.tls import tls_context
-from atropos_core.http_server.tokens import read_server_token
 from atropos_core.hub.diagnostics import check_fits
 from atropos_core.hub.records import Label, Limits
 from atropos_core.launch.supervisor import make_directory
@@ -34,6 +32,8 @@ from atropos_core.scripting.arguments import Arguments
 from atropos_core.shm.socket import listen
 from atropos_core.storage.run_records import RunRecords
 from atropos_core.types import Task
+from atropos_http_server.tls import tls_context
+from atropos_http_server.tokens import read_server_token
 
 
 def raised(error: BaseException | None) -> None:

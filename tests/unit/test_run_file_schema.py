@@ -45,7 +45,7 @@ RUN_FILES = [
     *((str(block), block.text) for block in BLOCKS if block.language == "toml" and tables(block.text)),
     *(
         (str(path.relative_to(REPOSITORY)), path.read_text())
-        for folder in ("tests", "benchmarks", "docs", "plugins")
+        for folder in ("tests", "benchmarks", "docs", "libs", "plugins")
         for path in sorted((REPOSITORY / folder).rglob("*.toml"))
         if tables(path.read_text())
     ),

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from atropos_core.errors import ConfigError, RemoteError
-from atropos_core.testing import check
 from atropos_core.types import Episode, Failed
+from atropos_testing import check
 from tests.verifiers.scenes import HERE, TINY, child_of, in_ledger, opened, sampled, scripted, sums
 from tests.worlds.training import train
 

@@ -106,7 +106,7 @@ def plan_of(model: Path, bridge: str, changes: dict[str, Any] | None = None) -> 
         "engine": {"use": "vllm", "threads": 1},
         "trainer": {"use": "grpo", "threads": 1, "learning_rate": 1e-2, "max_grad_norm": 10.0},
         "bridge": {"use": bridge},
-        "environment": {"none": {"use": "atropos_core.testing.samples:TwoSums"}},
+        "environment": {"none": {"use": "atropos_testing.samples:TwoSums"}},
         "sink": {},
     }
     for section, different in (changes or {}).items():

@@ -13,12 +13,12 @@ import pytest
 from gem.envs.registration import ENV_REGISTRY
 
 from atropos_core.errors import ConfigError, DataError, DeadlineExceeded, WorkerLost
-from atropos_core.rollouts.step_host import Seeded
-from atropos_core.testing import check
-from atropos_core.testing.scripted import Script, ScriptedPolicy
 from atropos_env_gem.config import GemOptions
 from atropos_env_gem.environment import Gem
 from atropos_env_gem.episodes import GemEpisode
+from atropos_env_kit.step_host import Seeded
+from atropos_testing import check
+from atropos_testing.scripted import Script, ScriptedPolicy
 from tests.worlds.readme import run_table
 from tests.worlds.training import train
 

@@ -17,10 +17,10 @@ import pytest
 
 from atropos_core.errors import ConfigError, DeadlineExceeded, WorkerLost
 from atropos_core.plugins.provider import RunContext
-from atropos_core.testing import check
-from atropos_core.testing.scripted import Script, ScriptedPolicy
 from atropos_env_openenv.config import OpenenvOptions
 from atropos_env_openenv.environment import OpenEnv
+from atropos_testing import check
+from atropos_testing.scripted import Script, ScriptedPolicy
 from tests.worlds.readme import run_table
 from tests.worlds.training import train
 

@@ -11,9 +11,9 @@ import psutil
 import pytest
 
 from atropos_core.errors import ConfigError, DataError, DeadlineExceeded, WorkerLost
-from atropos_core.testing import check
 from atropos_env_reasoning_gym.config import ReasoningGymOptions
 from atropos_env_reasoning_gym.environment import ReasoningGym
+from atropos_testing import check
 from tests.worlds.training import train
 
 TRAINED: dict[

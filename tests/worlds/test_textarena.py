@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from atropos_core.errors import ConfigError, DeadlineExceeded
-from atropos_core.testing import check
-from atropos_core.testing.scripted import Script, ScriptedPolicy, to_ids
 from atropos_core.types import Episode
 from atropos_env_textarena.config import TextarenaOptions
 from atropos_env_textarena.environment import Textarena
+from atropos_testing import check
+from atropos_testing.scripted import Script, ScriptedPolicy, to_ids
 from tests.worlds.readme import run_table
 from tests.worlds.training import train
 

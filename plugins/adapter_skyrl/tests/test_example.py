@@ -12,7 +12,7 @@ from atropos_adapter_skyrl.config import SkyRLOptions
 from atropos_core.config.run_file import load, read_file
 from atropos_core.plugins.provider import RunContext
 from atropos_core.plugins.references import load_reference
-from atropos_core.testing import environment_contract
+from atropos_testing import environment_contract
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 FILE = EXAMPLES / "tool/calculator.py"

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from atropos_core.testing import adapter_contract
+from atropos_testing import adapter_contract
 
 test_contract = adapter_contract("skyrl")

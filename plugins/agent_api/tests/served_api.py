@@ -15,8 +15,8 @@ from atropos_agent_api.sessions.options import SessionOptions
 from atropos_agent_api.sessions.session import Session
 from atropos_agent_api.sessions.sessions import Sessions
 from atropos_agent_api.tokens.formats import TemplateFormat
-from atropos_core.http_server.server import RunningServer
 from atropos_core.rollouts.tokenizer import ChatTokenizer
+from atropos_http_server.server import RunningServer
 from plugins.agent_api.tests.ledger_engine import LedgerEngine, policy_of
 
 Says = Callable[[str, int], str]

@@ -9,7 +9,7 @@ import pytest
 from atropos_agent_api.dialects import chat, completions, messages, responses, values
 from atropos_agent_api.server import app, hints, requests, running
 from atropos_agent_api.sessions import limits
-from atropos_core.http_server import gate
+from atropos_http_server import gate
 from tests.conftest import REPOSITORY
 from tools.make_agent_api_tables import page
 

@@ -25,8 +25,8 @@ from atropos_agent_api.tokens.formats import TemplateFormat
 from atropos_core.builtin.plugin import TOY_MODEL
 from atropos_core.errors import AtroposError, ConfigError, DataError
 from atropos_core.plugins.provider import RunContext
-from atropos_core.testing.scripted import Script, ScriptedPolicy
 from atropos_core.types import Episode, Sampling, Task
+from atropos_testing.scripted import Script, ScriptedPolicy
 
 PROGRAMS = Path(__file__).with_name("agent_programs.py")
 GRADERS = Path(__file__).with_name("graders.py")

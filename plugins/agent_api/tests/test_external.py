@@ -26,8 +26,8 @@ from atropos_agent_api.environment.build import build
 from atropos_core.builtin.plugin import TOY_MODEL
 from atropos_core.errors import ConfigError, DataError, DeadlineExceeded, SandboxError
 from atropos_core.plugins.provider import RunContext
-from atropos_core.testing.scripted import Script, ScriptedPolicy
 from atropos_core.types import Episode
+from atropos_testing.scripted import Script, ScriptedPolicy
 from plugins.agent_api.tests.test_environment import FOUR, tasks_file
 from plugins.agent_api.tests.test_hostile_values import RAW
 

@@ -14,8 +14,8 @@ from atropos_agent_api.sessions.session import Session
 from atropos_agent_api.tokens.model_formats import ModelFormats
 from atropos_agent_api.tokens.openings import opening_of
 from atropos_core.errors import ConfigError
-from atropos_core.testing.scripted import Script, ScriptedPolicy
 from atropos_core.types import Task
+from atropos_testing.scripted import Script, ScriptedPolicy
 from plugins.agent_api.tests.families import write
 from plugins.agent_api.tests.ledger_engine import LedgerEngine, policy_of
 

@@ -16,9 +16,9 @@ from atropos_core.builtin.plugin import TOY_MODEL
 from atropos_core.errors import FitError
 from atropos_core.interfaces import Finding
 from atropos_core.plugins.provider import RunContext
-from atropos_core.testing import environment_contract
-from atropos_core.testing.replies import EMPTY
-from atropos_core.testing.scripted import ScriptedPolicy
+from atropos_testing import environment_contract
+from atropos_testing.replies import EMPTY
+from atropos_testing.scripted import ScriptedPolicy
 
 PROGRAM = Path(__file__).with_name("agent_programs.py")
 NAMES = [*PROGRAMS, NEIGHBOUR]

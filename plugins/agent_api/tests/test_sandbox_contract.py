@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from atropos_core.errors import FitError
-from atropos_core.testing import check, sandbox_contract
+from atropos_testing import check, sandbox_contract
 from plugins.agent_api.tests.broken_sandboxes import SANDBOXES
 
 test_process = sandbox_contract("process")

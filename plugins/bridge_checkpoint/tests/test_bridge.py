@@ -14,8 +14,8 @@ from atropos_bridge_checkpoint.config import CheckpointBridgeOptions
 from atropos_bridge_checkpoint.plugin import build
 from atropos_core.errors import AtroposError, CheckpointError, DeadlineExceeded, FitError, WeightsMismatch
 from atropos_core.plugins.provider import RunContext
-from atropos_core.testing import bridge_contract
 from atropos_core.types import Sampling
+from atropos_testing import bridge_contract
 from tests.scenes import differences, update
 
 test_contract = bridge_contract("checkpoint", engine="hf", trainer="grpo")

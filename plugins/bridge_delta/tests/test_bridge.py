@@ -17,8 +17,8 @@ from atropos_bridge_delta.config import DeltaBridgeOptions
 from atropos_bridge_delta.plugin import build
 from atropos_core.errors import AtroposError, DeadlineExceeded, FitError, ProcessDied, WeightsMismatch
 from atropos_core.plugins.provider import RunContext
-from atropos_core.testing import bridge_contract
 from atropos_core.types import Sampling
+from atropos_testing import bridge_contract
 from tests.scenes import differences, update
 
 test_contract = bridge_contract("delta", engine="hf", trainer="grpo")

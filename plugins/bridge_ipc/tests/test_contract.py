@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from atropos_core.testing import bridge_contract
+from atropos_testing import bridge_contract
 
 test_contract = bridge_contract("ipc", engine="hf", trainer="grpo")

@@ -11,7 +11,7 @@ from atropos_bridge_lora.bridge import LoraBridge
 from atropos_bridge_lora.config import LoraBridgeOptions
 from atropos_bridge_lora.plugin import transports
 from atropos_core.plugins.provider import Provider
-from atropos_core.testing import bridge_contract, check
+from atropos_testing import bridge_contract, check
 
 test_contract = bridge_contract("lora", engine="hf", trainer="grpo")
 

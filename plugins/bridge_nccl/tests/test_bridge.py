@@ -21,8 +21,8 @@ from atropos_bridge_nccl.plugin import build
 from atropos_core.errors import DeadlineExceeded, FitError, ProcessDied, WeightsMismatch
 from atropos_core.plugins.provider import RunContext
 from atropos_core.processes.endpoints import LocalEndpoint
-from atropos_core.testing import bridge_contract
 from atropos_core.types import Sampling
+from atropos_testing import bridge_contract
 from tests.scenes import differences, update
 
 test_contract = bridge_contract("nccl", engine="hf", trainer="grpo")

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 
 from atropos_core.errors import ConfigError, DataError
 from atropos_core.interfaces import Marked, Measured, TaskSource
-from atropos_core.testing import curriculum_contract
-from atropos_core.testing.samples import make_group
 from atropos_core.types import Draw, ScoredGroup, Task
 from atropos_curriculum import config
 from atropos_curriculum.curriculum import AdaptiveCurriculum
 from atropos_curriculum.outcome import evidence_of
 from atropos_curriculum.strategies import strategy_of
+from atropos_testing import curriculum_contract
+from atropos_testing.samples import make_group
 
 OPTIONS: dict[str, type[config.CurriculumOptions]] = {
     "easy_first": config.EasyFirstOptions,

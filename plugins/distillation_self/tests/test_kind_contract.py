@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from atropos_core.testing import teacher_contract
+from atropos_testing import teacher_contract
 
 test_contract = teacher_contract("self", options={"engine": {"use": "toy"}, "shows": ["answer"]})

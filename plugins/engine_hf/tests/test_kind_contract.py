@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from atropos_core.testing import engine_contract
+from atropos_testing import engine_contract
 
 test_contract = engine_contract("hf")

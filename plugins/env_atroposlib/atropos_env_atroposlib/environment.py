@@ -15,13 +15,13 @@ from atropos_core.group_schema import check_metric_name
 from atropos_core.interfaces import Environment, Policy
 from atropos_core.plugins.provider import RunContext
 from atropos_core.processes.child import Child
-from atropos_core.rollouts.numbered_tasks import NumberedTasks
 from atropos_core.rollouts.stop_texts import end_at_stop
 from atropos_core.rollouts.tokenizer import ChatTokenizer
 from atropos_core.seeds import derive
 from atropos_core.types import Completion, Episode, Failed, Metrics, Sampling, Split, Task, Tokens
 from atropos_env_atroposlib.matching import Matcher, Sampled
 from atropos_env_atroposlib.options import AtroposlibOptions
+from atropos_env_kit.numbered_tasks import NumberedTasks
 
 EVALUATION = "evaluation"
 COLLECT_DEADLINE_S = 24 * 3600.0  # the run's own deadline of a rollout comes first

@@ -16,9 +16,9 @@ import numpy as np
 from atropos_core.errors import ConfigError, DataError
 from atropos_core.guards.deadlines import within
 from atropos_core.processes.child_main import Host, main
-from atropos_core.rollouts.local_datasets import serve_datasets
 from atropos_core.storage.atomic import append_lines
 from atropos_core.types import Completion
+from atropos_env_kit.local_datasets import serve_datasets
 
 SAMPLE_DEADLINE_S = 3600.0  # the rollout's own deadline comes first
 KEPT = ("tokens", "masks", "scores", "advantages", "ref_logprobs", "messages", "overrides", "group_overrides")

@@ -15,11 +15,11 @@ from atropos_core.errors import ConfigError, DataError
 from atropos_core.interfaces import Score
 from atropos_core.plugins.manager import load_plugins
 from atropos_core.rollouts.replies import message_of
-from atropos_core.testing.replies import ORACLE
-from atropos_core.testing.scripted import ScriptedPolicy
 from atropos_core.types import Task
 from atropos_env_dataset.config import DatasetOptions
 from atropos_env_dataset.environment import Dataset
+from atropos_testing.replies import ORACLE
+from atropos_testing.scripted import ScriptedPolicy
 from tests.tricky_answers import NOT_ONE_NUMBER, NUMBERS
 
 LABEL = "environment.mine"

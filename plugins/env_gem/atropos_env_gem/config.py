@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import Field
 
-from atropos_core.rollouts.stepping import SteppingOptions
+from atropos_env_kit.stepping import SteppingOptions
 
 
 class GemOptions(SteppingOptions):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from atropos_core.rollouts.step_process import StepProcess
-from atropos_core.rollouts.stepping import Stepped, SteppedEnvironment
 from atropos_env_gem.config import GemOptions
+from atropos_env_kit.step_process import StepProcess
+from atropos_env_kit.stepping import Stepped, SteppedEnvironment
 
 
 class Gem(SteppedEnvironment):

@@ -9,7 +9,7 @@ import gem
 from gem.envs.registration import ENV_REGISTRY
 
 from atropos_core.errors import DataError
-from atropos_core.rollouts.step_host import Shown, StepHost
+from atropos_env_kit.step_host import Shown, StepHost
 
 
 class GemEpisode:

@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from atropos_core.testing import environment_contract
-from atropos_core.testing.scripted import Script, ScriptedPolicy
 from atropos_core.types import Episode
 from atropos_env_gsm8k.calculator import CODES, Calculator, calculate, problem
+from atropos_testing import environment_contract
+from atropos_testing.scripted import Script, ScriptedPolicy
 
 test_contract = environment_contract("calculator")
 

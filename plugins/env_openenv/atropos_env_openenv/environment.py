@@ -9,8 +9,8 @@ from typing import Any
 from atropos_core import console
 from atropos_core.errors import ConfigError
 from atropos_core.plugins.provider import RunContext
-from atropos_core.rollouts.stepping import Stepped, SteppedEnvironment, Turn, raised_on_action
 from atropos_core.types import Message
+from atropos_env_kit.stepping import Stepped, SteppedEnvironment, Turn, raised_on_action
 from atropos_env_openenv.config import OpenenvOptions
 from atropos_env_openenv.sessions import OF_ACTIONS, RAISED, Refused, Session, Sessions
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from atropos_core.interfaces import Policy
-from atropos_core.rollouts.step_process import StepProcess
-from atropos_core.rollouts.stepping import Match, Stepped, SteppedEnvironment, run_matches
 from atropos_core.seeds import derive
 from atropos_core.types import Episode, Failed, Task
+from atropos_env_kit.step_process import StepProcess
+from atropos_env_kit.stepping import Match, Stepped, SteppedEnvironment, run_matches
 from atropos_env_textarena.config import TextarenaOptions
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import textarena
 from textarena.envs.registration import ENV_REGISTRY
 
-from atropos_core.rollouts.step_host import Shown, StepHost
+from atropos_env_kit.step_host import Shown, StepHost
 
 RAW = "-raw"  # of an id: without the wrappers, which write all that was ever shown as one text
 BOARD, ACTION = textarena.ObservationType.GAME_BOARD, textarena.ObservationType.PLAYER_ACTION

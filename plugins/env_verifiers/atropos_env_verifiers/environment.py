@@ -10,8 +10,7 @@ from typing import Any
 
 from atropos_core import console
 from atropos_core.errors import AtroposError, ConfigError, DataError, ProcessDied, RemoteError
-from atropos_core.http_server.policy_server import PolicyServer, PolicySession
-from atropos_core.interfaces import Environment, Policy
+from atropos_core.interfaces import Environment, Policy, PolicyServer, PolicySession
 from atropos_core.plugins.manager import load_plugins
 from atropos_core.plugins.provider import RunContext
 from atropos_core.processes.child import Child

@@ -18,7 +18,7 @@ from typing import Any
 from atropos_core.errors import AtroposError, ConfigError, DataError
 from atropos_core.guards.deadlines import within
 from atropos_core.processes.child_main import Host, main
-from atropos_core.rollouts.local_datasets import serve_datasets
+from atropos_env_kit.local_datasets import serve_datasets
 from atropos_env_verifiers.contract import Access, Contract, Part, digest
 
 CHUNK = 500  # tasks in one answer

@@ -13,10 +13,10 @@ from pydantic import ValidationError
 from atropos_core.builtin.config import GroupAdvantageOptions
 from atropos_core.builtin.transforms import DropFlat, GroupAdvantage
 from atropos_core.errors import ConfigError, DataError
-from atropos_core.testing import transform_contract
-from atropos_core.testing.samples import make_episode, make_group
 from atropos_normalization.config import EqualGroupOptions, LengthPenaltyOptions
 from atropos_normalization.lengths import EqualGroup, LengthPenalty, against_the_group, beyond, lengths
+from atropos_testing import transform_contract
+from atropos_testing.samples import make_episode, make_group
 
 test_length_penalty_contract = transform_contract("length_penalty")
 test_length_penalty_contract_by_the_token = transform_contract(

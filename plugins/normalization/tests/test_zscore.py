@@ -14,10 +14,10 @@ from pydantic import ValidationError
 from atropos_core.builtin.config import GroupAdvantageOptions
 from atropos_core.builtin.transforms import GroupAdvantage
 from atropos_core.errors import ConfigError
-from atropos_core.testing import transform_contract
-from atropos_core.testing.samples import make_group, make_groups
 from atropos_normalization.config import ZScoreOptions
 from atropos_normalization.zscore import ZScore, why_it_cannot_matter
+from atropos_testing import transform_contract
+from atropos_testing.samples import make_group, make_groups
 
 test_contract = transform_contract("zscore")
 test_contract_from_the_first_sample = transform_contract("zscore", options={"warm_up": 2, "clip": 1.0})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from atropos_core.testing import environment_contract, trainer_contract
+from atropos_testing import environment_contract, trainer_contract
 
 test_trainer = trainer_contract("gepa", options={"proposer": "first_words"}, skip=["learns"])
 test_environment = environment_contract("prompted", options={"environment": "gsm8k", "prompt": "Think."})

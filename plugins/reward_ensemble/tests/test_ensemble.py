@@ -18,12 +18,12 @@ from pydantic import ValidationError
 from atropos_core.builtin.plugin import TOY_MODEL
 from atropos_core.errors import CheckpointError, ConfigError, DataError
 from atropos_core.plugins.provider import RunContext
-from atropos_core.testing import reward_contract
-from atropos_core.testing.samples import make_episode, make_task
 from atropos_core.types import Episode, Task
 from atropos_reward_ensemble.config import EnsembleOptions
 from atropos_reward_ensemble.ensemble import Ensemble
 from atropos_reward_ensemble.plugin import build_ensemble
+from atropos_testing import reward_contract
+from atropos_testing.samples import make_episode, make_task
 from tests.conftest import in_front, plant
 
 Make = Callable[..., Ensemble]

@@ -17,12 +17,12 @@ from pydantic import ValidationError
 from atropos_core.builtin.plugin import TOY_MODEL
 from atropos_core.errors import DataError
 from atropos_core.plugins.provider import RunContext
-from atropos_core.testing import reward_contract
-from atropos_core.testing.samples import make_episode, make_task
 from atropos_reward_ensemble.config import EnsembleOptions, JudgeOptions
 from atropos_reward_ensemble.judge import Judge
 from atropos_reward_ensemble.missing import MissingRatings
 from atropos_reward_ensemble.plugin import build_ensemble
+from atropos_testing import reward_contract
+from atropos_testing.samples import make_episode, make_task
 
 KEY = "sk-secret-4711"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from atropos_core.testing import sink_contract
+from atropos_testing import sink_contract
 
 
 def test_contract(tmp_path: Path) -> None:

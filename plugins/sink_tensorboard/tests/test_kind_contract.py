@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from atropos_core.testing import sink_contract
+from atropos_testing import sink_contract
 
 test_contract = sink_contract("tensorboard")

@@ -12,9 +12,9 @@ import torch
 from atropos_core.errors import CheckpointError, ConfigError, DataError, FitError
 from atropos_core.plugins.manager import load_plugins
 from atropos_core.plugins.provider import RunContext, Workload
-from atropos_core.testing.samples import make_task
 from atropos_core.training.batch import to_batch
 from atropos_core.types import Draw, Episode, Rollout, ScoredGroup
+from atropos_testing.samples import make_task
 from atropos_trainer_es.config import EsOptions
 from atropos_trainer_es.generation import noise, reward_of
 from atropos_trainer_es.plugin import check

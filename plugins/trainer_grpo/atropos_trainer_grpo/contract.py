@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from atropos_core.interfaces import Finding
-from atropos_core.testing.report import Report, of_error
+from atropos_testing.report import Report, of_error
 from atropos_trainer_grpo.losses import Clip, Loss, Rows, Surrogate, token_weights
 
 CHECKS = (

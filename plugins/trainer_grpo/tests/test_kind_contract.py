@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from atropos_core.testing import trainer_contract
+from atropos_testing import trainer_contract
 
 test_contract = trainer_contract("grpo")

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from atropos_core.testing import ContractBroken, check, loss_contract
+from atropos_testing import ContractBroken, check, loss_contract
 from atropos_trainer_grpo import config, plugin
 from atropos_trainer_grpo.config import GrpoOptions
 from atropos_trainer_grpo.losses import LOSSES, Clip, Rows, Surrogate, policy_gradient, register, token_weights

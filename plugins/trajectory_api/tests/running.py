@@ -12,8 +12,8 @@ from typing import Any
 
 import httpx
 
-from atropos_core.http_server.gate import Gate
-from atropos_core.http_server.server import HttpServer
+from atropos_http_server.gate import Gate
+from atropos_http_server.server import HttpServer
 from atropos_trajectory_api.server.answers import REFUSALS
 from atropos_trajectory_api.server.app import App
 from atropos_trajectory_api.server.options import ServeOptions

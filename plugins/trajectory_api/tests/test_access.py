@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from atropos_core.errors import ConfigError
-from atropos_core.http_server.tokens import read_server_token
+from atropos_http_server.tokens import read_server_token
 from atropos_trajectory_api.server.access import credential, is_loopback
 from atropos_trajectory_api.server.options import ServeOptions
 from atropos_trajectory_api.server.serving import serve

@@ -16,7 +16,7 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from atropos_core.errors import DataError, HubFull
-from atropos_core.http_server.body_limits import (
+from atropos_http_server.body_limits import (
     FREE,
     JSON_COST,
     LARGE,

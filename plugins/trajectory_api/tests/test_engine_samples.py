@@ -21,10 +21,10 @@ from atropos_core.builtin.plugin import TOY_MODEL
 from atropos_core.builtin.toy import ToyEngine
 from atropos_core.errors import ApiError, ConfigError, DataError, DeadlineExceeded, ProcessDied, RemoteError, TooLarge
 from atropos_core.guards.patience import Patience
-from atropos_core.http_server.server import START_S
 from atropos_core.interfaces import Engine
 from atropos_core.plugins.provider import RunContext
 from atropos_core.types import Completion, Sampling, Tokens
+from atropos_http_server.server import START_S
 from atropos_trajectory_api.engine_http import named_engines
 from atropos_trajectory_api.engine_http import samples as engine_samples
 from atropos_trajectory_api.engine_http import server as doors

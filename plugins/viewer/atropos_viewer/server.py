@@ -23,9 +23,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from atropos_core import console
 from atropos_core.errors import AccessRefused, AtroposError
-from atropos_core.http_server.answers import header, refuse_as_json
-from atropos_core.http_server.gate import Gate
-from atropos_core.http_server.server import serve_in_loop
+from atropos_http_server.answers import header, refuse_as_json
+from atropos_http_server.gate import Gate
+from atropos_http_server.server import serve_in_loop
 from atropos_viewer.library import Library
 
 HOST = "127.0.0.1"

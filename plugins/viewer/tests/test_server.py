@@ -11,8 +11,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from atropos_core.http_server.gate import Gate
-from atropos_core.http_server.server import serve_in_loop
+from atropos_http_server.gate import Gate
+from atropos_http_server.server import serve_in_loop
 from atropos_viewer.library import Library
 from atropos_viewer.server import CONNECTIONS, GRACE_S, HEAD_S, HOST, KEEP_ALIVE_S, application, nobody_waits
 

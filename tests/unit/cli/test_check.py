@@ -11,12 +11,12 @@ import pytest
 
 from atropos_core.config.run_file import parse_flag
 from atropos_core.errors import ConfigError
-from atropos_core.testing.answers_in_prompts import check_leaks
-from atropos_core.testing.replies import ADVERSARIAL, hedges, is_answer_by_chance, stands_in
-from atropos_core.testing.report import Report
-from atropos_core.testing.samples import make_task
-from atropos_core.testing.scripted import END, Script, ScriptedPolicy, to_ids, to_text
 from atropos_core.types import Task
+from atropos_testing.answers_in_prompts import check_leaks
+from atropos_testing.replies import ADVERSARIAL, hedges, is_answer_by_chance, stands_in
+from atropos_testing.report import Report
+from atropos_testing.samples import make_task
+from atropos_testing.scripted import END, Script, ScriptedPolicy, to_ids, to_text
 
 CONTRACT = Path(__file__).parents[2] / "contract"
 BROKEN = CONTRACT / "broken_environments.py"

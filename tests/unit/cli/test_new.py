@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from atropos_core.cli.new import KINDS, TEMPLATES, check_name, render, write
 from atropos_core.errors import ConfigError
 from atropos_core.plugins.manager import load_plugins
+from atropos_testing.new_command import KINDS, TEMPLATES, check_name, render, write
 from tests import wheels
 from tests.conftest import in_front
 
@@ -157,10 +157,21 @@ def test_the_command_refuses_in_two_lines(atropos: Callable[..., Any]) -> None:
     assert "Traceback" not in ended.err and "What to do: atropos new environment hello" in ended.err
 
 
-def test_the_templates_are_in_the_wheel_of_core(tmp_path: Path) -> None:
-    core = Path(__file__).parents[3]
-    ok(*PYTHON, "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index", "-w", str(tmp_path), ".", cwd=core)
+def test_the_templates_are_in_the_wheel(tmp_path: Path) -> None:
+    testing = TEMPLATES.parents[1]
+    ok(
+        *PYTHON,
+        "pip",
+        "wheel",
+        "--no-deps",
+        "--no-build-isolation",
+        "--no-index",
+        "-w",
+        str(tmp_path),
+        ".",
+        cwd=testing,
+    )
     [wheel] = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as file:
         packed = {name for name in file.namelist() if name.endswith(".tmpl")}
-    assert packed == {str(path.relative_to(core)) for path in TEMPLATES.rglob("*.tmpl")} != set()
+    assert packed == {str(path.relative_to(testing)) for path in TEMPLATES.rglob("*.tmpl")} != set()

@@ -15,7 +15,7 @@ from datasets import load_dataset
 from atropos_core.cli import run_app
 from atropos_core.interfaces import SettledGroup
 from atropos_core.storage.run_records import RunRecords
-from atropos_core.testing.samples import make_episode, make_group, make_task
+from atropos_testing.samples import make_episode, make_group, make_task
 from tests.recorded_runs import group_of, recorded, says, settled, user
 
 

@@ -64,7 +64,7 @@ def report(plugins: Plugins, name: str) -> PluginReport:
 def plan_with_reward(plugins: Plugins, reward: str) -> None:
     values = {
         "model": "toy", "engine": {"use": "toy"}, "trainer": {"use": "toy"}, "bridge": {"use": "local"},
-        "environment": {"none": {"use": "atropos_core.testing.samples:TwoSums"}}, "reward": {reward: {}},
+        "environment": {"none": {"use": "atropos_testing.samples:TwoSums"}}, "reward": {reward: {}},
     }  # fmt: skip
     make_plan(load([Layer("test", values)]).config, plugins.resolve_model("toy"), plugins)
 
@@ -313,7 +313,7 @@ def atropos_engine_servers():
 def plan_with_workers(plugins: Plugins) -> Any:
     values = {
         "model": "toy", "engine": {"use": "toy"}, "trainer": {"use": "toy"}, "bridge": {"use": "local"},
-        "environment": {"none": {"use": "atropos_core.testing.samples:TwoSums"}}, "api": {"url": "http://127.0.0.1:1"},
+        "environment": {"none": {"use": "atropos_testing.samples:TwoSums"}}, "api": {"url": "http://127.0.0.1:1"},
     }  # fmt: skip
     return make_plan(load([Layer("test", values)]).config, plugins.resolve_model("toy"), plugins)
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from atropos_core.rollouts.numbered_tasks import NumberedTasks
 from atropos_core.rollouts.task_digests import MOST_BLOCKS, changes, digest_of, digests_of
 from atropos_core.types import Task
+from atropos_env_kit.numbered_tasks import NumberedTasks
 
 
 def tasks(count: int) -> list[Task]:

@@ -19,9 +19,9 @@ from atropos_core.builtin.sinks import JsonlSink
 from atropos_core.errors import DataError, RunDirectoryError
 from atropos_core.interfaces import SettledGroup, StepRecord
 from atropos_core.storage.run_records import RunRecords
-from atropos_core.testing.samples import make_group
 from atropos_core.training.batch import to_batch
 from atropos_core.types import TopK
+from atropos_testing.samples import make_group
 from tests.disks import mounted
 
 

@@ -38,12 +38,12 @@ from atropos_core import console
 from atropos_core.builtin.rewards import last_reply
 from atropos_core.errors import AtroposError, ConfigError, DataError, DeadlineExceeded, ProcessDied, RemoteError
 from atropos_core.guards.endings import raise_first
-from atropos_core.http_server.server import RunningServer
 from atropos_core.interfaces import Environment, Finding, Policy, Score
-from atropos_core.rollouts.task_files import read_tasks, split_tasks
 from atropos_core.sandboxes import Exit, Network, RunningProgram, Sandbox
 from atropos_core.storage.tempdirs import owned_prefix, sweep
 from atropos_core.types import Episode, Split, Task
+from atropos_env_kit.task_files import read_tasks, split_tasks
+from atropos_http_server.server import RunningServer
 
 MOST_ANSWER_BYTES = 1 << 16  # of what a program prints, that a reward reads
 GRADING = "agent-grading"  # of the temporary directories that rewards read

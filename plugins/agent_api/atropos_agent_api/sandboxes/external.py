@@ -18,9 +18,9 @@ from atropos_agent_api.sandboxes.config import ExternalOptions
 from atropos_agent_api.sandboxes.offers import Offer, Offers, Report
 from atropos_core import console
 from atropos_core.errors import ConfigError, RunDirectoryError
-from atropos_core.http_server.tokens import make_token_file, read_server_token
 from atropos_core.sandboxes import Exit, Inside, Network, Program, RunningProgram, Sandbox
 from atropos_core.storage.tempdirs import owned_prefix, sweep
+from atropos_http_server.tokens import make_token_file, read_server_token
 
 ROLE = "external"
 ANYWHERE = ("0.0.0.0", "::")

@@ -19,8 +19,8 @@ from atropos_agent_api.dialects.dialect import Dialect, Request
 from atropos_agent_api.sessions.session import Session
 from atropos_core import console
 from atropos_core.guards.apart import apart
-from atropos_core.http_server.answers import Headers, send_whole
-from atropos_core.http_server.connection import SCOPE_KEY, Connection
+from atropos_http_server.answers import Headers, send_whole
+from atropos_http_server.connection import SCOPE_KEY, Connection
 
 LONG_TOKENS = 2_000  # of an answer that is written apart from the event loop
 KEEP_ALIVE = b": keep-alive\n\n"

@@ -25,7 +25,7 @@ from atropos_agent_api.server.requests import key_of, only, read
 from atropos_agent_api.sessions.session import Session
 from atropos_agent_api.sessions.sessions import Sessions
 from atropos_core.errors import AtroposError
-from atropos_core.http_server.answers import Headers, header, send_whole
+from atropos_http_server.answers import Headers, header, send_whole
 
 KEEP_ALIVE_S = 10.0  # between two comments while an answer is sampled
 CHAT, MESSAGES = Chat(), Messages()

@@ -20,8 +20,8 @@ from atropos_agent_api.dialects.values import a_text, an_integer, an_object, wro
 from atropos_agent_api.sandboxes.offers import Offer, Offers, Report
 from atropos_agent_api.server.answering import JSON
 from atropos_agent_api.server.requests import key_of, only, read
-from atropos_core.http_server.answers import header, send_whole
-from atropos_core.http_server.connection import HOST, SCOPE_KEY, Connection
+from atropos_http_server.answers import header, send_whole
+from atropos_http_server.connection import HOST, SCOPE_KEY, Connection
 
 EPISODES = "/episodes/"
 WAIT_S, MOST_WAIT_S = 20, 60

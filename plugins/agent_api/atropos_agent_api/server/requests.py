@@ -12,8 +12,8 @@ from starlette.types import Receive, Scope
 
 from atropos_agent_api.calls import CallRefused
 from atropos_core.guards.apart import LONG, apart
-from atropos_core.http_server.answers import header
-from atropos_core.http_server.body_limits import SHARE_KEY, Share
+from atropos_http_server.answers import header
+from atropos_http_server.body_limits import SHARE_KEY, Share
 
 BEARER = b"bearer "
 CALL_BYTES = 8_000_000  # of the body of a call; reports of episodes bring files, and may have more

@@ -5,10 +5,10 @@ from __future__ import annotations
 from atropos_agent_api.server.app import KEEP_ALIVE_S, AgentApi, refuse_early
 from atropos_agent_api.server.episodes import Episodes
 from atropos_agent_api.sessions.sessions import Sessions
-from atropos_core.http_server.answers import Refusals
-from atropos_core.http_server.body_limits import Limits
-from atropos_core.http_server.gate import Gate
-from atropos_core.http_server.server import RunningServer, serve_in_loop
+from atropos_http_server.answers import Refusals
+from atropos_http_server.body_limits import Limits
+from atropos_http_server.gate import Gate
+from atropos_http_server.server import RunningServer, serve_in_loop
 
 BODY_BYTES = 32_000_000
 IN_FLIGHT_BYTES = 512_000_000  # of all bodies that are read at once, JSON at eight times its bytes

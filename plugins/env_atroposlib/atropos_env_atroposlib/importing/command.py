@@ -51,10 +51,10 @@ def import_(
       atropos import gsm8k_server.py:GSM8kEnv grade_school --dir plugins
     """
     from atropos_core import console
-    from atropos_core.cli.new import check_name, write
     from atropos_core.errors import ConfigError
     from atropos_core.plugins.manager import load_plugins
     from atropos_env_atroposlib.importing.source import read
+    from atropos_testing.new_command import check_name, write
 
     path, _, wanted = file.rpartition(":") if ":" in file and not file.endswith(".py") else (file, "", "")
     if not path.endswith(".py"):

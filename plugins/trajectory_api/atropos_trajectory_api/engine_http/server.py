@@ -7,12 +7,12 @@ from pathlib import Path
 from starlette.types import Receive, Scope, Send
 
 from atropos_core.errors import AtroposError, ConfigError
-from atropos_core.http_server.answers import Refusals
-from atropos_core.http_server.body_limits import Limits
-from atropos_core.http_server.gate import Gate
-from atropos_core.http_server.server import RunningServer, serve_in_loop
-from atropos_core.http_server.tokens import read_server_token
 from atropos_core.interfaces import Engine, ModelInfo, Transport
+from atropos_http_server.answers import Refusals
+from atropos_http_server.body_limits import Limits
+from atropos_http_server.gate import Gate
+from atropos_http_server.server import RunningServer, serve_in_loop
+from atropos_http_server.tokens import read_server_token
 from atropos_trajectory_api.engine_http.routes import EngineRoutes, engine_app, is_upload
 from atropos_trajectory_api.server.access import Access, is_loopback
 from atropos_trajectory_api.server.answers import body_cost, refuse

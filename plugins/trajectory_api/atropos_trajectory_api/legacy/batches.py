@@ -17,9 +17,9 @@ from starlette.types import Scope, Send
 
 from atropos_core import console
 from atropos_core.errors import DataError, DeadlineExceeded, HubFull, LeaseLost, StoreFull
-from atropos_core.http_server.answers import start
-from atropos_core.http_server.connection import SCOPE_KEY, Connection
 from atropos_core.hub.hub import GroupRecord, Session, Want
+from atropos_http_server.answers import start
+from atropos_http_server.connection import SCOPE_KEY, Connection
 from atropos_trajectory_api.legacy.incoming_groups import dumps
 from atropos_trajectory_api.legacy.stored_group import as_wire
 from atropos_trajectory_api.server.answers import ASIDE_FROM, PIECE, answer, encoded

@@ -29,8 +29,8 @@ from atropos_core.errors import (
 )
 from atropos_core.group_schema import ID_BOUND, brief, check_sampling
 from atropos_core.guards.apart import apart
-from atropos_core.http_server.answers import header
 from atropos_core.types import Sampling
+from atropos_http_server.answers import header
 from atropos_trajectory_api.server.checking import read_frame
 
 Handler = Callable[["Request"], Coroutine[Any, Any, Any]]

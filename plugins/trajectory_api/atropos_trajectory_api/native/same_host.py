@@ -18,9 +18,9 @@ from typing import Any
 
 from atropos_core import console
 from atropos_core.errors import AtroposError, DataError, HubClosed
-from atropos_core.http_server.body_limits import Budget
 from atropos_core.shm.consumer import RingConsumer, SlotLease
 from atropos_core.shm.listener import RingListener
+from atropos_http_server.body_limits import Budget
 from atropos_trajectory_api.server.options import ServeOptions
 from atropos_trajectory_api.server.service import Service
 

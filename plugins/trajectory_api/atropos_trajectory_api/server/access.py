@@ -17,8 +17,8 @@ from urllib.parse import urlsplit
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from atropos_core.http_server.answers import Headers, header
-from atropos_core.http_server.connection import SCOPE_KEY, Connection
+from atropos_http_server.answers import Headers, header
+from atropos_http_server.connection import SCOPE_KEY, Connection
 from atropos_trajectory_api.server.answers import answer, plain_error
 
 OPEN = "/health"

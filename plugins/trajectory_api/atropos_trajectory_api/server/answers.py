@@ -10,8 +10,8 @@ from typing import Any
 from starlette.types import Scope, Send
 
 from atropos_core.errors import AtroposError, TooLarge
-from atropos_core.http_server.answers import Headers, Refusals, header, send_whole
-from atropos_core.http_server.body_limits import JSON_COST
+from atropos_http_server.answers import Headers, Refusals, header, send_whole
+from atropos_http_server.body_limits import JSON_COST
 
 COMPRESS_FROM = 1000  # bytes; as atroposlib's server
 ASIDE_FROM = 1 << 18  # compressing more than this would hold up everyone else

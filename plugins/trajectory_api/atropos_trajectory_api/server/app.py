@@ -16,8 +16,8 @@ from starlette.types import Receive, Scope, Send
 
 from atropos_core import __version__, console
 from atropos_core.errors import AtroposError
-from atropos_core.http_server.answers import AnswerAtOnce, WholeAnswer, send_whole, whole_answer
-from atropos_core.http_server.body_limits import Limits
+from atropos_http_server.answers import AnswerAtOnce, WholeAnswer, send_whole, whole_answer
+from atropos_http_server.body_limits import Limits
 from atropos_trajectory_api.legacy.openapi import old_paths
 from atropos_trajectory_api.legacy.routes import LegacyRoutes
 from atropos_trajectory_api.legacy.wire_json import dumps

@@ -14,10 +14,10 @@ from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from atropos_core.http_server.body_limits import resident_bytes
-from atropos_core.http_server.connection import SCOPE_KEY, Connection
 from atropos_core.hub.records import HubStatus
 from atropos_core.observe.latency import QUANTILES, Latency
+from atropos_http_server.body_limits import resident_bytes
+from atropos_http_server.connection import SCOPE_KEY, Connection
 from atropos_trajectory_api.server.observe import OTHER, STALENESS_BOUNDS, Observed
 from atropos_trajectory_api.server.prometheus_format import CONTENT_TYPE, Exposition
 

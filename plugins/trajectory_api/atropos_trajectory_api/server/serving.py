@@ -18,11 +18,11 @@ from starlette.types import ASGIApp
 
 from atropos_core import console
 from atropos_core.errors import ConfigError, RunDirectoryError
-from atropos_core.http_server.gate import Gate
-from atropos_core.http_server.server import HttpServer
-from atropos_core.http_server.tls import tls_context
-from atropos_core.http_server.tokens import read_server_token
 from atropos_core.storage.private import make_private, private_files
+from atropos_http_server.gate import Gate
+from atropos_http_server.server import HttpServer
+from atropos_http_server.tls import tls_context
+from atropos_http_server.tokens import read_server_token
 from atropos_trajectory_api.server.access import is_loopback
 from atropos_trajectory_api.server.answers import REFUSALS
 from atropos_trajectory_api.server.app import App

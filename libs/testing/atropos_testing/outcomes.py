@@ -1,0 +1,131 @@
+"""What the scores of scripted rollouts say: the answer earns the most, and nothing that was not meant as one earns as much."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from atropos_core.interfaces import NO_COROUTINE
+from atropos_testing.attempts import Outcome, was_given, wrong_with
+from atropos_testing.replies import is_answer_by_chance
+from atropos_testing.report import Report, brief
+from atropos_testing.scripted import END, OTHER, OtherIds
+
+AWAITED = ("object async_generator", "can't be used in 'await' expression", NO_COROUTINE)
+SHORTEST = 3  # ids of a reply that stands in a prompt by no chance
+
+
+def check_rollouts(report: Report, outcomes: Sequence[Outcome], tasks: int) -> None:
+    """`rollouts` and `episodes`."""
+    report.check(
+        "rollouts",
+        [
+            f"{outcome.label}: {outcome.error}"
+            for outcome in outcomes
+            if outcome.episode is None and not outcome.given_up
+        ],
+        good=f"{len(outcomes)} rollouts of {tasks} tasks, each ended in an episode",
+        remedy="rollout() and score() are `async def` with `return`, never `yield`."
+        if any(text in (outcome.error or "") for text in AWAITED for outcome in outcomes)
+        else "Score whatever the policy says: a reply that cannot be read is a wrong reply, not an error.",
+    )
+    ended = [outcome for outcome in outcomes if outcome.episode is not None]
+    scores = [outcome.score for outcome in ended if np.isfinite(outcome.score)]
+    report.check(
+        "episodes",
+        [each for outcome in ended for each in wrong_with(outcome)],
+        good=f"scores from {min(scores):g} to {max(scores):g}" if scores else "there is none",
+        remedy="Return an Episode with a finite score, made by Conversation.episode(), which keeps tokens as sampled.",
+    )
+
+
+def check_tokenised_once(report: Report, outcomes: Sequence[Outcome]) -> None:
+    """`re-tokenisation`, by rollouts of a policy that samples a text as other ids than its tokenizer makes of it."""
+    ended = [outcome for outcome in outcomes if outcome.episode is not None and isinstance(outcome.policy, OtherIds)]
+    remedy = "Keep what was sampled: Conversation does, or policy.render(messages, after=tokens) and the ids of each Completion."
+    report.check(
+        "re-tokenisation",
+        [
+            f"{outcome.label}: what is marked as sampled are ids of the reply's text, not those that the policy sampled"
+            for outcome in ended
+            if outcome.episode is not None
+            and not all(was_given(rollout, outcome.policy.given) for rollout in outcome.episode.rollouts)
+        ],
+        good=f"{sum(len(outcome.policy.given) for outcome in ended)} replies kept the ids that were sampled",
+        remedy=remedy,
+    )
+    again = [outcome for outcome in ended if _encodes_again(outcome)]
+    if again:
+        report.note(
+            "re-tokenisation",
+            f"{again[0].label}: a later prompt has an earlier reply encoded again from its text, so that it extends nothing",
+            remedy,
+        )
+
+
+def _encodes_again(outcome: Outcome) -> bool:
+    assert isinstance(outcome.policy, OtherIds)
+    for at, prompt in enumerate(outcome.policy.prompts):
+        for ids in outcome.policy.given[:at]:
+            text = (ids[ids < OTHER + END] - OTHER).tobytes()
+            if len(text) > SHORTEST * ids.itemsize and text in prompt.tobytes():
+                return True
+    return False
+
+
+def check_oracle(report: Report, oracle: Sequence[Outcome], others: Mapping[str, Sequence[Outcome]]) -> None:
+    """`oracle`: the task's own answer is correct, and earns more than `others`, replies made without looking."""
+    rows = [outcome for outcome in oracle if outcome.task.answer is not None and outcome.episode is not None]
+    if not rows:
+        report.note("oracle", "no task has an answer to reply with")
+        return
+    problems = [
+        f"task {outcome.task.id!r}: replying its own answer {brief(str(outcome.task.answer), 40)} is not correct"
+        f" (score {outcome.score:g})"
+        for outcome in rows
+        if outcome.episode is not None and outcome.episode.correct is False
+    ]
+    without = {outcome.task.id for outcome in oracle if outcome.task.answer is None}
+    if without:
+        report.note("oracle", f"{len(without)} of the tasks that were run have no answer, and were left out")
+    best = float(np.mean([outcome.score for outcome in rows]))
+    tested = {outcome.task.id for outcome in rows}
+    for name, outcomes in others.items():
+        scores = [outcome.score for outcome in outcomes if outcome.episode is not None and outcome.task.id in tested]
+        if scores and not best > float(np.mean(scores)):
+            problems.append(f"the tasks' own answers score {best:g} on average, {name} replies {np.mean(scores):g}")
+    report.check(
+        "oracle",
+        problems,
+        good=f"the tasks' own answers score {best:g} on average",
+        remedy="Task.answer is what a perfect policy would reply, in the form that the score wants; or None.",
+    )
+
+
+def check_cheap(report: Report, name: str, outcomes: Sequence[Outcome], oracle: Sequence[Outcome]) -> None:
+    """No reply that was made without looking at the task earns what its answer earns. Where the environment does not
+    say what is correct, the score stands for it."""
+    best = {outcome.task.id: outcome.score for outcome in oracle if outcome.episode is not None}
+    problems = []
+    tested = 0
+    for outcome in outcomes:
+        task, reply = outcome.task, outcome.script.reply(outcome.task, outcome.seed)
+        if outcome.episode is None or task.id not in best or task.answer is None:
+            continue
+        unsaid = outcome.episode.correct is None
+        earns = outcome.correct or (unsaid and outcome.score >= best[task.id])
+        if earns and outcome.script.innocent and is_answer_by_chance(task.answer, reply):
+            continue
+        tested += 1
+        if earns:
+            problems.append(f"{outcome.label}: {brief(reply, 50)} scores {outcome.score:g}, as the answer does")
+    if not tested:
+        report.note(name, "no task has an answer to be mistaken for")
+        return
+    report.check(
+        name,
+        problems,
+        good=f"none of {tested} such replies counts as correct",
+        remedy="Let one reply give one answer: compare the last number, or what stands in the last tag, with the answer.",
+    )
