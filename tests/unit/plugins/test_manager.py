@@ -322,7 +322,7 @@ def test_the_server_of_a_runs_engines_is_what_a_plugin_offers(
     install: Install, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ATROPOS_DISABLE_PLUGINS", "trajectory_api")
-    with pytest.raises(ConfigError, match="no plugin that loads here.*\n.*pip install atropos-plugin-trajectory-api"):
+    with pytest.raises(ConfigError, match="no installed plugin offers it.*\n.*pip install atropos-plugin-trajectory-api"):
         plan_with_workers(load_plugins())
     install("my_server", SERVER)
     assert plan_with_workers(load_plugins()).serve_engine.__module__ == "atropos_my_server"
@@ -334,7 +334,7 @@ def test_the_server_of_a_runs_engines_is_what_a_plugin_offers(
 def test_the_server_of_policies_is_what_a_plugin_offers(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
     assert load_plugins().policy_server().__module__ == "atropos_agent_api.plugin"
     monkeypatch.setenv("ATROPOS_DISABLE_PLUGINS", "agent_api")
-    with pytest.raises(ConfigError, match="no plugin that loads here.*\n.*pip install atropos-plugin-agent-api"):
+    with pytest.raises(ConfigError, match="no installed plugin offers it.*\n.*pip install atropos-plugin-agent-api"):
         load_plugins().policy_server()
     install("my_server", SERVER.replace("engine_servers", "policy_servers"))
     assert load_plugins().policy_server().__module__ == "atropos_my_server"
