@@ -290,6 +290,22 @@ class ServeEngine(Protocol):
     ) -> EngineServer: ...
 
 
+class OpenSource(Protocol):
+    """Opens the groups of a run with an [api]: a `rollouts.source.Source` for this RunConfig and Profile. `context_tokens` is the
+    model's context length, or 0 if it is unknown."""
+
+    def __call__(
+        self,
+        config: Any,
+        curriculum: Curriculum,
+        model: ModelInfo,
+        directory: Path,
+        profile: Any,
+        *,
+        context_tokens: int,
+    ) -> Any: ...  # the types of config, profile and source are above this module
+
+
 class PolicySession(Protocol):
     """The calls of one episode, or of one of its agents, to a policy that is served over HTTP."""
 

@@ -38,15 +38,15 @@ from typing import Any
 
 import numpy as np
 
-from atropos_core.api_client.client import Api
 from atropos_core.codec import encode_bytes
 from atropos_core.hub.hub import Hub, Label, Limits, Want
-from atropos_core.shm.consumer import RingConsumer, SlotLease
-from atropos_core.shm.listener import RingListener
-from atropos_core.shm.producer import SLOTS, RingProducer
-from atropos_core.shm.segment import HEADER_BYTES
-from atropos_core.shm.socket import short
 from atropos_core.types import Draw, Episode, Rollout, ScoredGroup, Task
+from atropos_trajectory_client.client import Api
+from atropos_trajectory_client.shm.consumer import RingConsumer, SlotLease
+from atropos_trajectory_client.shm.listener import RingListener
+from atropos_trajectory_client.shm.producer import SLOTS, RingProducer
+from atropos_trajectory_client.shm.segment import HEADER_BYTES
+from atropos_trajectory_client.shm.socket import short
 from benchmarks.machine import RESULTS, described
 from tests.served import Server, atropos_serve, serving
 

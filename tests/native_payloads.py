@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from atropos_core.api_client.client import CONTENT_TYPE
 from atropos_core.codec import decode, encode_bytes
 from atropos_core.types import Draw, Episode, Rollout, Sampling, ScoredGroup, Task
+from atropos_trajectory_client.client import CONTENT_TYPE
 from tests.raw_http import Connection, request
 
 

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from atropos_core.errors import ProcessDied
-from atropos_core.shm.consumer import SlotLease
-from atropos_core.shm.listener import RingListener
-from atropos_core.shm.producer import Ack, RingProducer
+from atropos_trajectory_client.shm.consumer import SlotLease
+from atropos_trajectory_client.shm.listener import RingListener
+from atropos_trajectory_client.shm.producer import Ack, RingProducer
 from tests.shared_memory import SharedFiles
 
 SLOTS, SLOT_BYTES = 16, 1 << 18

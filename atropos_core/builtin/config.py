@@ -6,7 +6,6 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from atropos_core.plugins.option_paths import AbsolutePath
 from atropos_core.plugins.provider import Options
 
 
@@ -77,11 +76,6 @@ class JsonlOptions(Options):
 
 class ToyEngineOptions(Options):
     latency_s: float = Field(0.0, ge=0, description="seconds that each call takes")
-
-
-class RemoteEngineOptions(Options):
-    url: str = Field(description="of `atropos engine` on another machine, like http://10.0.0.5:8001")
-    token_file: AbsolutePath | None = Field(None, description="file with its token")
 
 
 class ToyTrainerOptions(Options):

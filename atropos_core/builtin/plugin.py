@@ -11,7 +11,6 @@ from atropos_core import hookimpl
 from atropos_core.plugins.provider import NoOptions, Provider, ResolvedModel, RunContext
 
 if TYPE_CHECKING:
-    from atropos_core.builtin.config import RemoteEngineOptions
     from atropos_core.interfaces import Bridge, Curriculum, Engine, Reward, Sink, Trainer, Transform, Transport
     from atropos_core.launchers import Launcher
 
@@ -28,25 +27,9 @@ def _in_process(options: object) -> frozenset[Transport]:
     return frozenset({"in_process"})
 
 
-def _by_files(options: object) -> frozenset[Transport]:
-    return frozenset({"checkpoint", "adapter"})
-
-
 def _in_the_run(options: object, devices: object) -> Mapping[str, str]:
     """Of the toy's options: it is numpy in the run's own process."""
     return dict.fromkeys(("devices", "threads"), "which runs in the run's own process, on the CPU")
-
-
-def _elsewhere(options: object, devices: object) -> Mapping[str, str]:
-    return dict.fromkeys(("devices", "threads"), "whose engine runs elsewhere: tell that `atropos engine`")
-
-
-def _remote(options: RemoteEngineOptions, context: RunContext) -> Engine:
-    from atropos_core.api_client.remote_engine import RemoteEngine
-    from atropos_core.config.run_file import read_token
-
-    token = read_token(options.token_file) if options.token_file else None
-    return RemoteEngine(options.url, token, context.transport, context.patience)
 
 
 @hookimpl
@@ -120,15 +103,6 @@ def atropos_engines() -> Iterable[Provider[Engine]]:
         toy,
         _in_process,
         idle=_in_the_run,
-    )
-    yield Provider(
-        "remote",
-        "an engine elsewhere: `atropos engine`",
-        f"{CONFIG}:RemoteEngineOptions",
-        _remote,
-        _by_files,
-        idle=_elsewhere,
-        announces=lambda options: {"engine/unknown": True},  # its precision, which a trainer may correct for
     )
 
 

@@ -23,9 +23,9 @@ from atropos_core.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from atropos_core.api_client.chat_model import ChatModel
     from atropos_core.errors import RunDirectoryError
     from atropos_core.launch.assemble import Plan
+    from atropos_core.rollouts.chat_model import ChatModel
     from atropos_core.rollouts.evaluation import Evaluation
 
 
@@ -235,7 +235,7 @@ def _elsewhere(
         raise ConfigError(f"{idle[0]} has no effect with --model-url: the model is elsewhere.")
     if name is None:
         raise ConfigError("--model-url wants the model's name there.", remedy="--model-name NAME")
-    from atropos_core.api_client.chat_model import ChatModel
+    from atropos_core.rollouts.chat_model import ChatModel
 
     return ChatModel(url, name, key_variable=key_variable, concurrency=concurrency or CONCURRENCY)
 

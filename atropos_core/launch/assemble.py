@@ -24,6 +24,7 @@ from atropos_core.interfaces import (
     Bridge,
     Engine,
     Environment,
+    OpenSource,
     Reward,
     ServeEngine,
     Sink,
@@ -66,7 +67,8 @@ class Plan:
     single: Mapping[str, ResolvedComponent]  # trainer, bridge, curriculum
     named: Mapping[str, Mapping[str, ResolvedComponent]]  # environment, reward, transform, teacher, sink
     transports: tuple[Transport, ...]  # to each engine; empty where nothing is trained
-    serve_engine: ServeEngine | None = None  # where the environments are run by workers elsewhere
+    serve_engine: ServeEngine | None = None  # if workers elsewhere run the environments
+    open_source: OpenSource | None = None  # of their groups
 
     @property
     def today(self) -> str:
@@ -185,10 +187,10 @@ def make_plan(
     for resolved in (*engines, *single.values()) if warns else ():
         for line in resolved.idle():
             console.warn(line)
-    serve_engine = plugins.engine_server() if by_workers else None
+    elsewhere = (plugins.engine_server(), plugins.source()) if by_workers else ()
     if config.date is None:
         config = config.model_copy(update={"date": date.today()})
-    return Plan(config, model, engines, single, named, transports, serve_engine)
+    return Plan(config, model, engines, single, named, transports, *elsewhere)
 
 
 def _refuse_second_advantages(transforms: Mapping[str, ResolvedComponent]) -> None:

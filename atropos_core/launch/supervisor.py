@@ -350,13 +350,15 @@ async def _open_model(named: str, part: Engine | Trainer) -> ModelInfo:
 
 def _source(plan: Plan, parts: Parts, runner: RolloutRunner, model: ModelInfo, directory: Path) -> Source:
     """Rollouts here, or the workers of a trajectory API."""
-    if plan.config.api is None:
+    if plan.open_source is None:
         return LocalSource(plan.config, runner, parts.curriculum)
-    from atropos_core.api_client.source import ApiSource
     from atropos_core.models.model_size import context_tokens
 
     length = context_tokens(plan.model.directory)
-    return ApiSource(plan.config, parts.curriculum, model, directory, parts.profile, context_tokens=length)
+    source: Source = plan.open_source(
+        plan.config, parts.curriculum, model, directory, parts.profile, context_tokens=length
+    )
+    return source
 
 
 async def _let_in(api: ApiSection, serve: ServeEngine, parts: Parts, source: Source, model: ModelInfo) -> None:

@@ -27,7 +27,7 @@ from atropos_core.plugins.registry import Registry
 from atropos_core.plugins.requirements import check_core_api
 
 if TYPE_CHECKING:
-    from atropos_core.interfaces import CheckComponent, ServeEngine, ServePolicies
+    from atropos_core.interfaces import CheckComponent, OpenSource, ServeEngine, ServePolicies
 
 GROUP = "atropos"
 CORE = "atropos-core"
@@ -92,6 +92,16 @@ class Plugins:
             self.manager.hook.atropos_engine_servers,
             "the server of a run's engines",
             "a run with an [api] needs a server of its engines for workers elsewhere",
+            "atropos-plugin-trajectory-api",
+        )
+        return found
+
+    def source(self) -> OpenSource:
+        """Where the groups of a run with an [api] come from. Raises as `engine_server`."""
+        found: OpenSource = _the_one(
+            self.manager.hook.atropos_sources,
+            "the groups of an [api]",
+            "a run with an [api] needs a client of its trajectory API",
             "atropos-plugin-trajectory-api",
         )
         return found

@@ -102,6 +102,11 @@ def atropos_engine_servers() -> Iterable[interfaces.ServeEngine]:  # type: ignor
 
 
 @hookspec
+def atropos_sources() -> Iterable[interfaces.OpenSource]:  # type: ignore[empty-body]
+    """Offer the groups of a run with an [api], whose environments are run by workers elsewhere: one plugin may offer them."""
+
+
+@hookspec
 def atropos_policy_servers() -> Iterable[interfaces.ServePolicies]:  # type: ignore[empty-body]
     """Offer the server by which an environment's own client samples from the policy: one plugin may offer one."""
 

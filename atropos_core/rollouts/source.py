@@ -1,5 +1,5 @@
 """Where the loop's groups come from, and where draws are settled. Here: rollouts in this process. Over HTTP:
-`atropos_core.api_client.source`."""
+`atropos_trajectory_client.source`."""
 
 from __future__ import annotations
 

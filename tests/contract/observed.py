@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import psutil
 
-from atropos_core.api_client.http import CONTENT_TYPE, GROUP_FRAMES
 from atropos_core.builtin.plugin import TOY_MODEL
 from atropos_core.codec import encode_bytes
 from atropos_core.config.run_file import ApiSection, Layer, load, nest
@@ -31,6 +30,7 @@ from atropos_core.processes.endpoints import LocalEndpoint
 from atropos_core.processes.extension import Extension
 from atropos_core.types import Sampling, Task, Tokens, TopK
 from atropos_testing.samples import make_episode, make_group, make_task
+from atropos_trajectory_client.http import CONTENT_TYPE, GROUP_FRAMES
 from tests.contract.watched_tasks import SCORED
 from tests.unit import virtual_time
 from tests.warm import is_template

@@ -37,7 +37,7 @@ PRINTED_BY = {
     "atropos_core/launch/supervisor.py": ("run", "train"),
     "plugins/trajectory_api/atropos_trajectory_api/roles/processing.py": ("process",),
     "atropos_core/launch/machine_checks.py": ("run",),
-    "atropos_core/api_client/source.py": ("run", "train", "resume"),
+    "libs/trajectory_client/atropos_trajectory_client/source.py": ("run", "train", "resume"),
     "atropos_core/launch/memory_remedies.py": ("run", "train", "resume", "eval", "process"),
     "plugins/trajectory_api/atropos_trajectory_api/journal/log.py": ("serve",),
     "plugins/trajectory_api/atropos_trajectory_api/journal/store.py": ("serve",),

@@ -23,12 +23,12 @@ from typing import Any
 
 import httpx
 
-from atropos_core.api_client.client import Api, SessionSpec, TrainerSession, Worker, WorkerSpec
 from atropos_core.codec import encode_bytes
 from atropos_core.errors import AtroposError, HubFull, LeaseLost, StoreFull
-from atropos_core.shm.producer import RingProducer
 from atropos_core.storage.checkpoint import Checkpoints
 from atropos_core.types import Sampling
+from atropos_trajectory_client.client import Api, SessionSpec, TrainerSession, Worker, WorkerSpec
+from atropos_trajectory_client.shm.producer import RingProducer
 from tests.e2e.api_units import SERIALS, native_unit, old_unit, serials_of
 
 GROUP, AT_ONCE = 4, 4

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from atropos_core.api_client.client import CONTENT_TYPE
 from atropos_core.codec import PREFIX_BYTES, encode_bytes
 from atropos_core.types import Draw, Sampling
+from atropos_trajectory_client.client import CONTENT_TYPE
 from tests.native_payloads import native_group
 from tests.old_payloads import environment, old_group, trainer
 from tests.raw_http import request

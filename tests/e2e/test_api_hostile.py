@@ -24,10 +24,10 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.errors import Unsatisfiable
 from schemathesis import GenerationMode
 
-from atropos_core.api_client.client import CONTENT_TYPE
 from atropos_core.codec import decode, encode_bytes
 from atropos_core.errors import DataError
-from atropos_core.shm.producer import Ack, RingProducer
+from atropos_trajectory_client.client import CONTENT_TYPE
+from atropos_trajectory_client.shm.producer import Ack, RingProducer
 from tests.e2e.attacked import Attacked, call_for
 from tests.e2e.attacks import KINDS, paced
 from tests.e2e.malformed import (

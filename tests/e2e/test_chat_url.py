@@ -18,8 +18,8 @@ from typing import Any
 import httpx
 import pytest
 
-from atropos_core.api_client import chat_model
 from atropos_core.cli import run_app
+from atropos_core.rollouts import chat_model
 from tests.conftest import REPOSITORY
 
 pytestmark = pytest.mark.slow

@@ -9,8 +9,8 @@ import httpx
 import numpy as np
 import pytest
 
-from atropos_core.api_client.client import Api, Worker, WorkerSpec
 from atropos_core.types import Draw, Episode, Rollout, ScoredGroup, Task
+from atropos_trajectory_client.client import Api, Worker, WorkerSpec
 from tests.e2e.roles import Role, Scene, scene
 
 pytestmark = pytest.mark.slow

@@ -20,7 +20,7 @@ from pydantic import BaseModel
 
 from tests.conftest import REPOSITORY
 
-SHARED = {"atropos_core", "atropos_env_kit", "atropos_http_server", "atropos_testing"}
+SHARED = {"atropos_core", "atropos_env_kit", "atropos_http_server", "atropos_testing", "atropos_trajectory_client"}
 RECORDED = Path(__file__).with_name("names.txt")
 
 

@@ -17,12 +17,12 @@ from atropos_adapter_skyrl.generator import AtroposGenerator
 from atropos_adapter_skyrl.source import RolloutsFailed
 from atropos_adapter_skyrl.threaded_source import Aside
 from atropos_adapter_skyrl.weights import Publisher
-from atropos_core.api_client.client import Api, SessionSpec
-from atropos_core.api_client.remote_engine import RemoteEngine
 from atropos_core.builtin.plugin import TOY_MODEL
 from atropos_core.errors import ConfigError, FitError, LeaseLost
 from atropos_core.rollouts.tokenizer import ChatTokenizer
 from atropos_core.types import Sampling
+from atropos_trajectory_client.client import Api, SessionSpec
+from atropos_trajectory_client.remote_engine import RemoteEngine
 from tests.e2e.roles import scene as started
 from tests.skyrl.elsewhere import prepare, python_path
 from tests.skyrl.parts import Sevens, TableDispatch, config, trainer_of

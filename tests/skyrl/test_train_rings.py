@@ -16,9 +16,9 @@ from atropos_adapter_skyrl.rings import RingGroups
 from atropos_adapter_skyrl.source import RolloutsFailed
 from atropos_adapter_skyrl.threaded_source import Aside
 from atropos_adapter_skyrl.weights import Publisher
-from atropos_core.api_client.remote_engine import RemoteEngine
 from atropos_core.builtin.plugin import TOY_MODEL
 from atropos_core.rollouts.tokenizer import ChatTokenizer
+from atropos_trajectory_client.remote_engine import RemoteEngine
 from tests.e2e.roles import Role
 from tests.skyrl.elsewhere import prepare, python_path
 from tests.skyrl.parts import Sevens, TableClient, TableDispatch, config, plain, trainer_of

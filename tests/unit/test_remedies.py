@@ -13,8 +13,6 @@ import httpx
 import pytest
 
 import atropos_core
-from atropos_core.api_client.chat_model import ChatModel
-from atropos_core.api_client.client import Api
 from atropos_core.cli import run_app
 from atropos_core.cli.exhausted import named
 from atropos_core.cli.resume import take_up
@@ -27,13 +25,15 @@ from atropos_core.group_schema import check_task
 from atropos_core.hub.diagnostics import check_fits
 from atropos_core.hub.records import Label, Limits
 from atropos_core.launch.supervisor import make_directory
+from atropos_core.rollouts.chat_model import ChatModel
 from atropos_core.rollouts.tokenizer import ChatTokenizer
 from atropos_core.scripting.arguments import Arguments
-from atropos_core.shm.socket import listen
 from atropos_core.storage.run_records import RunRecords
 from atropos_core.types import Task
 from atropos_http_server.tls import tls_context
 from atropos_http_server.tokens import read_server_token
+from atropos_trajectory_client.client import Api
+from atropos_trajectory_client.shm.socket import listen
 
 
 def raised(error: BaseException | None) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from atropos_core.api_client.remote_engine import RemoteEngine
+from atropos_trajectory_client.remote_engine import RemoteEngine
 from tests.conftest import metrics_of
 from tests.e2e.roles import Role
 

@@ -11,11 +11,11 @@ from typing import Any
 from atropos_adapter_skyrl.engine import refuse_more, sampling_of
 from atropos_adapter_skyrl.rows import rows_of
 from atropos_adapter_skyrl.source import GroupRequest, GroupResult, GroupSource, all_or_none, failed
-from atropos_core.api_client.client import OTHER_TIMELINE, Api, SessionSpec, TrainerSession
 from atropos_core.errors import ConfigError, DataError, NoSuchVersion
 from atropos_core.rollouts.policy_versions import refuse_versions_that_never_were
 from atropos_core.seeds import derive
 from atropos_core.types import Draw, Failed, ScoredGroup
+from atropos_trajectory_client.client import OTHER_TIMELINE, Api, SessionSpec, TrainerSession
 
 POLL_S = 10.0
 _Answer = tuple[int, ScoredGroup] | Failed

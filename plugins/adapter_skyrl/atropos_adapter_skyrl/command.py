@@ -47,10 +47,10 @@ def skyrl_env(
     import asyncio
 
     from atropos_core import console
-    from atropos_core.api_client.remote_engine import RemoteEngine
     from atropos_core.cli.options import configure
     from atropos_core.config.run_file import read_token
     from atropos_core.launch.assemble import make_plan
+    from atropos_trajectory_client.remote_engine import RemoteEngine
 
     loaded, resolved, plugins = configure(file, env=[name], model=model, reward=reward, changes=changes, uses=USES)
     plan = make_plan(loaded.config, resolved, plugins, training=False, sampling=False)

@@ -165,7 +165,7 @@ class AtroposExp(BasePPOExp):  # type: ignore[misc] # SkyRL has no types
         from skyrl.backends.skyrl_train.inference_servers.engine_utils import get_sampling_params_for_backend
 
         from atropos_adapter_skyrl.api import ApiGroups
-        from atropos_core.api_client.client import Api, SessionSpec
+        from atropos_trajectory_client.client import Api, SessionSpec
 
         assert options.url is not None, "the options' validator wants it"
         generator, token, n = self.cfg.generator, self._token(), self.cfg.generator.n_samples_per_prompt
@@ -195,7 +195,7 @@ class AtroposExp(BasePPOExp):  # type: ignore[misc] # SkyRL has no types
     def _publisher(self) -> Publisher | None:
         if self.options.source == "here":
             return None
-        from atropos_core.api_client.remote_engine import RemoteEngine
+        from atropos_trajectory_client.remote_engine import RemoteEngine
 
         return Publisher([RemoteEngine(url, self._token(), patience=self._patience) for url in self.options.engines])
 

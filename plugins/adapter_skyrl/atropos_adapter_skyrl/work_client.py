@@ -17,9 +17,9 @@ from atropos_core.codec import Buffer
 from atropos_core.errors import DeadlineExceeded, ProcessDied
 from atropos_core.guards.patience import DEFAULT_PATIENCE, Patience
 from atropos_core.guards.server_watch import stopped_too_long
-from atropos_core.shm.consumer import RingConsumer, SlotLease
-from atropos_core.shm.listener import RingListener
-from atropos_core.shm.producer import SLOT_BYTES, SLOTS, RingProducer
+from atropos_trajectory_client.shm.consumer import RingConsumer, SlotLease
+from atropos_trajectory_client.shm.listener import RingListener
+from atropos_trajectory_client.shm.producer import SLOT_BYTES, SLOTS, RingProducer
 
 DEADLINE_S = 60.0
 ANSWER_DEADLINE_S = 3600.0  # the requester may be blocked for as long as a training step takes

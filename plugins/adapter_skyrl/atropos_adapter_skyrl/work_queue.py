@@ -31,10 +31,10 @@ from atropos_core import console
 from atropos_core.errors import AtroposError, DataError, DeadlineExceeded, HubFull, ProcessDied
 from atropos_core.guards.patience import DEFAULT_PATIENCE, Patience
 from atropos_core.guards.server_watch import stopped_too_long
-from atropos_core.shm.consumer import RingConsumer, SlotLease
-from atropos_core.shm.listener import RingListener
-from atropos_core.shm.producer import RingProducer
 from atropos_core.storage.atomic import write_whole
+from atropos_trajectory_client.shm.consumer import RingConsumer, SlotLease
+from atropos_trajectory_client.shm.listener import RingListener
+from atropos_trajectory_client.shm.producer import RingProducer
 
 T = TypeVar("T")
 SOCKET, NONCE = "ring.sock", "nonce"

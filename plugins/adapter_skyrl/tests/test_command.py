@@ -11,8 +11,8 @@ from atropos_adapter_skyrl.config import SkyRLOptions
 from atropos_adapter_skyrl.rings import RingGroups
 from atropos_adapter_skyrl.source import GroupRequest
 from atropos_adapter_skyrl.work_queue import NONCE, SOCKET
-from atropos_core.shm.listener import RingListener
 from atropos_core.types import Draw
+from atropos_trajectory_client.shm.listener import RingListener
 from tests.e2e.roles import Role
 
 LASTS = """

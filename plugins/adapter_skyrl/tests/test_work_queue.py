@@ -18,9 +18,9 @@ from atropos_adapter_skyrl.work_client import WorkClient
 from atropos_adapter_skyrl.work_queue import NONCE, REQUEST_BYTES, SOCKET, WorkFailed, WorkQueue
 from atropos_core.errors import AccessRefused, DataError, DeadlineExceeded, ProcessDied, ProcessSilent
 from atropos_core.guards.patience import Patience
-from atropos_core.shm.listener import RingListener
-from atropos_core.shm.producer import RingProducer
-from atropos_core.shm.socket import wait_for
+from atropos_trajectory_client.shm.listener import RingListener
+from atropos_trajectory_client.shm.producer import RingProducer
+from atropos_trajectory_client.shm.socket import wait_for
 
 SPAWN = multiprocessing.get_context("spawn")
 QUICK = Patience(say_s=0.2, least_s=0.8)

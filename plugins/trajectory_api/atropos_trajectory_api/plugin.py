@@ -1,16 +1,18 @@
-"""Offers the commands of the trajectory API, and the server by which workers reach a run's engines."""
+"""Offers the commands of the trajectory API, the source of groups and the engine server of a run with an [api], and the engine `remote`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from atropos_core import hookimpl
+from atropos_core.plugins.provider import Provider, RunContext
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from atropos_core.interfaces import Engine, EngineServer, ModelInfo, ServeEngine
+    from atropos_core.interfaces import Engine, EngineServer, ModelInfo, OpenSource, ServeEngine, Transport
+    from atropos_trajectory_api.engine_http.config import RemoteEngineOptions
 
 
 @hookimpl
@@ -33,3 +35,43 @@ async def _serve_engine(
     from atropos_trajectory_api.engine_http.server import open_engine_server
 
     return await open_engine_server(engine, where, token_file, info)
+
+
+@hookimpl
+def atropos_sources() -> Iterable[OpenSource]:
+    return [_source]
+
+
+def _source(*given: Any, **named: Any) -> Any:
+    from atropos_trajectory_client.source import ApiSource
+
+    return ApiSource(*given, **named)
+
+
+@hookimpl
+def atropos_engines() -> Iterable[Provider[Engine]]:
+    yield Provider(
+        "remote",
+        "an engine elsewhere: `atropos engine`",
+        "atropos_trajectory_api.engine_http.config:RemoteEngineOptions",
+        _remote,
+        _by_files,
+        idle=_elsewhere,
+        announces=lambda options: {"engine/unknown": True},  # its precision, which a trainer may correct for
+    )
+
+
+def _by_files(options: object) -> frozenset[Transport]:
+    return frozenset({"checkpoint", "adapter"})
+
+
+def _elsewhere(options: object, devices: object) -> Mapping[str, str]:
+    return dict.fromkeys(("devices", "threads"), "whose engine runs elsewhere: tell that `atropos engine`")
+
+
+def _remote(options: RemoteEngineOptions, context: RunContext) -> Engine:
+    from atropos_core.config.run_file import read_token
+    from atropos_trajectory_client.remote_engine import RemoteEngine
+
+    token = read_token(options.token_file) if options.token_file else None
+    return RemoteEngine(options.url, token, context.transport, context.patience)

@@ -13,8 +13,6 @@ import httpx
 import numpy as np
 import pytest
 
-from atropos_core.api_client.client import Api, SessionSpec, TrainerSession, Worker, WorkerSpec
-from atropos_core.api_client.source import ApiSource
 from atropos_core.builtin.curricula import OrderedCurriculum
 from atropos_core.config.run_file import RunConfig
 from atropos_core.errors import ApiError, CheckpointError, DeadlineExceeded, LeaseLost, NoProgress
@@ -22,6 +20,8 @@ from atropos_core.guards.patience import Patience
 from atropos_core.interfaces import ModelInfo
 from atropos_core.rollouts.producer import PATIENCE
 from atropos_core.types import UNKNOWN_VERSION, Draw, Failed, ScoredGroup, Task
+from atropos_trajectory_client.client import Api, SessionSpec, TrainerSession, Worker, WorkerSpec
+from atropos_trajectory_client.source import ApiSource
 from plugins.trajectory_api.tests.running import ENVIRONMENT, group
 from plugins.trajectory_api.tests.sent_groups import SAMPLING, VOCABULARY, Server, drawn, group_of, serving
 

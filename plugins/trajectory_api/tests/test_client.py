@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from atropos_core.api_client.client import Api, Leased, SessionSpec, TrainerSession, Worker, WorkerSpec
-from atropos_core.api_client.http import in_background
 from atropos_core.errors import AccessRefused, ApiError, DataError, HubFull, LeaseLost, TokenizerMismatch, TooLarge
 from atropos_core.types import Draw
+from atropos_trajectory_client.client import Api, Leased, SessionSpec, TrainerSession, Worker, WorkerSpec
+from atropos_trajectory_client.http import in_background
 from plugins.trajectory_api.tests.sent_groups import SAMPLING, VOCABULARY, Server, drawn, group_of, serving
 
 SPEC = SessionSpec("run", 4, 1, SAMPLING, 2, tokenizer="print", vocabulary=VOCABULARY, max_staleness=100)

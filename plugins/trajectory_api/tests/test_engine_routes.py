@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import uvicorn
 
-from atropos_core.api_client.remote_engine import RemoteEngine
 from atropos_core.builtin.config import ToyEngineOptions
 from atropos_core.builtin.plugin import TOY_MODEL
 from atropos_core.builtin.toy import ToyEngine
@@ -24,6 +23,7 @@ from atropos_core.interfaces import Engine, Transport
 from atropos_core.plugins.provider import RunContext
 from atropos_core.types import Completion, Floats, Sampling, Tokens
 from atropos_trajectory_api.engine_http.routes import EngineRoutes, engine_app
+from atropos_trajectory_client.remote_engine import RemoteEngine
 
 PROMPT = np.array([1, 2, 3], np.int32)
 SAMPLING = Sampling(max_tokens=6)

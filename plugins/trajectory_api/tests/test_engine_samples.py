@@ -15,7 +15,6 @@ import httpx
 import numpy as np
 import pytest
 
-from atropos_core.api_client.remote_engine import RemoteEngine
 from atropos_core.builtin.config import ToyEngineOptions
 from atropos_core.builtin.plugin import TOY_MODEL
 from atropos_core.builtin.toy import ToyEngine
@@ -30,6 +29,7 @@ from atropos_trajectory_api.engine_http import samples as engine_samples
 from atropos_trajectory_api.engine_http import server as doors
 from atropos_trajectory_api.engine_http.named_engines import NamedEngines
 from atropos_trajectory_api.engine_http.server import RunningEngineServer, open_engine_server
+from atropos_trajectory_client.remote_engine import RemoteEngine
 
 PROMPT = np.array([1, 2, 3], np.int32)
 SAMPLING = Sampling(max_tokens=6)
@@ -208,7 +208,7 @@ async def test_more_than_a_request_may_hold_travels_in_several(monkeypatch: pyte
 
 async def test_a_long_wait_is_no_silence(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(engine_samples, "BEAT_S", 0.1)
-    monkeypatch.setattr("atropos_core.api_client.http.BEAT_S", 0.1)
+    monkeypatch.setattr("atropos_trajectory_client.http.BEAT_S", 0.1)
     async with reached(engine := Watched()) as remote:
         remote._api.patience = Patience(say_s=0.2, least_s=0.5)
         engine.hold(1)

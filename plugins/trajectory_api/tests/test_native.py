@@ -14,13 +14,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atropos_core.api_client.client import OTHER_TIMELINE
 from atropos_core.codec import MAGIC, PREFIX, decode, encode_bytes
 from atropos_core.types import Draw, Failed, Sampling, Task
 from atropos_trajectory_api.native.routes import native_routes
 from atropos_trajectory_api.server.checking import has_long_header, read_frame
 from atropos_trajectory_api.server.options import ServeOptions
 from atropos_trajectory_api.server.service import Service
+from atropos_trajectory_client.client import OTHER_TIMELINE
 from plugins.trajectory_api.tests.sent_groups import SAMPLING, VOCABULARY, drawn, group_of
 
 SESSION = {"holder": "run", "group_size": 4, "sampling": SAMPLING, "vocabulary": VOCABULARY}

@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from atropos_core.api_client.client import Api, TrainerSession, Worker, WorkerSpec
 from atropos_core.codec import decode, encode_bytes
 from atropos_core.errors import ApiError, DataError
+from atropos_trajectory_client.client import Api, TrainerSession, Worker, WorkerSpec
 from plugins.trajectory_api.tests.sent_groups import Server, drawn, group_of, serving
 from plugins.trajectory_api.tests.test_client import SPEC
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from atropos_core.api_client.client import Api, SessionSpec, TrainerSession, Worker, WorkerSpec
 from atropos_core.interfaces import Environment, Policy
 from atropos_core.rollouts.runner import RolloutRunner
 from atropos_core.types import Episode, Failed, Task
 from atropos_trajectory_api.roles.environment_worker import Shift, WorkerOptions
+from atropos_trajectory_client.client import Api, SessionSpec, TrainerSession, Worker, WorkerSpec
 from plugins.trajectory_api.tests.sent_groups import SAMPLING, drawn, group_of, serving
 
 MEMBERS = 4

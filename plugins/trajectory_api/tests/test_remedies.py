@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from atropos_core.api_client.client import Api
 from atropos_core.cli import run_app
 from atropos_core.codec import encode_bytes
 from atropos_core.errors import AtroposError
@@ -26,6 +25,7 @@ from atropos_trajectory_api.server.checking import read_frame
 from atropos_trajectory_api.server.options import ServeOptions
 from atropos_trajectory_api.server.service import Service
 from atropos_trajectory_api.server.serving import bind, ids_of, serve
+from atropos_trajectory_client.client import Api
 from plugins.trajectory_api.tests.running import Running, running
 
 FEWER = "Send fewer groups at once."

@@ -20,11 +20,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from atropos_core.api_client.client import Api, SessionSpec, TrainerSession, Worker, WorkerSpec
 from atropos_core.codec import encode_bytes
 from atropos_core.errors import ApiError
 from atropos_trajectory_api.legacy.batches import WATCHED_BYTES
 from atropos_trajectory_api.legacy.retries import SLOT_S
+from atropos_trajectory_client.client import Api, SessionSpec, TrainerSession, Worker, WorkerSpec
 from plugins.trajectory_api.tests.running import ENVIRONMENT, REGISTER, group, tags
 from plugins.trajectory_api.tests.sent_groups import SAMPLING, drawn, group_of
 from tests.disks import mounted

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from atropos_core.api_client.client import NOT_WANTED
 from atropos_core.codec import encode_bytes
 from atropos_core.errors import DataError, HubFull, LeaseLost, TokenizerMismatch
 from atropos_core.hub.hub import Label
@@ -18,6 +17,7 @@ from atropos_core.types import Draw, ScoredGroup
 from atropos_trajectory_api.native.workers import Policy
 from atropos_trajectory_api.server.options import ServeOptions
 from atropos_trajectory_api.server.service import Answer, Service, Trainer
+from atropos_trajectory_client.client import NOT_WANTED
 from plugins.trajectory_api.tests.sent_groups import SAMPLING, VOCABULARY, drawn, group_of
 
 WORKER = {"name": "w", "environment": "words", "tasks": 9}

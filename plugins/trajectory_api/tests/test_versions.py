@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from atropos_core.api_client.client import Api, TrainerSession, Worker, WorkerSpec
 from atropos_core.errors import NoSuchVersion
 from atropos_core.types import UNKNOWN_VERSION, Draw
+from atropos_trajectory_client.client import Api, TrainerSession, Worker, WorkerSpec
 from plugins.trajectory_api.tests.sent_groups import Server, group_of, serving
 from plugins.trajectory_api.tests.test_client import SPEC
 

@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 import uvicorn
 
-from atropos_core.api_client.client import Api, TrainerSession, Worker, WorkerSpec
 from atropos_core.codec import encode_bytes
 from atropos_core.errors import AtroposError, DataError
 from atropos_core.hub.records import Label
@@ -28,6 +27,7 @@ from atropos_trajectory_api.server.app import App
 from atropos_trajectory_api.server.options import ServeOptions
 from atropos_trajectory_api.server.service import Service
 from atropos_trajectory_api.server.serving import bind
+from atropos_trajectory_client.client import Api, TrainerSession, Worker, WorkerSpec
 from plugins.trajectory_api.tests.running import REGISTER
 from plugins.trajectory_api.tests.sent_groups import Server, serving
 from plugins.trajectory_api.tests.test_api_source import run

@@ -322,7 +322,9 @@ def test_the_server_of_a_runs_engines_is_what_a_plugin_offers(
     install: Install, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ATROPOS_DISABLE_PLUGINS", "trajectory_api")
-    with pytest.raises(ConfigError, match="no installed plugin offers it.*\n.*pip install atropos-plugin-trajectory-api"):
+    with pytest.raises(
+        ConfigError, match="no installed plugin offers it.*\n.*pip install atropos-plugin-trajectory-api"
+    ):
         plan_with_workers(load_plugins())
     install("my_server", SERVER)
     assert plan_with_workers(load_plugins()).serve_engine.__module__ == "atropos_my_server"

@@ -1,4 +1,4 @@
-"""An engine over HTTP: the other end of `atropos_core.api_client.remote_engine`.
+"""An engine over HTTP: the other end of `atropos_trajectory_client.remote_engine`.
 
 Who may reach it is decided before it (access.py). Unless it takes weights (`takes`) it samples and scores, and that is
 all: a worker can neither stop the trainer's engine nor change what it samples from.

@@ -14,8 +14,6 @@ from typing import Any
 
 from starlette.types import Receive, Send
 
-from atropos_core.api_client.client import CONTENT_TYPE
-from atropos_core.api_client.http import BEAT_S
 from atropos_core.codec import encode_bytes
 from atropos_core.errors import AtroposError, DataError, RemoteError
 from atropos_core.types import Completion
@@ -28,6 +26,8 @@ from atropos_trajectory_api.native.frames import (
     refusal,
     unless_gone,
 )
+from atropos_trajectory_client.client import CONTENT_TYPE
+from atropos_trajectory_client.http import BEAT_S
 
 CALLS = 4096  # of one request
 _HEADERS = [(b"content-type", CONTENT_TYPE.encode())]

@@ -14,7 +14,6 @@ from typing import Any, overload
 
 from starlette.types import Receive, Scope, Send
 
-from atropos_core.api_client.client import CONTENT_TYPE, UnknownThere
 from atropos_core.codec import Buffer, encode
 from atropos_core.errors import (
     AccessRefused,
@@ -32,6 +31,7 @@ from atropos_core.guards.apart import apart
 from atropos_core.types import Sampling
 from atropos_http_server.answers import header
 from atropos_trajectory_api.server.checking import read_frame
+from atropos_trajectory_client.client import CONTENT_TYPE, UnknownThere
 
 Handler = Callable[["Request"], Coroutine[Any, Any, Any]]
 MAX_WAIT_S = 60.0

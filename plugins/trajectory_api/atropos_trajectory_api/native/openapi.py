@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from atropos_core.api_client.client import CONTENT_TYPE
+from atropos_trajectory_client.client import CONTENT_TYPE
 
 _ERRORS = {
     "400": "The body cannot be decompressed.",

@@ -7,8 +7,6 @@ from dataclasses import asdict
 from typing import Any
 
 from atropos_core import __version__
-from atropos_core.api_client.client import UnknownThere
-from atropos_core.api_client.http import GROUP_FRAMES
 from atropos_core.errors import DataError, HubFull
 from atropos_core.group_schema import check_draw, check_group
 from atropos_core.guards.apart import apart
@@ -18,6 +16,8 @@ from atropos_trajectory_api.legacy.stored_group import as_frame
 from atropos_trajectory_api.native.frames import LONG_BYTES, Native, Request
 from atropos_trajectory_api.native.workers import Policy, WorkerState, numbers
 from atropos_trajectory_api.server.service import Service, Trainer
+from atropos_trajectory_client.client import UnknownThere
+from atropos_trajectory_client.http import GROUP_FRAMES
 
 MANY = 64  # groups that are read, or put, before others have a turn
 

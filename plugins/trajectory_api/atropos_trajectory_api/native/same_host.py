@@ -1,4 +1,4 @@
-"""The endpoint for producers on the server's own machine: groups through shared memory (`atropos_core.shm.producer`), no HTTP.
+"""The endpoint for producers on the server's own machine: groups through shared memory (`atropos_trajectory_client.shm.producer`), no HTTP.
 
 `GET /v1` tells where it is, with a nonce; a worker that finds the path there and is let in uses it, any other goes on over
 HTTP. A message is one frame, with its idempotency key and the worker's id beside it; the answer is the group's id in the
@@ -18,11 +18,11 @@ from typing import Any
 
 from atropos_core import console
 from atropos_core.errors import AtroposError, DataError, HubClosed
-from atropos_core.shm.consumer import RingConsumer, SlotLease
-from atropos_core.shm.listener import RingListener
 from atropos_http_server.body_limits import Budget
 from atropos_trajectory_api.server.options import ServeOptions
 from atropos_trajectory_api.server.service import Service
+from atropos_trajectory_client.shm.consumer import RingConsumer, SlotLease
+from atropos_trajectory_client.shm.listener import RingListener
 
 ROUTE = "ring"  # in metrics, where HTTP has a path
 HOLD_S = 20.0  # that a group may wait for room before its worker gets an answer

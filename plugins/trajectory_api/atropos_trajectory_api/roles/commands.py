@@ -130,12 +130,12 @@ def env(
         )
 
     async def main() -> int:
-        from atropos_core.api_client.client import Api
         from atropos_core.cli.options import configure
         from atropos_core.config.run_file import read_token
         from atropos_core.launch.assemble import make_plan
         from atropos_core.plugins.manager import load_plugins
         from atropos_trajectory_api.roles.environment_worker import await_policy, draining_signals, work
+        from atropos_trajectory_client.client import Api
 
         if file is None:  # before a trainer is awaited: a name that nothing has is known at once
             load_plugins().registry.find("environment", name)

@@ -17,10 +17,6 @@ from typing import Any
 import numpy as np
 
 from atropos_core import console
-from atropos_core.api_client.client import Api, Assignment, Worker, WorkerSpec
-from atropos_core.api_client.http import LONG_POLL_S
-from atropos_core.api_client.remote_engine import RemoteEngine
-from atropos_core.api_client.worker import AWAY_S
 from atropos_core.errors import AccessRefused, ApiError, AtroposError, DataError, DeadlineExceeded, HubFull
 from atropos_core.group_schema import MOST_CHARACTERS
 from atropos_core.guards.deadlines import within
@@ -33,6 +29,10 @@ from atropos_core.storage.tempdirs import owned_prefix, sweep
 from atropos_core.training.parts import EvaluationParts
 from atropos_core.types import Draw, ScoredGroup, Task
 from atropos_trajectory_api.engine_http.named_engines import NamedEngines
+from atropos_trajectory_client.client import Api, Assignment, Worker, WorkerSpec
+from atropos_trajectory_client.http import LONG_POLL_S
+from atropos_trajectory_client.remote_engine import RemoteEngine
+from atropos_trajectory_client.worker import AWAY_S
 
 ROOM_S = 600.0  # of waiting for room in the hub before that is reported
 POLICY_LOOK_S = 1.0

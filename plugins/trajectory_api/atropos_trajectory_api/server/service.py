@@ -11,7 +11,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from atropos_core import console
-from atropos_core.api_client.client import DAMAGED, NOT_WANTED, OTHER_TIMELINE
 from atropos_core.errors import AtroposError, DataError, LeaseLost, StoreFull
 from atropos_core.guards.apart import apart
 from atropos_core.hub.hub import GroupRecord, Hub, Label, Limits, Session, Want
@@ -24,6 +23,7 @@ from atropos_trajectory_api.native.workers import Policy, Workers, WorkerState
 from atropos_trajectory_api.server.checking import Checked, check_frame, has_long_header
 from atropos_trajectory_api.server.observe import Observed
 from atropos_trajectory_api.server.options import ServeOptions
+from atropos_trajectory_client.client import DAMAGED, NOT_WANTED, OTHER_TIMELINE
 
 TRAINERS_CAUSES = (OTHER_TIMELINE, DAMAGED)
 _NEVER_STALE = 1 << 30

@@ -1,4 +1,4 @@
-"""The consumer's end of a ring (`atropos_core.shm.producer`): messages are read in place, and answered.
+"""The consumer's end of a ring (`atropos_trajectory_client.shm.producer`): messages are read in place, and answered.
 
 A message is a lease on its slot: it stands until `release`, which also is the answer to the producer. Leases may be
 released in any order, also after the producer has gone: memory goes with the last of them.
@@ -14,8 +14,18 @@ from collections.abc import AsyncIterator, Callable
 from types import TracebackType
 
 from atropos_core.errors import DataError
-from atropos_core.shm.segment import Slots
-from atropos_core.shm.socket import ANSWER, ANSWERS, APART, BELL, FULL_S, IDLE_BELL, NUMBERS, RingSocket, refusal
+from atropos_trajectory_client.shm.segment import Slots
+from atropos_trajectory_client.shm.socket import (
+    ANSWER,
+    ANSWERS,
+    APART,
+    BELL,
+    FULL_S,
+    IDLE_BELL,
+    NUMBERS,
+    RingSocket,
+    refusal,
+)
 
 MESSAGE_BYTES = 64 << 20  # of one message, at most
 _TAKE = 512  # messages that one look returns, or a few more

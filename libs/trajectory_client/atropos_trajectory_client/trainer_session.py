@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from atropos_core import console
-from atropos_core.api_client.http import DAMAGED, LONG_POLL_S, Api, in_background
 from atropos_core.codec import decode
 from atropos_core.errors import AccessRefused, AtroposError, DataError, LeaseLost, StoreFull
 from atropos_core.group_schema import check_group
 from atropos_core.types import Draw, Sampling, ScoredGroup
+from atropos_trajectory_client.http import DAMAGED, LONG_POLL_S, Api, in_background
 
 _FULL_S = 0.5  # between two tries while the server's disk is full
 

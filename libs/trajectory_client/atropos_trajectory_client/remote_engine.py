@@ -18,13 +18,13 @@ from typing import Any
 import numpy as np
 
 from atropos_core import console
-from atropos_core.api_client.client import Api
-from atropos_core.api_client.http import error_of
 from atropos_core.codec import encode_bytes
 from atropos_core.errors import ApiError, AtroposError, DataError, DeadlineExceeded, FitError
 from atropos_core.guards.patience import DEFAULT_PATIENCE, Patience
 from atropos_core.interfaces import Endpoint, Engine, ModelInfo, Transport
 from atropos_core.types import Completion, Floats, Sampling, Tokens
+from atropos_trajectory_client.client import Api
+from atropos_trajectory_client.http import error_of
 
 OPEN_DEADLINE_S = 1800.0  # the other end may still be loading its model
 LOAD_DEADLINE_S = 1800.0

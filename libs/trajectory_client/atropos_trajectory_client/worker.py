@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from atropos_core import console
-from atropos_core.api_client.http import GROUP_FRAMES, LONG_POLL_S, NOT_WANTED, Api, UnknownThere, in_background, reason
 from atropos_core.codec import encode_bytes
 from atropos_core.errors import (
     AccessRefused,
@@ -25,9 +24,18 @@ from atropos_core.errors import (
     TokenizerMismatch,
 )
 from atropos_core.types import Draw, Sampling, ScoredGroup
+from atropos_trajectory_client.http import (
+    GROUP_FRAMES,
+    LONG_POLL_S,
+    NOT_WANTED,
+    Api,
+    UnknownThere,
+    in_background,
+    reason,
+)
 
 if TYPE_CHECKING:
-    from atropos_core.shm.producer import RingProducer
+    from atropos_trajectory_client.shm.producer import RingProducer
 
 AWAY_S = 600.0  # that a server may be away before its workers give up
 
@@ -148,7 +156,7 @@ class Worker:
         offer = (await self.api.about(deadline_s)).get("same_host")
         if self._ring is not None or not offer or not Path(offer["path"]).exists():
             return
-        from atropos_core.shm.producer import RingProducer
+        from atropos_trajectory_client.shm.producer import RingProducer
 
         try:
             self._ring = await RingProducer.open(Path(offer["path"]), offer["nonce"], name=self.spec.name)

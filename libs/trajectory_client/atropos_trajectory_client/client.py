@@ -6,9 +6,9 @@ puts carry a key so that none counts twice, workers register again, and a traine
 
 from __future__ import annotations
 
-from atropos_core.api_client.http import CONTENT_TYPE, DAMAGED, NOT_WANTED, OTHER_TIMELINE, Api, UnknownThere
-from atropos_core.api_client.trainer_session import Leased, SessionSpec, TrainerSession
-from atropos_core.api_client.worker import Assignment, Worker, WorkerSpec
+from atropos_trajectory_client.http import CONTENT_TYPE, DAMAGED, NOT_WANTED, OTHER_TIMELINE, Api, UnknownThere
+from atropos_trajectory_client.trainer_session import Leased, SessionSpec, TrainerSession
+from atropos_trajectory_client.worker import Assignment, Worker, WorkerSpec
 
 __all__ = [
     "CONTENT_TYPE", "DAMAGED", "NOT_WANTED", "OTHER_TIMELINE", "Api", "Assignment", "Leased", "SessionSpec", "TrainerSession",

@@ -21,7 +21,6 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from atropos_core import console
-from atropos_core.api_client.http import import_httpx
 from atropos_core.errors import ApiError, ConfigError, DataError, DeadlineExceeded
 from atropos_core.interfaces import Engine, ModelInfo
 from atropos_core.types import UNKNOWN_VERSION, Completion, Floats, Message, Sampling, Tokens
@@ -279,3 +278,14 @@ def _remedy(status: int) -> str:
     if status == 404:
         return "See that --model-url ends as the server wants it (most in /v1), and that it has a model named as --model-name."
     return ""
+
+
+def import_httpx(feature: str) -> Any:
+    """The module httpx: an optional part of core. Raises ConfigError that says how to get it."""
+    try:
+        import httpx
+    except ImportError as error:
+        raise ConfigError(
+            f"{feature} needs the module 'httpx', which is not installed.", remedy="pip install 'atropos-core[api]'"
+        ) from error
+    return httpx

@@ -22,12 +22,12 @@ import numpy as np
 import pytest
 
 from atropos_core.errors import AccessRefused, DataError, DeadlineExceeded, HubFull, ProcessDied, RemoteError
-from atropos_core.shm import producer as producer_module
-from atropos_core.shm.consumer import RingConsumer, SlotLease
-from atropos_core.shm.listener import RingListener
-from atropos_core.shm.producer import Ack, RingProducer
-from atropos_core.shm.segment import LAYOUT, Slots
-from atropos_core.shm.socket import BELL, RingSocket, hello, short
+from atropos_trajectory_client.shm import producer as producer_module
+from atropos_trajectory_client.shm.consumer import RingConsumer, SlotLease
+from atropos_trajectory_client.shm.listener import RingListener
+from atropos_trajectory_client.shm.producer import Ack, RingProducer
+from atropos_trajectory_client.shm.segment import LAYOUT, Slots
+from atropos_trajectory_client.shm.socket import BELL, RingSocket, hello, short
 from tests.conftest import REPOSITORY
 
 Pair = tuple[RingProducer, RingConsumer]
@@ -336,9 +336,7 @@ def test_another_user_s_process_is_refused_by_the_kernel_s_word():
 
 def test_a_dead_listener_s_socket_is_replaced_a_living_one_s_is_not_and_long_paths_work(tmp_path):
     path = tmp_path / ("d" * 60) / ("e" * 60) / "ring.sock"
-    code = (
-        "import sys; from pathlib import Path; from atropos_core.shm.socket import listen; listen(Path(sys.argv[1]), 1)"
-    )
+    code = "import sys; from pathlib import Path; from atropos_trajectory_client.shm.socket import listen; listen(Path(sys.argv[1]), 1)"
     subprocess.run([sys.executable, "-c", code, str(path)], check=True, cwd=REPOSITORY)
     assert path.exists()
     with pytest.raises(ProcessDied, match="nobody listens"):

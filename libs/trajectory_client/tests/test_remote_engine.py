@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from atropos_core.api_client.remote_engine import RemoteEngine
 from atropos_core.codec import encode_bytes
 from atropos_core.errors import DataError
 from atropos_core.types import Sampling, tokens
+from atropos_trajectory_client.remote_engine import RemoteEngine
 
 
 @pytest.mark.parametrize(

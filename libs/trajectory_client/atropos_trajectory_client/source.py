@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from atropos_core import console
-from atropos_core.api_client.client import OTHER_TIMELINE, Api, SessionSpec, TrainerSession
 from atropos_core.config.run_file import ApiSection, RunConfig
 from atropos_core.errors import DeadlineExceeded
 from atropos_core.guards.opens import in_one_line
@@ -23,6 +22,7 @@ from atropos_core.rollouts.source import Lease, Source, say_other_tasks, size_wa
 from atropos_core.storage.atomic import write_whole
 from atropos_core.storage.checkpoint import taking_up
 from atropos_core.types import Draw, ScoredGroup
+from atropos_trajectory_client.client import OTHER_TIMELINE, Api, SessionSpec, TrainerSession
 
 LOOK_S = 1.0  # between two looks at who is there, while workers are awaited
 POLL_S = 10.0  # of waiting for groups before another look at who is there

@@ -15,6 +15,7 @@ from atropos_core.codec import PREFIX_BYTES, decode, encode_bytes, frame_size
 from atropos_core.errors import ApiError, AtroposError, ConfigError, HubClosed, TooLarge
 from atropos_core.guards.patience import DEFAULT_PATIENCE, LOOK_S, Patience
 from atropos_core.observe.profile import Profile
+from atropos_core.rollouts.chat_model import import_httpx
 
 if TYPE_CHECKING:
     import httpx
@@ -245,17 +246,6 @@ class Api:
         if self._watching is not None:
             self._watching.cancel()
         await self._http.aclose()
-
-
-def import_httpx(feature: str) -> Any:
-    """The module httpx: an optional part of core. Raises ConfigError that says how to get it."""
-    try:
-        import httpx
-    except ImportError as error:
-        raise ConfigError(
-            f"{feature} needs the module 'httpx', which is not installed.", remedy="pip install 'atropos-core[api]'"
-        ) from error
-    return httpx
 
 
 def _value(answer: httpx.Response, url: str) -> Any:

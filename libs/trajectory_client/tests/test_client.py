@@ -11,13 +11,13 @@ from contextlib import closing
 
 import pytest
 
-from atropos_core.api_client.client import Api
-from atropos_core.api_client.remote_engine import RemoteEngine
 from atropos_core.codec import encode_bytes
 from atropos_core.errors import ApiError, ConfigError, ProcessSilent, TooLarge
 from atropos_core.guards.patience import Patience
 from atropos_core.guards.server_watch import ServerWatch
 from atropos_core.types import Sampling, tokens
+from atropos_trajectory_client.client import Api
+from atropos_trajectory_client.remote_engine import RemoteEngine
 
 QUICK = Patience(say_s=0.3, least_s=1.0)
 
@@ -124,7 +124,7 @@ async def test_a_server_that_works_at_a_long_call_is_not_called_silent(capfd):
 
 
 async def test_samples_of_an_engine_elsewhere_that_is_stopped_are_given_up_at_the_same_bound(monkeypatch, capfd):
-    monkeypatch.setattr("atropos_core.api_client.http.BEAT_S", 0.1)
+    monkeypatch.setattr("atropos_trajectory_client.http.BEAT_S", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as stopped:
         engine = RemoteEngine(f"http://127.0.0.1:{stopped.getsockname()[1]}", patience=QUICK)
         with pytest.raises(ApiError, match="went away during /v1/engine/samples"):
@@ -175,8 +175,8 @@ async def test_what_a_proxy_finds_too_large_is_an_error_of_that_name():
 def test_without_httpx_core_loads_and_the_client_says_what_to_install():
     script = (
         "import sys; sys.modules['httpx'] = None\n"
-        "from atropos_core.api_client.client import Api; from atropos_core.errors import ConfigError\n"
-        "import atropos_core.api_client.remote_engine\n"
+        "from atropos_trajectory_client.client import Api; from atropos_core.errors import ConfigError\n"
+        "import atropos_trajectory_client.remote_engine\n"
         "try: Api('http://127.0.0.1:8000')\n"
         "except ConfigError as error: sys.exit(str(error))"
     )

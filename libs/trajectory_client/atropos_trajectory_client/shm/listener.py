@@ -15,9 +15,9 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from atropos_core.errors import AccessRefused, ApiError, AtroposError, DataError, DeadlineExceeded, ProcessDied
-from atropos_core.shm.consumer import MESSAGE_BYTES, RingConsumer, readable
-from atropos_core.shm.segment import LAYOUT, Slots
-from atropos_core.shm.socket import HELLO, WELCOME, RingSocket, listen, refusal, wait_for
+from atropos_trajectory_client.shm.consumer import MESSAGE_BYTES, RingConsumer, readable
+from atropos_trajectory_client.shm.segment import LAYOUT, Slots
+from atropos_trajectory_client.shm.socket import HELLO, WELCOME, RingSocket, listen, refusal, wait_for
 
 HELLO_DEADLINE_S = 5.0
 SEGMENT_BYTES = 1 << 30  # of one producer's slots, at most

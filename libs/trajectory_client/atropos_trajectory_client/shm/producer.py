@@ -1,14 +1,14 @@
 """Messages from one process to another on the same machine, through shared memory: the producer's end.
 
-The producer owns the slots (`atropos_core.shm.segment`) and passes their descriptor over a Unix socket, once. From then on the
+The producer owns the slots (`atropos_trajectory_client.shm.segment`) and passes their descriptor over a Unix socket, once. From then on the
 socket carries numbers alone: which slots are full (the doorbell), and which messages the consumer has answered, which
 is also what makes their slots free again (the credits). Many numbers travel in one datagram when either end is behind.
 Nobody polls: both ends wait on the socket, and the end of one process is the end of file at the other.
 
     producer:  ring = RingProducer.connect(path, nonce); ring.send([payload], key="a"); ring.flush()
     or:        ring = await RingProducer.open(path, nonce); await ring.put([payload], key="a")
-    consumer:  ring = RingListener(path, nonce).accept(deadline_s=10)                         # atropos_core.shm.listener
-               for lease in ring.take(deadline_s=1): use(lease.payload); lease.release()      # atropos_core.shm.consumer
+    consumer:  ring = RingListener(path, nonce).accept(deadline_s=10)                         # atropos_trajectory_client.shm.listener
+               for lease in ring.take(deadline_s=1): use(lease.payload); lease.release()      # atropos_trajectory_client.shm.consumer
 
 A message that is larger than a slot travels in a segment of its own, one at a time. One ring has one producer, and one thread or event
 loop uses it. What was not answered when a ring ends may or may not have arrived: send it again under the same key.
@@ -27,9 +27,9 @@ from pathlib import Path
 
 from atropos_core.codec import Buffer
 from atropos_core.errors import AtroposError, DataError, DeadlineExceeded, ProcessDied
-from atropos_core.shm.consumer import readable
-from atropos_core.shm.segment import LAYOUT, Slots
-from atropos_core.shm.socket import (
+from atropos_trajectory_client.shm.consumer import readable
+from atropos_trajectory_client.shm.segment import LAYOUT, Slots
+from atropos_trajectory_client.shm.socket import (
     ANSWER,
     ANSWERS,
     APART,

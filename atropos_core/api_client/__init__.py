@@ -1,1 +1,0 @@
-"""The trajectory API seen from workers, trainers and runs: the client's half."""

@@ -1,0 +1,1 @@
+"""The client of the trajectory API, for workers, trainers and runs."""
