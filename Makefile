@@ -217,7 +217,7 @@ screenshots: .venv/run.stamp .venv-view/stamp
 
 # Long fault and statistics runs. Writes benchmarks/results/soak*.json with the commit that it ran on.
 soak: .venv/test.stamp .venv-vllm/stamp .venv-skyrl/stamp .venv-roll/stamp .venv-ray/stamp $(if $(ATROPOSLIB_SOURCE),.venv-environments/stamp)
-	$(INSTALL) .venv -c constraints.txt --no-build-isolation -e '.[soak]'
+	$(INSTALL) .venv -c environments/constraints.txt --no-build-isolation -e '.[soak]'
 	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -m long -n 2 --dist loadfile
 	HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks.soak_mutants
 	$(BIN)/python -m benchmarks.planted_bugs
@@ -271,88 +271,88 @@ bench-api: .venv/test.stamp .venv-atroposlib/stamp
 	$(BIN)/python -m benchmarks.api
 
 # Of uv, which keeps what it unpacks and links it into each environment: nothing is downloaded or unpacked twice.
-.venv/run.stamp: pyproject.toml constraints.txt $(PLUGINS)
+.venv/run.stamp: pyproject.toml environments/constraints.txt $(PLUGINS)
 	@echo "installing into .venv (1 GB, of which torch is the most; downloaded once)"
 	$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Atropos needs Python 3.11 or later; this is " + sys.version)'
-	$(INSTALL) .venv -c constraints.txt hatchling editables
-	$(INSTALL) .venv -c constraints.txt --no-build-isolation $(EDITABLE)
+	$(INSTALL) .venv -c environments/constraints.txt hatchling editables
+	$(INSTALL) .venv -c environments/constraints.txt --no-build-isolation $(EDITABLE)
 	$(INSTALL) .venv --no-build-isolation --no-deps $(WORLDS_EDITABLE) -e ./plugins/launcher_ray
 	touch $@
 
 .venv/test.stamp: .venv/run.stamp
-	$(INSTALL) .venv -c constraints.txt --no-build-isolation -e '.[test]'
+	$(INSTALL) .venv -c environments/constraints.txt --no-build-isolation -e '.[test]'
 	touch $@
 
 # Of each further environment a few processes import a part: what they import is compiled then, and kept.
 
-# torch is the one file without a hash: requirements-vllm.txt says why.
-.venv-vllm/stamp: pyproject.toml constraints.txt requirements-vllm.txt $(PLUGINS)
+# torch is the one file without a hash: environments/vllm.txt says why.
+.venv-vllm/stamp: pyproject.toml environments/constraints.txt environments/vllm.txt $(PLUGINS)
 	@echo "installing vLLM into .venv-vllm (2 GB)"
-	$(PYTHON) -c 'import sys; (3, 11) <= sys.version_info < (3, 14) or sys.exit("requirements-vllm.txt is for Python 3.11 to 3.13; this is " + sys.version)'
-	$(INSTALL) $(@D) --no-deps --require-hashes -r requirements-vllm.txt
-	$(INSTALL) $(@D) --no-deps -c constraints.txt torch
+	$(PYTHON) -c 'import sys; (3, 11) <= sys.version_info < (3, 14) or sys.exit("environments/vllm.txt is for Python 3.11 to 3.13; this is " + sys.version)'
+	$(INSTALL) $(@D) --no-deps --require-hashes -r environments/vllm.txt
+	$(INSTALL) $(@D) --no-deps -c environments/constraints.txt torch
 	$(INSTALL) $(@D) --no-deps --no-build-isolation $(EDITABLE)
-	.venv-vllm/bin/python -c 'import torch, vllm' || (echo "torch in .venv-vllm is not the build that vLLM wants: see requirements-vllm.txt"; false)
+	.venv-vllm/bin/python -c 'import torch, vllm' || (echo "torch in .venv-vllm is not the build that vLLM wants: see environments/vllm.txt"; false)
 	touch $@
 
-.venv-atroposlib/stamp: requirements-atroposlib.txt constraints.txt
+.venv-atroposlib/stamp: environments/atroposlib.txt environments/constraints.txt
 	@echo "installing atroposlib into .venv-atroposlib (1 GB, of which torch is the most)"
-	$(INSTALL) $(@D) --no-deps -r requirements-atroposlib.txt
-	$(INSTALL) $(@D) --no-deps -c constraints.txt torch
+	$(INSTALL) $(@D) --no-deps -r environments/atroposlib.txt
+	$(INSTALL) $(@D) --no-deps -c environments/constraints.txt torch
 	.venv-atroposlib/bin/python -c 'import atroposlib.envs.base, atroposlib.api, example_trainer.api'
 	touch $@
 
 # Beside what .venv has: the processes of the sweep are forked from one that has imported it.
-.venv-environments/stamp: requirements-environments.txt .venv/test.stamp
+.venv-environments/stamp: environments/environments.txt .venv/test.stamp
 	@echo "installing what environment files of atroposlib import into .venv-environments"
-	$(INSTALL) $(@D) --no-deps -r requirements-environments.txt
+	$(INSTALL) $(@D) --no-deps -r environments/environments.txt
 	.venv-environments/bin/python -c 'import pathlib, sysconfig; own = sysconfig.get_path("purelib"); beside = own.replace("/.venv-environments/", "/.venv/"); pathlib.Path(own, "beside.pth").write_text(f"import site; site.addsitedir({beside!r})")'
 	touch $@
 
-.venv-roll/stamp .venv-roll-source/stamp: .venv-%/stamp: requirements-%.txt pyproject.toml constraints.txt plugins/adapter_roll/pyproject.toml plugins/env_gsm8k/pyproject.toml
+.venv-roll/stamp .venv-roll-source/stamp: .venv-%/stamp: environments/%.txt pyproject.toml environments/constraints.txt plugins/adapter_roll/pyproject.toml plugins/env_gsm8k/pyproject.toml
 	@echo "installing gem and Ray into $(@D) (1.6 GB, of which torch is the most)"
 	$(PYTHON) -c 'import sys; sys.version_info[:2] == (3, 11) or sys.exit("gem-llm 0.1.0 is for Python 3.11; this is " + sys.version)'
-	$(INSTALL) $(@D) --no-deps -r requirements-$*.txt
-	$(INSTALL) $(@D) --no-deps -c constraints.txt torch
+	$(INSTALL) $(@D) --no-deps -r environments/$*.txt
+	$(INSTALL) $(@D) --no-deps -c environments/constraints.txt torch
 	$(INSTALL) $(@D) --no-deps --no-build-isolation $(CORE) -e ./plugins/adapter_roll -e ./plugins/env_gsm8k
 	$(@D)/bin/python -c 'import gem, ray, atropos_adapter_roll.env'
 	touch $@
 
 # gem-llm wants another reasoning-gym than is tested here: hence no dependencies by themselves.
-.venv-worlds/stamp: requirements-worlds.txt pyproject.toml constraints.txt $(WORLDS)
+.venv-worlds/stamp: environments/worlds.txt pyproject.toml environments/constraints.txt $(WORLDS)
 	@echo "installing other worlds' environments into $(@D) (1.6 GB, of which torch is the most)"
-	$(INSTALL) $(@D) --no-deps -r requirements-worlds.txt
-	$(INSTALL) $(@D) --no-deps -c constraints.txt torch
+	$(INSTALL) $(@D) --no-deps -r environments/worlds.txt
+	$(INSTALL) $(@D) --no-deps -c environments/constraints.txt torch
 	$(INSTALL) $(@D) --no-deps --no-build-isolation $(EDITABLE) $(WORLDS_EDITABLE)
 	touch $@
 
-.venv-verifiers-v0/stamp .venv-verifiers-v1/stamp: .venv-verifiers-%/stamp: requirements-verifiers-%.txt pyproject.toml constraints.txt $(PLUGINS)
+.venv-verifiers-v0/stamp .venv-verifiers-v1/stamp: .venv-verifiers-%/stamp: environments/verifiers-%.txt pyproject.toml environments/constraints.txt $(PLUGINS)
 	@echo "installing verifiers, contract $*, into $(@D) (1.7 GB, of which torch is the most)"
-	$(INSTALL) $(@D) --no-deps -r requirements-verifiers-$*.txt
-	$(INSTALL) $(@D) --no-deps -c constraints.txt torch
+	$(INSTALL) $(@D) --no-deps -r environments/verifiers-$*.txt
+	$(INSTALL) $(@D) --no-deps -c environments/constraints.txt torch
 	$(INSTALL) $(@D) --no-deps --no-build-isolation $(CORE) $(patsubst %,-e ./plugins/%,agent_api bridge_ipc engine_hf env_gsm8k env_verifiers normalization trainer_grpo)
 	touch $@
 
-.venv-ray/stamp: requirements-ray.txt pyproject.toml constraints.txt $(RAY)
+.venv-ray/stamp: environments/ray.txt pyproject.toml environments/constraints.txt $(RAY)
 	@echo "installing Ray into $(@D) (1.3 GB, of which torch is the most)"
-	$(INSTALL) $(@D) --no-deps -r requirements-ray.txt
-	$(INSTALL) $(@D) --no-deps -c constraints.txt torch
+	$(INSTALL) $(@D) --no-deps -r environments/ray.txt
+	$(INSTALL) $(@D) --no-deps -c environments/constraints.txt torch
 	$(INSTALL) $(@D) --no-deps --no-build-isolation $(CORE) $(patsubst %,-e ./plugins/%,launcher_ray bridge_checkpoint bridge_delta bridge_ipc bridge_lora distillation engine_hf env_gsm8k trainer_grpo trajectory_api)
 	touch $@
 
-# requirements-skyrl.txt says what typed_dict.pth is for.
-.venv-skyrl/stamp: requirements-skyrl.txt constraints.txt pyproject.toml $(PLUGINS)
+# environments/skyrl.txt says what typed_dict.pth is for.
+.venv-skyrl/stamp: environments/skyrl.txt environments/constraints.txt pyproject.toml $(PLUGINS)
 	@echo "installing SkyRL into .venv-skyrl (2 GB, of which torch and ray are the most)"
-	$(INSTALL) $(@D) --no-deps -r requirements-skyrl.txt
-	$(INSTALL) $(@D) --no-deps -c constraints.txt torch
+	$(INSTALL) $(@D) --no-deps -r environments/skyrl.txt
+	$(INSTALL) $(@D) --no-deps -c environments/constraints.txt torch
 	.venv-skyrl/bin/python -c 'import sys, sysconfig, pathlib; sys.version_info >= (3, 12) or pathlib.Path(sysconfig.get_path("purelib"), "typed_dict.pth").write_text("import typing, typing_extensions; typing.TypedDict = typing_extensions.TypedDict\n")'
 	$(INSTALL) $(@D) --no-deps --no-build-isolation $(CORE) $(patsubst %,-e ./plugins/%,adapter_skyrl engine_hf env_gsm8k trajectory_api)
 	.venv-skyrl/bin/python -c 'import skyrl.train.trainer'
 	touch $@
 
-.venv-agents/stamp .venv-agents-pinned/stamp: .venv-%/stamp: requirements-%.txt
+.venv-agents/stamp .venv-agents-pinned/stamp: .venv-%/stamp: environments/%.txt
 	@echo "installing clients of Python into $(@D) (0.5 GB)"
-	$(INSTALL) $(@D) --no-deps -r requirements-$*.txt
+	$(INSTALL) $(@D) --no-deps -r environments/$*.txt
 	.venv-uv/bin/uv pip check -q --python $(@D)/bin/python
 	touch $@
 
@@ -365,28 +365,28 @@ bench-api: .venv/test.stamp .venv-atroposlib/stamp
 	npm ci --prefix $(@D) --no-audit --no-fund
 	touch $@
 
-.venv-view/stamp: requirements-view.txt pyproject.toml constraints.txt plugins/viewer/pyproject.toml
+.venv-view/stamp: environments/view.txt pyproject.toml environments/constraints.txt plugins/viewer/pyproject.toml
 	@echo "installing playwright into $(@D), and Chromium where it is missing (half a minute)"
 	test -x /usr/bin/chromium || { [ "$$(id -u)" = 0 ] && apt-get install -y -q chromium; } || \
 	  (echo "the viewer's tests need /usr/bin/chromium: install your system's package chromium"; false)
-	$(INSTALL) $(@D) -c constraints.txt -r requirements-view.txt
-	$(INSTALL) $(@D) -c constraints.txt --no-build-isolation -e '.[api]' -e ./libs/http_server -e ./plugins/viewer
+	$(INSTALL) $(@D) -c environments/constraints.txt -r environments/view.txt
+	$(INSTALL) $(@D) -c environments/constraints.txt --no-build-isolation -e '.[api]' -e ./libs/http_server -e ./plugins/viewer
 	touch $@
 
-.venv-mlflow/stamp: requirements-mlflow.txt
-	$(INSTALL) $(@D) -r requirements-mlflow.txt
+.venv-mlflow/stamp: environments/mlflow.txt
+	$(INSTALL) $(@D) -r environments/mlflow.txt
 	touch $@
 
-.venv-docs/stamp: requirements-docs.txt
-	$(INSTALL) $(@D) -r requirements-docs.txt
+.venv-docs/stamp: environments/docs.txt
+	$(INSTALL) $(@D) -r environments/docs.txt
 	touch $@
 
-.venv-trl/stamp: benchmarks/requirements-trl.txt constraints.txt
-	$(INSTALL) $(@D) -r benchmarks/requirements-trl.txt
+.venv-trl/stamp: environments/trl.txt environments/constraints.txt
+	$(INSTALL) $(@D) -r environments/trl.txt
 	touch $@
 
-.venv-triton/stamp: tests/gpu/requirements-triton.txt
-	$(INSTALL) $(@D) -r tests/gpu/requirements-triton.txt
+.venv-triton/stamp: environments/triton.txt
+	$(INSTALL) $(@D) -r environments/triton.txt
 	touch $@
 
 clean:

@@ -4,14 +4,14 @@ FROM python:3.11-slim-bookworm AS build
 WORKDIR /source
 COPY . .
 RUN python -m venv /build \
- && /build/bin/pip install --no-cache-dir -c constraints.txt build hatchling \
+ && /build/bin/pip install --no-cache-dir -c environments/constraints.txt build hatchling \
  && /build/bin/python -m tools.dist /wheels
 
 FROM python:3.11-slim-bookworm
 # torch's own index has a build without CUDA's libraries, which are most of the gigabytes of the other; empty: pip's own index
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 ARG EXTRAS=all
-COPY constraints.txt /opt/constraints.txt
+COPY environments/constraints.txt /opt/constraints.txt
 RUN python -m venv /opt/atropos \
  && /opt/atropos/bin/pip install --no-cache-dir -c /opt/constraints.txt ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} torch
 RUN --mount=type=bind,from=build,source=/wheels,target=/wheels \

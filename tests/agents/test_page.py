@@ -41,6 +41,6 @@ def version(client: Client) -> str:
             client.package
         ]
         return given
-    lines = (REPOSITORY / f"requirements-{client.environment.removeprefix('.venv-')}.txt").read_text().splitlines()
+    lines = (REPOSITORY / f"environments/{client.environment.removeprefix('.venv-')}.txt").read_text().splitlines()
     [pinned] = [line for line in lines if line.startswith(f"{client.package}==")]
     return pinned.partition("==")[2]
