@@ -26,7 +26,10 @@ LEFT_OUT = {
 }  # fmt: skip
 ALONE = ["xgrammar==0.2.8"]  # its requirements name packages that are left out
 BESIDE = ["apache-tvm-ffi", "editables"]  # what those two need after all, and editable installs
-FREE = {"transformers", "torch"}  # vLLM says which transformers; environments/constraints.txt has the default environment's
+FREE = {
+    "transformers",
+    "torch",
+}  # vLLM says which transformers; environments/constraints.txt has the default environment's
 HEADER = """\
 # What .venv-vllm holds beside torch ({torch}, see constraints.txt) and this project itself; `make vllm` installs it with
 # --no-deps --require-hashes. Hashes are of the wheels for CPython {pythons} on Linux x86-64.

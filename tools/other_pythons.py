@@ -74,11 +74,21 @@ def without_torch(projects: Iterable[Path]) -> list[Path]:
 def install(python: Path, environment: Path, projects: list[Path]) -> None:
     """Anew where what is to be installed has changed since."""
     stamp = environment / "stamp"
-    wanted = [REPOSITORY / "environments/constraints.txt", Path(__file__), *(one / "pyproject.toml" for one in projects)]
+    wanted = [
+        REPOSITORY / "environments/constraints.txt",
+        Path(__file__),
+        *(one / "pyproject.toml" for one in projects),
+    ]
     if stamp.is_file() and all(path.stat().st_mtime <= stamp.stat().st_mtime for path in wanted):
         return
     print(f"installing core and {len(projects) - 1} plugins into {environment.name}", flush=True)
-    installing: list[str | Path] = [python, REPOSITORY / "tools/install.py", environment.name, "-c", "environments/constraints.txt"]
+    installing: list[str | Path] = [
+        python,
+        REPOSITORY / "tools/install.py",
+        environment.name,
+        "-c",
+        "environments/constraints.txt",
+    ]
     run([*installing, *FOR_TESTS])
     run([*installing, "--no-build-isolation", *(part for one in projects for part in ("-e", one))])
     stamp.touch()

@@ -76,7 +76,9 @@ class Stranger:
 @pytest.fixture(scope="module")
 def stranger(tmp_path_factory: pytest.TempPathFactory) -> Stranger:
     one = Stranger(tmp_path_factory.mktemp("stranger"))
-    one.pip("install", "-q", "-c", str(REPOSITORY / "environments/constraints.txt"), "--find-links", str(DIST), "atropos-rl")
+    one.pip(
+        "install", "-q", "-c", str(REPOSITORY / "environments/constraints.txt"), "--find-links", str(DIST), "atropos-rl"
+    )
     return one
 
 
