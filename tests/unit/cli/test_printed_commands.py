@@ -14,9 +14,9 @@ from atropos_agent_api.sandboxes.config import ExternalOptions
 from atropos_agent_api.sandboxes.external import ExternalSandbox
 from atropos_core import console
 from atropos_core.cli.evaluate import _no_checkpoint
-from atropos_core.cli.new import new
-from atropos_core.http_server.tokens import read_server_token
 from atropos_core.launch.picture import where
+from atropos_http_server.tokens import read_server_token
+from atropos_testing.new_command import new
 
 ROOT = Path(__file__).parents[3]
 COMMAND = re.compile(r"\b(atropos|pip|python3?|curl|docker|sbatch|kubectl|chmod) [\w-]|secrets.*> $")
