@@ -265,7 +265,7 @@ def _policy(run: Path, step: int | None) -> tuple[str, int]:
     checkpoints = Checkpoints(run / "checkpoints")
     checkpoint = checkpoints.latest(console.warn) if step is None else checkpoints.at(step)
     if checkpoint is None:
-        raise _no_checkpoint(run)
+        raise no_checkpoint(run)
     if not any((checkpoint.policy / name).is_file() for name in ("config.json", "adapter_config.json")):
         raise RunDirectoryError(
             f"the checkpoints of {run} are no models that an engine could open: {checkpoint.policy} has no config.json. The trainer `toy` "
@@ -276,7 +276,7 @@ def _policy(run: Path, step: int | None) -> tuple[str, int]:
     return str(checkpoint.policy), checkpoint.step
 
 
-def _no_checkpoint(run: Path) -> RunDirectoryError:
+def no_checkpoint(run: Path) -> RunDirectoryError:
     from atropos_core import console
     from atropos_core.errors import RunDirectoryError
 

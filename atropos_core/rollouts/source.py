@@ -1,5 +1,5 @@
-"""Where the loop's groups come from, and where draws are settled. Here: rollouts in this process. Over HTTP:
-`atropos_trajectory_client.source`."""
+"""The source of the loop's groups, which also settles their draws. Here it is rollouts in this process; a plugin offers a source of
+groups that workers elsewhere sample (hook `atropos_sources`)."""
 
 from __future__ import annotations
 

@@ -18,7 +18,8 @@ CORE = REPOSITORY / "atropos_core"
 PLUGINS = sorted(path.parent for path in (REPOSITORY / "plugins").glob("*/pyproject.toml"))
 LIBRARIES = sorted(path.parent for path in (REPOSITORY / "libs").glob("*/pyproject.toml"))
 FRAMEWORKS = {"torch", "transformers", "peft", "vllm", "skyrl", "gem", "ray", "datasets"}
-LIGHT = {"atropos_core", "numpy", "pydantic", "pluggy", "typer", "atropos_env_kit"}  # typer for a plugin's commands
+LIGHT = {"atropos_core", "numpy", "pydantic", "pluggy", "typer"}  # typer for a plugin's commands
+LIGHT |= {f"atropos_{library.name}" for library in LIBRARIES}
 
 
 def imports(path: Path) -> Iterator[str]:

@@ -13,7 +13,7 @@ import pytest
 from atropos_agent_api.sandboxes.config import ExternalOptions
 from atropos_agent_api.sandboxes.external import ExternalSandbox
 from atropos_core import console
-from atropos_core.cli.evaluate import _no_checkpoint
+from atropos_core.cli.evaluate import no_checkpoint
 from atropos_core.launch.picture import where
 from atropos_http_server.tokens import read_server_token
 from atropos_testing.new_command import new
@@ -65,10 +65,10 @@ def test_a_shell_reads_a_printed_path_as_it_is(folder: Path, capsys: pytest.Capt
     assert arguments(picture) == ["plot", str(folder)]
 
     (folder / "config.json").touch()
-    assert arguments(str(_no_checkpoint(folder).remedy)) == ["eval", "--env", "NAME", "--model", str(folder)]
+    assert arguments(str(no_checkpoint(folder).remedy)) == ["eval", "--env", "NAME", "--model", str(folder)]
     (folder / "config.toml").touch()
     saved = folder / "checkpoints/step-00000012"
-    assert arguments(str(_no_checkpoint(saved).remedy)) == ["eval", str(folder), "--step", "12"]
+    assert arguments(str(no_checkpoint(saved).remedy)) == ["eval", str(folder), "--step", "12"]
 
 
 def test_a_file_whose_name_begins_with_a_dash_is_no_option() -> None:

@@ -327,7 +327,11 @@ def test_the_server_of_a_runs_engines_is_what_a_plugin_offers(
     ):
         plan_with_workers(load_plugins())
     install("my_server", SERVER)
-    assert plan_with_workers(load_plugins()).serve_engine.__module__ == "atropos_my_server"
+    with pytest.raises(ConfigError, match="needs a client of its trajectory API.*\n.*atropos-plugin-trajectory-api"):
+        plan_with_workers(load_plugins())
+    install("my_source", SERVER.replace("engine_servers", "sources"))
+    made = plan_with_workers(load_plugins())
+    assert (made.serve_engine.__module__, made.open_source.__module__) == ("atropos_my_server", "atropos_my_source")
     install("other_server", SERVER)
     with pytest.raises(PluginError, match="two plugins offer the server.*my_server and .*other_server"):
         plan_with_workers(load_plugins())
