@@ -287,6 +287,7 @@ class Wait:
     began: float = field(default_factory=perf_counter)
     done: str = ""
     said: bool = False
+    after_s: float | None = None  # how long it may take before it is shown; None: WAIT_S
 
     def text(self, now: float) -> str:
         return f"{self.what}, {self.done or f'{now - self.began:.0f} s'}"
@@ -333,7 +334,11 @@ class _Waits:
                     self._thread = None
                     return
                 now = perf_counter()
-                noticed = [wait for wait in self._waits if now - wait.began >= WAIT_S]
+                noticed = [
+                    wait
+                    for wait in self._waits
+                    if now - wait.began >= (WAIT_S if wait.after_s is None else wait.after_s)
+                ]
                 if noticed and sys.stderr.isatty():
                     line = f"waiting for {'; '.join(wait.text(now) for wait in noticed)}"
                     _LINE.show(_cut(line, get_terminal_size().columns - 1), sys.stderr, stays=False)
@@ -358,19 +363,19 @@ def _forget_threads() -> None:
 
 
 @contextmanager
-def waiting(what: str, *, said: bool = False) -> Iterator[Wait]:
-    """While inside, and from a second on: a terminal shows what is waited for, and since when; elsewhere one line says it, unless it
-    is `said` already. On standard error. `what` goes on after "waiting for"."""
-    wait = begin_wait(what, said=said)
+def waiting(what: str, *, said: bool = False, after_s: float | None = None) -> Iterator[Wait]:
+    """Show on standard error what is waited for, from `after_s` on (one second if not given). A terminal shows it, and since when, until
+    it ends; elsewhere one line says it, unless it is `said` already. `what` continues "waiting for"."""
+    wait = begin_wait(what, said=said, after_s=after_s)
     try:
         yield wait
     finally:
         end_wait(wait)
 
 
-def begin_wait(what: str, *, said: bool = False) -> Wait:
+def begin_wait(what: str, *, said: bool = False, after_s: float | None = None) -> Wait:
     """As `waiting`, for a wait that ends elsewhere than where it began."""
-    wait = Wait(what, said=said)
+    wait = Wait(what, said=said, after_s=after_s)
     _WAITS.add(wait)
     return wait
 
@@ -390,9 +395,9 @@ def pass_waits_on(to: Callable[[int, str | None], object]) -> None:
     _WAITS.pass_on = to
 
 
-async def waited(what: str, work: Awaitable[T]) -> T:
-    """What `work` returns, said while it is waited for."""
-    with waiting(what):
+async def waited(what: str, work: Awaitable[T], *, after_s: float | None = None) -> T:
+    """Return the result of `work`, which is shown as waited for (see `waiting`)."""
+    with waiting(what, after_s=after_s):
         return await work
 
 

@@ -51,6 +51,10 @@ OF_EVALUATION = frozenset(
     {*(f"evaluation.{name}" for name in ("problems", "samples", "temperature", "top_p", "top_k", "max_tokens"))}
     | {"sampling.max_tokens", "sampling.stop"}
 )
+UNUSUAL_STEPS, UNUSUAL_S = (
+    5,
+    60.0,
+)  # a step that lasts as long as 5 of the slowest so far, and at least a minute, is shown as a wait
 EMPTY_STEPS = 10  # in a row, before the run says that there is nothing to learn from
 
 
@@ -143,6 +147,7 @@ class Loop:
         self._failures_said: set[str] = set()
         self._probe: Probe | None = None
         self._saved_step = -1
+        self._slowest_s: float | None = None  # the longest step of this process
         self._saved_at: float | None = None  # of the event loop's clock; None: not in this process yet
         self._saving_s = 0.0  # and how long it took
         self._engines_at = 0  # the version that the engines sample from
@@ -173,12 +178,9 @@ class Loop:
             while self.progress.step < steps:
                 if self._stop.is_set():
                     raise Interrupted("stopped")
-                if (
-                    self._saved_at is None
-                ):  # of this process: from the next one on, there is a line that says how it goes
-                    await console.waited(f"step {self.progress.step + 1}", self._step())
-                else:
-                    await self._step()
+                began = asyncio.get_running_loop().time()
+                await console.waited(f"step {self.progress.step + 1}", self._step(), after_s=unusual_s(self._slowest_s))
+                self._slowest_s = max(self._slowest_s or 0.0, asyncio.get_running_loop().time() - began)
                 self._boundary.mark(vars(self.progress))
                 self._health.act()
                 self._check_progress()
@@ -654,6 +656,12 @@ def _check_advantages(group: ScoredGroup, transform: str) -> None:
             f"{np.shape(group.advantages)}, and it has {wanted[0]} episodes.",
             remedy=f"Give one advantage for each episode, shape {wanted}: group.with_advantages(...).",
         )
+
+
+def unusual_s(slowest_s: float | None) -> float | None:
+    """Return after how many seconds a step is shown as waited for, given the slowest step so far. None: at once, for the first step
+    of a process. Each later step has a progress line."""
+    return None if slowest_s is None else max(UNUSUAL_STEPS * slowest_s, UNUSUAL_S)
 
 
 def _affects_evaluation(path: str) -> bool:

@@ -149,3 +149,22 @@ def test_a_signal_ends_a_start_that_hangs_at_once_and_says_what_was_waited_for(
     text = run.text.replace("\n", " ")
     assert f"{waits}, " in text.partition("stopped before the first step, waiting for")[2]
     assert "saving" not in text
+
+
+SLOW = """
+import asyncio
+
+async def slow(task, episodes):
+    await asyncio.sleep(1.5)
+    return [0.0 for _ in episodes]
+"""
+
+
+def test_without_a_terminal_only_the_first_of_slow_steps_is_said_to_be_waited_for(
+    atropos: Callable[..., Any], write: Callable[..., str], tmp_path: Path
+) -> None:
+    (tmp_path / "slow.py").write_text(SLOW)
+    run = write('[reward.slow]\nuse = "./slow.py:slow"\n[checkpoint]\nevery = 0\n')
+    ended = atropos("run", run, "--dir", "out", "--steps", "3")
+    assert ended.code == 0, ended.err
+    assert [line for line in ended.err.splitlines() if line.startswith("waiting for step")] == ["waiting for step 1"]

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -97,6 +98,15 @@ def test_what_takes_no_second_is_not_worth_a_line(capfd) -> None:
     with console.waiting("nothing much"):
         pass
     assert capfd.readouterr().err == ""
+
+
+def test_a_wait_with_a_time_of_its_own_is_shown_no_sooner(capfd, monkeypatch) -> None:
+    monkeypatch.setattr(console, "WAIT_S", 0.0)
+    with console.waiting("a step", after_s=60), console.waiting("an engine") as other:
+        end = time.monotonic() + 30
+        while not other.said and time.monotonic() < end:
+            time.sleep(0.01)
+    assert capfd.readouterr().err == "waiting for an engine\n"
 
 
 def test_what_an_evaluation_came_to_is_accuracy_or_else_reward_and_by_environment_where_there_are_several() -> None:

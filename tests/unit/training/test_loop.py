@@ -15,6 +15,7 @@ import pytest
 from atropos_core.errors import Interrupted, Misaligned, NoProgress, NoSuchVersion
 from atropos_core.interfaces import Transform
 from atropos_core.storage.checkpoint import seconds_between
+from atropos_core.training.loop import unusual_s
 from atropos_core.training.metrics import staleness
 from atropos_core.types import UNKNOWN_VERSION, Completion, ScoredGroup
 from tests.unit import virtual_time
@@ -375,3 +376,9 @@ def test_without_an_interval_a_checkpoint_follows_the_first_step_and_then_when_i
         wait_s = seconds_between(done - began)
         assert begins - done >= wait_s or following == 60
         assert all(ended[one] - done < wait_s for one in range(step + 1, following)), "one was due, and was not made"
+
+
+def test_only_the_first_step_of_a_process_or_an_unusually_long_one_is_shown_as_waited_for():
+    assert unusual_s(None) is None  # as soon as any wait
+    assert unusual_s(2.0) == 60.0
+    assert unusual_s(40.0) == 200.0
