@@ -6,10 +6,11 @@ import asyncio
 import json
 import platform
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from atropos_adapter_skyrl.config import SkyRLOptions
 from atropos_core.config.run_file import RunConfig, dump, to_toml
@@ -18,6 +19,7 @@ from atropos_core.interfaces import Finding
 from atropos_core.plugins.provider import RunContext
 from atropos_core.plugins.requirements import cuda_devices
 
+T = TypeVar("T")
 TESTED = {"skyrl": "0.3.0", "skyrl-gym": "0.4.0", "ray": "2.56.0"}
 _SCRIPT = """#!/usr/bin/env bash
 # Trains in SkyRL on the environments of run.toml, beside this file. Further arguments go over these.
@@ -214,4 +216,11 @@ def _ray() -> str:
 def _episode(model: Path) -> str:
     from atropos_adapter_skyrl.trial import run_trial
 
-    return asyncio.run(run_trial(model))
+    return finished(run_trial(model))
+
+
+def finished(work: Coroutine[Any, Any, T]) -> T:
+    """Return the result of `work`, run in a loop and thread of its own. The calling thread may have a running loop: the
+    doctor is called in one by `atropos check`."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, work).result()

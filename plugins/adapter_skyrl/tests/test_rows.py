@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from atropos_adapter_skyrl.adapter import SkyRLAdapter
+from atropos_adapter_skyrl.adapter import SkyRLAdapter, finished
 from atropos_adapter_skyrl.config import SkyRLOptions
 from atropos_adapter_skyrl.dataset import TaskDataset, blocks_of
 from atropos_adapter_skyrl.engine import refuse_more, sampling_of
@@ -165,3 +166,11 @@ def test_without_skyrl_the_doctor_says_what_to_install():
     [skyrl] = [finding for finding in findings if finding.subject == "skyrl"]
     assert skyrl.ok is False and skyrl.remedy == "pip install --no-deps skyrl==0.3.0"
     assert "one episode" not in [finding.subject for finding in findings]
+
+
+async def test_the_trial_episode_runs_where_the_caller_has_a_running_loop():
+    async def episode() -> str:
+        await asyncio.sleep(0)
+        return "4 rollouts"
+
+    assert finished(episode()) == "4 rollouts"
