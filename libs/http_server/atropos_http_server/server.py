@@ -10,6 +10,7 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -125,6 +126,13 @@ class _GuestServer(HttpServer):
         yield
 
 
+class ListenOptions(NamedTuple):
+    """The options that set a server's host and port, as a person types them; empty if there is none."""
+
+    host: str = ""
+    port: str = ""
+
+
 class RunningServer:
     """Serves at `url`, which has no path, until `close`; made by `serve_in_loop`."""
 
@@ -141,11 +149,20 @@ class RunningServer:
 
 
 async def serve_in_loop(
-    app: ASGIApp, gate: Gate, host: str, port: int, *, stop: Callable[[], None], grace_s: int, keep_alive_s: int
+    app: ASGIApp,
+    gate: Gate,
+    host: str,
+    port: int,
+    *,
+    stop: Callable[[], None],
+    grace_s: int,
+    keep_alive_s: int,
+    options: ListenOptions = ListenOptions(),  # noqa: B008 - immutable
 ) -> RunningServer:
     """Serve `app` inside the running loop of a process that does something else; port 0 is any free one, the rest as for
-    `HttpServer`. Raises ConfigError where nothing can listen there, and DeadlineExceeded."""
-    bound = _bind(host, port)
+    `HttpServer`. `options`: what the user set host and port with. Raises ConfigError, which names these options, if nothing
+    can listen there, and DeadlineExceeded."""
+    bound = _bind(host, port, options)
     url = f"http://{f'[{host}]' if ':' in host else host}:{bound.getsockname()[1]}"
     server = _GuestServer(app, gate, stop=stop, grace_s=grace_s, keep_alive_s=keep_alive_s)
     serving = asyncio.create_task(server.serve([bound]))
@@ -157,13 +174,13 @@ async def serve_in_loop(
             await running.close()
             raise DeadlineExceeded(f"the server at {url} did not open within {START_S:g} s")
     except OSError as error:
-        raise _nothing_can_listen(host, port, error) from error
+        raise _nothing_can_listen(host, port, error, options) from error
     finally:
         listens.cancel()
     return running
 
 
-def _bind(host: str, port: int) -> socket.socket:
+def _bind(host: str, port: int, options: ListenOptions) -> socket.socket:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         bound = socket.socket(family, kind, protocol)
@@ -175,17 +192,21 @@ def _bind(host: str, port: int) -> socket.socket:
             raise
         return bound
     except OSError as error:
-        raise _nothing_can_listen(host, port, error) from error
+        raise _nothing_can_listen(host, port, error, options) from error
 
 
-def _nothing_can_listen(host: str, port: int, error: OSError) -> ConfigError:
+def _nothing_can_listen(host: str, port: int, error: OSError, options: ListenOptions) -> ConfigError:
+    another = f"give another port{f' with {options.port}' if options.port else ''}; 0 takes any free one."
     if error.errno == errno.EADDRINUSE:
         return ConfigError(
             f"nothing can listen at {host}:{port}: another process has that port, such as a server of another run.",
-            remedy=f"End it (`ss -ltnp sport = :{port}` shows which it is), or set another port; 0 takes any free one.",
+            remedy=f"End it (`ss -ltnp sport = :{port}` shows which it is), or {another}",
         )
+    said = f"nothing can listen at {host}:{port}: {error.strerror or error}."
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return ConfigError(said, remedy=f"A port below 1024 needs rights that this user lacks: {another}")
     return ConfigError(
-        f"nothing can listen at {host}:{port}: {error.strerror or error}.", remedy="Choose another port, or 0."
+        said, remedy=f"Give an address of this machine{f' with {options.host}' if options.host else ''}, as 127.0.0.1."
     )
 
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
+import socket
 from typing import Any
 
 import pytest
 
+from atropos_core.errors import ConfigError
 from atropos_http_server.gate import Gate
-from atropos_http_server.server import serve_in_loop
+from atropos_http_server.server import ListenOptions, serve_in_loop
 
 
 @pytest.mark.parametrize("begun", [False, True], ids=["no answer", "half an answer"])
@@ -67,3 +70,31 @@ async def test_who_calls_what_the_application_fails_on_hears_what_failed(begun: 
     writer.close()
     await server.close()
     assert [record for record in caplog.records if record.exc_info]
+
+
+OPTIONS = ListenOptions("sandbox.host", "sandbox.port")
+NAMED = {
+    "taken": ("127.0.0.1", OPTIONS, r"End it \(`ss .*or give another port with sandbox\.port; 0 takes any free one\.$"),
+    "taken, without an option": ("127.0.0.1", ListenOptions(), r"or give another port; 0 takes any free one\.$"),
+    "not of this machine": (
+        "192.0.2.1",
+        OPTIONS,
+        r"^Give an address of this machine with sandbox\.host, as 127\.0\.0\.1\.$",
+    ),
+    "not an address": ("no.such.invalid", OPTIONS, r"^Give an address of this machine with sandbox\.host"),
+}
+
+
+@pytest.mark.parametrize(("host", "options", "remedy"), NAMED.values(), ids=NAMED)
+async def test_where_nothing_can_listen_the_error_names_the_option_that_chooses_the_place(host, options, remedy):
+    async def nothing(*asgi: object) -> None: ...
+
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(ConfigError, match="nothing can listen at") as found:
+            await serve_in_loop(
+                nothing, Gate(10, 10), host, port, stop=lambda: None, grace_s=1, keep_alive_s=1, options=options
+            )
+    assert re.search(remedy, found.value.remedy or "")

@@ -277,9 +277,9 @@ async def test_of_two_servers_that_open_at_one_address_together_the_second_says_
     info, since = await engine.open(), time.monotonic()
     opening = (open_engine_server(engine, where, None, info) for _ in range(2))
     first, second = await asyncio.gather(*opening, return_exceptions=True)
-    assert isinstance(second, ConfigError) and f"nothing can listen at {where}: another process has that port" in str(
-        second
-    )
+    assert isinstance(second, ConfigError), second
+    assert f"nothing can listen at {where}: another process has that port" in str(second)
+    assert "give another port with api.engine_address" in str(second)
     assert time.monotonic() - since < START_S / 2
     assert isinstance(first, RunningEngineServer)
     await first.close()

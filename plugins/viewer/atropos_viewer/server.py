@@ -25,7 +25,7 @@ from atropos_core import console
 from atropos_core.errors import AccessRefused, AtroposError
 from atropos_http_server.answers import header, refuse_as_json
 from atropos_http_server.gate import Gate
-from atropos_http_server.server import serve_in_loop
+from atropos_http_server.server import ListenOptions, serve_in_loop
 from atropos_viewer.library import Library
 
 HOST = "127.0.0.1"
@@ -61,7 +61,14 @@ async def _serve(library: Library, port: int) -> None:
         loop.add_signal_handler(number, stop.set)
     gate = Gate(HEAD_S, CONNECTIONS)
     running = await serve_in_loop(
-        application(library, token), gate, HOST, port, stop=nobody_waits, grace_s=GRACE_S, keep_alive_s=KEEP_ALIVE_S
+        application(library, token),
+        gate,
+        HOST,
+        port,
+        stop=nobody_waits,
+        grace_s=GRACE_S,
+        keep_alive_s=KEEP_ALIVE_S,
+        options=ListenOptions(port="--port"),
     )
     try:
         names = ", ".join(str(run.directory) for run in library.runs)

@@ -45,7 +45,8 @@ def test_a_port_that_is_taken_is_named(toy_run, capsys):
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
-        assert f"nothing can listen at 127.0.0.1:{port}" in refused(capsys, str(toy_run), "--port", str(port))
+        said = refused(capsys, str(toy_run), "--port", str(port))
+        assert f"nothing can listen at 127.0.0.1:{port}" in said and "give another port with --port" in said
 
 
 def test_a_file_is_written_and_where_it_cannot_be_the_error_says_so(toy_run, tmp_path, capsys, monkeypatch):

@@ -8,7 +8,7 @@ from atropos_agent_api.sessions.sessions import Sessions
 from atropos_http_server.answers import Refusals
 from atropos_http_server.body_limits import Limits
 from atropos_http_server.gate import Gate
-from atropos_http_server.server import RunningServer, serve_in_loop
+from atropos_http_server.server import ListenOptions, RunningServer, serve_in_loop
 
 BODY_BYTES = 32_000_000
 IN_FLIGHT_BYTES = 512_000_000  # of all bodies that are read at once, JSON at eight times its bytes
@@ -43,4 +43,13 @@ async def open_agent_server(
         refusals=refusals,
     )
     gate = Gate(request_s, connections, refusals=refusals)
-    return await serve_in_loop(app, gate, host, port, stop=app.stop, grace_s=grace_s, keep_alive_s=KEPT_ALIVE_S)
+    return await serve_in_loop(
+        app,
+        gate,
+        host,
+        port,
+        stop=app.stop,
+        grace_s=grace_s,
+        keep_alive_s=KEPT_ALIVE_S,
+        options=ListenOptions("sandbox.host", "sandbox.port"),
+    )

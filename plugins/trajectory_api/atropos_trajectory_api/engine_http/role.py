@@ -17,6 +17,7 @@ from atropos_core.launch.signals import watched
 from atropos_core.plugins.manager import Plugins
 from atropos_core.plugins.provider import RunContext
 from atropos_core.storage.tempdirs import owned_prefix, sweep
+from atropos_http_server.server import ListenOptions
 from atropos_trajectory_api.engine_http.routes import SENT
 from atropos_trajectory_api.engine_http.server import open_engine_server
 from atropos_trajectory_api.roles.environment_worker import draining_signals
@@ -62,7 +63,15 @@ async def serve_engine(plan: Plan, where: str, token_file: Path | None, extensio
         parts = await build_for_evaluation(plan, Path(directory))
         try:
             info = await parts.engine.open()
-            server = await open_engine_server(parts.engine, where, token_file, info, takes=takes, extension=extension)
+            server = await open_engine_server(
+                parts.engine,
+                where,
+                token_file,
+                info,
+                takes=takes,
+                extension=extension,
+                options=ListenOptions("--host", "--port"),
+            )
             try:
                 engine = f"{plan.config.engine.use}, {plan.model.summary}"
                 console.facts([("engine", engine), ("takes", SENT[takes]), ("at", server.url)])

@@ -11,7 +11,7 @@ from atropos_core.interfaces import Engine, ModelInfo, Transport
 from atropos_http_server.answers import Refusals
 from atropos_http_server.body_limits import Limits
 from atropos_http_server.gate import Gate
-from atropos_http_server.server import RunningServer, serve_in_loop
+from atropos_http_server.server import ListenOptions, RunningServer, serve_in_loop
 from atropos_http_server.tokens import read_server_token
 from atropos_trajectory_api.engine_http.routes import EngineRoutes, engine_app, is_upload
 from atropos_trajectory_api.server.access import Access, is_loopback
@@ -52,9 +52,11 @@ async def open_engine_server(
     takes: Transport | None = None,
     extension: str = "",
     grace_s: int = GRACE_S,
+    options: ListenOptions = ListenOptions("api.engine_address", "api.engine_address"),  # noqa: B008 - immutable
 ) -> RunningEngineServer:
     """Let others sample from `engine`, which is open (`info`), at `where`, HOST:PORT, and send it what it `takes`, by a bridge whose
-    code in the engine's process is `extension`. Raises ConfigError where that cannot be, or must not be."""
+    code in the engine's process is `extension`. `options`: what the user set `where` with. Raises ConfigError where that cannot be, or
+    must not be."""
     host, port = address(where)
     token = None if token_file is None else read_server_token(token_file)
     if token is None and not is_loopback(host):
@@ -88,6 +90,7 @@ async def open_engine_server(
             stop=limits.stop,
             grace_s=grace_s,
             keep_alive_s=KEEP_ALIVE_S,
+            options=options,
         )
     except AtroposError:
         app.close()
