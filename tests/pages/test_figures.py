@@ -170,7 +170,7 @@ def trainer() -> Figures:
         rows += [f"{ours} | {speed['Atropos']:,.0f} | {times} × | {grown['Atropos']:,.0f} |"]
         rows += [f"{speed[of['best']]:,.0f} | | {grown[of['best']]:,.0f} |"]
     names = {
-        "as it comes": "as it comes",
+        "as it comes": "defaults",
         "padded, prompts not shared": "padded, prompts not shared",
         "packed, prompts not shared": "packed, `share_prompts = false`",
         "all logits held at once": "all logits held at once",
@@ -193,14 +193,14 @@ def trainer() -> Figures:
         ]
     padding = found["padding"]
     rows.append(
-        f"{100 * padding['prompts shared']:.1f} % are padding, {100 * padding['prompts not shared']:.1f} % without shared "
-        f"prompts; a padded trainer's are {100 * padding['a padded trainer']:.0f} %"
+        f"{100 * padding['prompts shared']:.1f} % are padding ({100 * padding['prompts not shared']:.1f} % without shared "
+        f"prompts; {100 * padding['a padded trainer']:.0f} % in a padded trainer)"
     )
     plan = [one for one in results("plan")["configurations"] if one["ranks"] == 2]
     (float32, of32), (bfloat16, of16) = [(one["predicted"] / 1e6, one["growth"] / 1e6) for one in plan]
     rows.append(
-        f"{float32:,.0f} MB beyond what imports take, where {of32:,.0f} are measured (float32), and {bfloat16:,.0f}, where "
-        f"{of16:,.0f} are (bfloat16, KL to a copy"
+        f"predicts {float32:,.0f} MB beyond imports, and {of32:,.0f} are measured (float32). In bfloat16 with KL to a copy it "
+        f"predicts {bfloat16:,.0f} and {of16:,.0f} are measured"
     )
     return {
         "plugins/trainer_grpo/README.md": rows,
