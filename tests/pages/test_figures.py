@@ -80,10 +80,10 @@ def ray() -> Figures:
     assert sum(ended.values()) == 30 and found["actors_left"] == []
     return {
         "plugins/launcher_ray/README.md": [
-            f"After {ended['driver: resumed']} of the driver the run was resumed",
-            f"after {ended['trainer node: started again']} of the trainer's machine and",
-            f"and {ended['engine node: started again']} of the engine's it started again by itself",
-            f"after {ended['worker node: went on']} of the workers' machine it went on",
+            f"| driver | {ended['driver: resumed']} | the run was resumed |",
+            f"| trainer's machine | {ended['trainer node: started again']} | the run started again",
+            f"| engine's machine | {ended['engine node: started again']} | the run started again",
+            f"| workers' machine | {ended['worker node: went on']} | the run continued |",
             f"after {waited['median']:.0f} s in the median, {waited['most']:.0f} s at most",
             f"{found['draws_settled']} draws were settled and {found['groups_trained']} groups trained, each once",
         ]
