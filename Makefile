@@ -24,7 +24,7 @@ WORLDS_EDITABLE := $(patsubst %/pyproject.toml,-e ./%,$(WORLDS))
 # second of CPU for `atropos run --dry-run`); what pip installs is compiled as it is installed.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run environments test tests test-roles test-trajectory-api test-agent-api quick quick-tests lint vllm test-vllm test-vllm-short test-atroposlib test-environments test-skyrl test-roll test-worlds test-worlds-short test-ray test-ray-short test-slurm test-slurm-short test-machines test-gpu test-pages test-verifiers test-verifiers-short test-agents test-agents-short test-export test-view test-mlflow test-pythons test-pythons-short dist test-dist site test-site slurm screenshots soak soak-worlds bench gpu bench-bridges bench-api clean
+.PHONY: run environments test tests test-roles test-trajectory-api test-agent-api quick quick-tests lint vllm test-vllm test-vllm-short test-atroposlib test-environments test-skyrl test-roll test-worlds test-worlds-short test-ray test-ray-short test-slurm test-slurm-short test-machines test-gpu test-pages test-verifiers test-verifiers-short test-agents test-agents-short test-export test-view test-mlflow test-pythons test-pythons-short dist test-dist site test-site slurm screenshots changes soak soak-worlds bench gpu bench-bridges bench-api clean
 
 run: .venv/run.stamp
 	$(BIN)/atropos run --bridge ipc --env gsm8k
@@ -154,6 +154,10 @@ slurm:
 	@command -v slurmctld || [ -x /usr/sbin/slurmctld ] || { [ "$$(id -u)" = 0 ] && apt-get update -q && \
 	  DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends slurmctld slurmd slurm-client munge; } || \
 	  (echo "these tests need Slurm's daemons: install your system's packages slurmctld, slurmd, slurm-client and munge"; false)
+
+# The files of changes/ become an entry of CHANGELOG.md: make changes VERSION=0.2.0
+changes: .venv/test.stamp
+	$(BIN)/python -m towncrier build --yes --version $(or $(VERSION),$(error give the version: make changes VERSION=0.2.0))
 
 # A wheel and a source distribution of each package, in dist/.
 dist: .venv/test.stamp

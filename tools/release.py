@@ -22,6 +22,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 CORE = Path("atropos_core/__init__.py")
 PROVIDER = Path("atropos_core/plugins/provider.py")  # the range of core that a component wants unless it says another
 CHANGES = Path("CHANGELOG.md")
+FRAGMENTS = Path("changes")
 HEADING = re.compile(r"^## (\S+), unreleased$", re.M)
 
 
@@ -68,7 +69,9 @@ def refusal(root: Path, version: Version) -> str | None:
     if version < max(said):
         return f"{version} is below {max(said)}, which the packages say already. Take a higher version."
     if not HEADING.search((root / CHANGES).read_text()):
-        return f"{CHANGES} has no heading `## VERSION, unreleased`. Say there what has changed."
+        return f"{CHANGES} has no heading `## VERSION, unreleased`. Run `make changes VERSION={version}`."
+    if found := sorted(path.name for path in (root / FRAGMENTS).glob("*.md") if path.name != "README.md"):
+        return f"{CHANGES} lacks {', '.join(found)} of {FRAGMENTS}/. Run `make changes VERSION={version}`."
     return None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
 import zipfile
 from datetime import date
 from importlib.metadata import entry_points
@@ -63,7 +64,7 @@ def git(root: Path, *arguments: str) -> str:
 def checkout(tmp_path, monkeypatch) -> Path:
     """What a release changes and what a wheel is made of, as a repository of its own."""
     root = tmp_path / "checkout"
-    kept = ("atropos_core", "pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md")
+    kept = ("atropos_core", "pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "changes")
     files = git(
         REPOSITORY,
         "ls-files",
@@ -78,7 +79,9 @@ def checkout(tmp_path, monkeypatch) -> Path:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(REPOSITORY / name, root / name)
     git(tmp_path, "init", "-q", str(root))
-    (root / "CHANGELOG.md").write_text("# Changes\n\n## 9.9.0, unreleased\n\n- Something.\n\n## 0.0.1, 2020-01-01\n")
+    (root / "CHANGELOG.md").write_text(
+        "# Changes\n\n<!-- towncrier release notes start -->\n\n## 9.9.0, unreleased\n\n- Something.\n\n## 0.0.1, 2020-01-01\n"
+    )
     git(root, "add", ".")
     git(root, "commit", "-qm", "before")
     for role in ("AUTHOR", "COMMITTER"):
@@ -115,6 +118,7 @@ def test_a_release_is_one_commit_and_one_tag_and_the_version_of_wheels_that_an_e
         ("9.9.0", "plugins/sink_csv/pyproject.toml", "several versions"),
         ("9.9.0", "CHANGELOG.md", "no heading"),
         ("9.9.0", "tag", "a tag v9.9.0 already"),
+        ("9.9.0", "changes/sink.md", "lacks sink.md of changes/"),
     ],
 )
 def test_what_cannot_be_released_is_refused_and_nothing_is_changed(checkout, version, change, said):
@@ -122,6 +126,8 @@ def test_what_cannot_be_released_is_refused_and_nothing_is_changed(checkout, ver
         git(checkout, "tag", "v9.9.0")
     elif change is not None:
         path = checkout / change
+        path.touch()
+        git(checkout, "add", change)
         path.write_text(path.read_text().replace('version = "0', 'version = "1').replace(", unreleased", "") + "\n")
         if change != "README.md":
             git(checkout, "commit", "-qam", "change")
@@ -129,6 +135,19 @@ def test_what_cannot_be_released_is_refused_and_nothing_is_changed(checkout, ver
     with pytest.raises(SystemExit, match=said):
         release.main([version], checkout)
     assert (git(checkout, "rev-parse", "HEAD"), git(checkout, "status", "--porcelain")) == before
+
+
+def test_changes_are_built_of_their_files_under_a_heading_that_a_release_finds(checkout):
+    (checkout / "changes/sink.md").write_text("A sink writes `metrics.parquet`.\n")
+    git(checkout, "add", ".")
+    git(checkout, "commit", "-qm", "a change")
+    built = ["-m", "towncrier", "build", "--yes", "--version", "10.0.0"]
+    subprocess.run([sys.executable, *built], cwd=checkout, check=True, capture_output=True)
+    written = (checkout / "CHANGELOG.md").read_text()
+    assert "## 10.0.0, unreleased\n\n- A sink writes `metrics.parquet`.\n\n## 9.9.0, unreleased\n" in written
+    assert not (checkout / "changes/sink.md").exists()
+    git(checkout, "commit", "-qm", "changes")
+    assert release.refusal(checkout, Version("10.0.0")) is None
 
 
 def test_every_package_says_the_same_of_licence_python_and_kind():
