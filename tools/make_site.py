@@ -2,8 +2,9 @@
 `make site` does both.
 
 README.md is the first page; docs/, the plugins' READMEs, CHANGELOG.md and CONTRIBUTING.md follow as they are, with links between them
-turned to where the pages lie in the site. A file of code that a page links to is copied beside the pages. The reference is made from
-the code: docstrings of what a plugin's author uses, and the options of every component that is installed.
+turned to where the pages lie in the site. llms.txt lists them with a phrase each, for programs that read. A file of code that a page
+links to is copied next to the pages. The reference is made from the code: docstrings of what a plugin's author uses, and the options of
+every component that is installed.
 """
 
 from __future__ import annotations
@@ -18,11 +19,15 @@ from pathlib import Path
 from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+SITE_NAME = "Atropos"
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s#]*)(#[^)\s]*)?\)")
 FENCED = re.compile(r"^```.*?^```", re.M | re.S)
 WORKER = Path(__file__).with_name("site") / "iframe-worker.js"
 NAVIGATION: Mapping[str, tuple[str, ...]] = {
-    "Start": ("index.md", "install.md", "how-a-run-works.md", "multi-turn.md", "view.md", "python.md", "glossary.md"),
+    "Start": (
+        "index.md", "install.md", "how-a-run-works.md", "commands.md", "multi-turn.md", "view.md", "python.md", "benchmarks.md",
+        "glossary.md", "contents.md",
+    ),
     "Tutorial": tuple(
         f"tutorial/{name}.md"
         for name in (
@@ -44,8 +49,12 @@ NAVIGATION: Mapping[str, tuple[str, ...]] = {
     "Other people's environments": ("catalogue.md",),
     "Other people's trainers": ("skyrl.md", "roll.md"),
     "Coming from": tuple(f"coming-from/{name}.md" for name in ("trl", "atroposlib", "verifiers", "skyrl", "roll")),
-    "Plugins": ("hooks.md",),
-}
+    "Plugins": ("plugins.md", "hooks.md", "where-things-are.md"),
+}  # fmt: skip
+INDEX = Path(
+    "docs/README.md"
+)  # the same pages for a reader of the repository, each with a phrase; a test holds it to NAVIGATION
+INDEXED = re.compile(r"^- \[([^\]]+)\]\(([^)]+)\): (.+)$", re.M)
 MODULES = (
     "atropos_core.interfaces", "atropos_core.launchers", "atropos_core.types", "atropos_core.conversation", "atropos_core.errors",
     "atropos_core.plugins.provider", "atropos_core.plugins.spec",
@@ -61,6 +70,8 @@ def sources() -> dict[Path, Path]:
     }
     for page in sorted((REPOSITORY / "docs").rglob("*.md")):
         found[page.relative_to(REPOSITORY)] = page.relative_to(REPOSITORY / "docs")
+    if INDEX in found:
+        found[INDEX] = Path("contents.md")  # beside index.md a README.md would be another first page
     for storey in ("libs", "plugins"):
         for page in sorted((REPOSITORY / storey).rglob("README.md")):
             inside = page.relative_to(REPOSITORY / storey).parent
@@ -119,6 +130,24 @@ class Site:
             last = block.end()
         return "".join([*parts, LINK.sub(turned, text[last:])])
 
+    def write_llms_txt(self, reference: list[Path]) -> None:
+        """One line a page, for programs that read: https://llmstxt.org."""
+        lines = [f"# {SITE_NAME}", "", f"> {_description()}"]
+        index = (REPOSITORY / INDEX).read_text()
+        for section in index.split("\n## ")[1:]:
+            lines += ["", f"## {section.partition(chr(10))[0]}", ""]
+            for title, target, phrase in INDEXED.findall(section):
+                place = self._places[Path(os.path.normpath(INDEX.parent / target))]
+                lines.append(f"- [{title}]({place.with_suffix('.html')}): {phrase}")
+        lines += ["", "## Packages", ""]
+        for place in sorted(place for place in self.written if place.parts[0] in ("libs", "plugins")):
+            lines.append(
+                f"- [{place.stem}]({place.with_suffix('.html')}): {_first_sentence((self.pages / place).read_text())}"
+            )
+        lines += ["", "## Reference", ""]
+        lines += [f"- [{place.stem}]({place.with_suffix('.html')}): made from the code" for place in reference]
+        (self.pages / "llms.txt").write_text("\n".join(lines) + "\n")
+
     def write_reference(self) -> list[Path]:
         made = []
         for module in MODULES:
@@ -150,6 +179,18 @@ class Site:
             {"Reference": [str(place) for place in reference]},
             {"Why": [str(place) for place in [*ends, *decisions]]},
         ]
+
+
+def _description() -> str:
+    said: str = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["description"]
+    return said
+
+
+def _first_sentence(page: str) -> str:
+    """Of the first paragraph below the title, without its links."""
+    paragraph = next(part for part in page.split("\n\n") if not part.startswith(("#", "```", "|", "<")))
+    plain = re.sub(r"\s+", " ", LINK.sub(r"\2", paragraph)).strip()
+    return re.split(r"(?<=\.)\s", plain)[0]
 
 
 def options_page() -> str:
@@ -196,8 +237,8 @@ def settings(navigation: list[Any]) -> str:
     import json
 
     said = {
-        "site_name": "Atropos",
-        "site_description": tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["description"],
+        "site_name": SITE_NAME,
+        "site_description": _description(),
         "docs_dir": "pages",
         "site_dir": "site",
         "use_directory_urls": False,  # so that the pages open from a folder as well
@@ -251,6 +292,7 @@ def main(arguments: list[str]) -> None:
     site.copy_pages()
     reference = site.write_reference()
     (folder / "mkdocs.yml").write_text(settings(site.navigation(reference)))
+    site.write_llms_txt(reference)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -29,6 +30,29 @@ def test_every_page_is_in_a_menu(site):
     assert len([page for page in listed if page.startswith("plugins/")]) >= len(
         list((REPOSITORY / "plugins").glob("*/README.md"))
     )
+
+
+def test_the_index_of_docs_has_the_pages_of_the_menus_in_their_order():
+    index = (REPOSITORY / make_site.INDEX).read_text()
+    there = {str(place): source for source, place in make_site.sources().items()}
+    found = {}
+    for section in index.split("\n## ")[1:]:
+        links = [(REPOSITORY / "docs" / target).resolve() for _, target, _ in make_site.INDEXED.findall(section)]
+        assert len(links) == section.count("\n- "), "each line is a link, a colon and a phrase"
+        found[section.partition("\n")[0]] = links
+    assert found == {
+        title: [(REPOSITORY / there[name]) for name in names if name != "contents.md"]
+        for title, names in make_site.NAVIGATION.items()
+    }
+
+
+def test_llms_txt_has_a_line_for_every_page_of_the_menus(site):
+    text = (site / "pages/llms.txt").read_text()
+    assert text.startswith("# Atropos\n\n> ")
+    linked = {link.removesuffix(".html") for link in re.findall(r"^- \[.+?\]\((.+?)\): \S", text, re.M)}
+    pages = {str(path.relative_to(site / "pages").with_suffix("")) for path in (site / "pages").rglob("*.md")}
+    apart = {"contents", "changelog", "contributing"}
+    assert linked == {page for page in pages if not page.startswith(("files/", "decisions/")) and page not in apart}
 
 
 def test_links_between_pages_code_and_pictures_are_turned(site):

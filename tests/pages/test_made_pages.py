@@ -1,0 +1,32 @@
+"""docs/commands.md and docs/plugins.md are what their scripts make of the code."""
+
+from __future__ import annotations
+
+from atropos_core.plugins.manager import load_plugins
+from tests.conftest import REPOSITORY
+from tools import make_commands_page, make_plugins_page
+
+
+def test_the_page_of_commands_is_current():
+    assert make_commands_page.PAGE.read_text() == make_commands_page.page(), "run `python -m tools.make_commands_page`"
+
+
+def test_every_command_is_in_a_group_and_has_a_page():
+    for command in make_commands_page.commands():
+        assert make_commands_page.group_of(command), f"{command}: add it to GROUPS of tools/make_commands_page.py"
+        if command != "completion":
+            assert make_commands_page.link(command), f"{command}: add it to PAGES of tools/make_commands_page.py"
+
+
+def test_the_page_of_plugins_is_current():
+    assert make_plugins_page.PAGE.read_text() == make_plugins_page.page(), "run `python -m tools.make_plugins_page`"
+
+
+def test_the_page_of_plugins_has_every_component_and_every_package():
+    page = make_plugins_page.PAGE.read_text()
+    registry = load_plugins().registry
+    for kind in make_plugins_page.CHOSEN_BY:
+        section = page.split(f"\n## {kind}\n")[1].split("\n## ")[0]
+        assert all(f"| `{offer.provider.name}` |" in section for offer in registry.offers(kind)), kind
+    for folder in (REPOSITORY / "plugins").glob("*/pyproject.toml"):
+        assert f"](../plugins/{folder.parent.name}) |" in page.split("\n## Packages\n")[1]
