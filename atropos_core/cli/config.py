@@ -80,8 +80,10 @@ def show(
         for path, value in flatten(plan.resolved())
     ]
     if as_json:
-        return console.document(rows)
-    return console.table(list(rows[0]), [list(row.values()) for row in rows])
+        console.document(rows)
+    else:
+        console.table(list(rows[0]), [list(row.values()) for row in rows])
+        console.facts(plan.notes())
 
 
 def _meaning(plan: Plan, path: str) -> str:

@@ -121,6 +121,11 @@ class Plan:
             }
         return values
 
+    def notes(self) -> list[tuple[str, str]]:
+        """Name and text of the values that are used and that `resolved` does not show."""
+        parts = self.single.values()
+        return [note for one in parts for note in one.offer.provider.notes(one.options, self.transports).items()]
+
 
 def planned(plan: Plan, directory: Path) -> PlannedRun:
     """What a launcher is told of it."""

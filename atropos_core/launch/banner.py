@@ -53,6 +53,7 @@ def banner(
             for engine in plan.engines
         ),
         ("trainer", f"{config.trainer.use} {_where(config.trainer, model.threads)}"),
+        *plan.notes(),
         ("bridge", f"{config.bridge.use}: {'; '.join(dict.fromkeys(carried))}"),
         *(
             [("launcher", f"{config.launcher.use}: memory of other machines is not planned")]

@@ -181,6 +181,8 @@ class Provider(Generic[T_co]):
     saves: Callable[[Any, Workload], int] = lambda options, workload: 0
     # engine, trainer: which of its options, and of "devices" and "threads", do nothing there, and why
     idle: Callable[[Any, Sequence[str]], Mapping[str, str]] = lambda options, devices: {}
+    # trainer: values that its options do not show, given how weights travel: name -> text, for the start of a run
+    notes: Callable[[Any, Sequence[Transport]], Mapping[str, str]] = lambda options, transports: {}
     # teacher: by its path in the run file: role -> devices of each process that it starts by the run's launcher
     roles: Callable[[Any, str], Mapping[str, tuple[str, ...]]] = lambda options, label: {}
     # trainer: makes a whole model of the directory of an adapter that it saved, in another directory that is empty

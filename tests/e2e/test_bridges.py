@@ -75,6 +75,9 @@ def test_a_broadcast_trains_what_checkpoints_on_disk_train_bit_for_bit(uninterru
 def test_the_saved_run_file_has_the_options_of_the_adapter(uninterrupted):
     saved = tomllib.loads((uninterrupted["lora"] / "config.toml").read_text())
     assert saved["trainer"]["lora"] == {"rank": 8, "alpha": 32.0, "dropout": 0.0, "targets": ["q_proj", "down_proj"]}
+    assert "10 times trainer.learning_rate, since LoRA trains an adapter" in " ".join(
+        uninterrupted["lora"].with_name("run.out").read_text().split()
+    )
     names = {path.name for path in (uninterrupted["lora"] / "checkpoints/step-000009/policy").iterdir()}
     assert "model.safetensors" not in names
 

@@ -98,6 +98,9 @@ PUBLISHED = {
 class Options(SimpleNamespace):
     """The trainer's, where pydantic need not be installed."""
 
+    def adapts(self, transports: object) -> bool:
+        return self.lora is not None
+
     def with_lora(self) -> Options:
         return self
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from atropos_core.plugins.provider import Options
+
+if TYPE_CHECKING:
+    from atropos_core.interfaces import Transport
 
 Average = Literal["sequence", "token", "constant", "sum"]
 Correction = Literal["tis", "mis", "icepop", "kpop", "sequence_tis", "sequence_mis", "geometric_mis"]
@@ -318,6 +322,10 @@ class GrpoOptions(Options):
     def updates_once(self) -> bool:
         """Whether the ratio to the trainer's own logprobs before the update is 1 throughout."""
         return self.epochs * self.minibatches == 1 and not (self.lora is not None and self.lora.dropout)
+
+    def adapts(self, transports: Sequence[Transport | None]) -> bool:
+        """Whether an adapter is trained. `transports`: how weights travel to each engine."""
+        return self.lora is not None or "adapter" in transports
 
     def with_lora(self) -> GrpoOptions:
         """As they are where an adapter is trained: `lora` is set, and the learning rate is the adapter's."""

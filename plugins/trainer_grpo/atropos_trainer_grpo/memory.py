@@ -57,8 +57,7 @@ def holds(options: GrpoOptions, workload: Workload) -> Iterable[Holding]:
     model = read(context.model)
     if model is None:
         return
-    adapts = options.lora is not None or context.transport == "adapter"
-    lora = (options.lora or LoraOptions()) if adapts else None
+    lora = (options.lora or LoraOptions()) if options.adapts([context.transport]) else None
     for device in context.devices:
         yield from _on(device, options, lora, model, _element(device, options, model), workload)
     if parts_of(workload) > 1:
@@ -74,7 +73,7 @@ def checkpoint_bytes(options: GrpoOptions, workload: Workload) -> int:
     model = read(context.model)
     if model is None:
         return 0
-    if options.lora is not None or context.transport == "adapter":
+    if options.adapts([context.transport]):
         trained = adapter_parameters(model, options.lora or LoraOptions())
         weights = trained * FP32
     else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from atropos_core import hookimpl
@@ -32,8 +32,7 @@ LOSSES = {
 
 
 def build(options: GrpoOptions, context: RunContext) -> Trainer:
-    adapts = options.lora is not None or context.transport == "adapter"
-    if adapts:
+    if options.adapts([context.transport]):
         require("peft", "a LoRA adapter")
     if options.lora is not None and options.lora.quantization is not None:
         _check_quantized_base(options.lora.quantization, context)
@@ -91,6 +90,21 @@ def _refuse_what_liger_cannot(context: RunContext) -> None:
     option = 'trainer.kernels = "liger"'
     _refuse_another_device(option, 'trainer.kernels = "torch"', context)
     require("liger_kernel", option)
+
+
+def notes(options: GrpoOptions, transports: Sequence[Transport]) -> Mapping[str, str]:
+    """The learning rate of an adapter, if it follows from `trainer.learning_rate`."""
+    from atropos_trainer_grpo.config import LORA_RATE
+
+    is_set = options.lora is not None and options.lora.learning_rate is not None
+    if is_set or not options.adapts(transports):
+        return {}
+    rate = options.with_lora().learning_rate
+    source = "trainer.learning_rate" if options.changed("learning_rate") else "the default for full training"
+    return {
+        "learning rate": f"{rate:g}, {LORA_RATE:g} times {source}, since LoRA trains an adapter; "
+        "trainer.lora.learning_rate sets another"
+    }
 
 
 def holds(options: GrpoOptions, workload: Workload) -> Iterable[Holding]:
@@ -229,6 +243,7 @@ def atropos_trainers() -> Iterable[Provider[Trainer]]:
         dtype=dtype,
         saves=saves,
         announces=announces,
+        notes=notes,
         merge=merge,
         several_devices=True,
         several_machines=True,

@@ -68,8 +68,7 @@ class GrpoTrainer(Trainer):
     model: nn.Module  # of transformers; with LoRA peft's, around it
 
     def __init__(self, options: GrpoOptions, context: RunContext, group: ProcessGroup = ALONE) -> None:
-        adapts = options.lora is not None or context.transport == "adapter"
-        self._options = options.with_lora() if adapts else options
+        self._options = options.with_lora() if options.adapts([context.transport]) else options
         self._context = context
         self._device = context.devices[group.rank % len(context.devices)]
         self._group = group

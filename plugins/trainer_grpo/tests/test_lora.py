@@ -12,6 +12,7 @@ import torch
 from peft import AutoPeftModelForCausalLM
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from atropos_core.cli import run_app
 from atropos_core.errors import CheckpointError, ConfigError, FitError
 from atropos_core.plugins.provider import RunContext
 from atropos_trainer_grpo import lora
@@ -20,7 +21,7 @@ from atropos_trainer_grpo.losses import LOSSES
 from atropos_trainer_grpo.model import open_model
 from atropos_trainer_grpo.optimizer import Optimizer
 from atropos_trainer_grpo.packed_rows import pack
-from atropos_trainer_grpo.plugin import build
+from atropos_trainer_grpo.plugin import build, notes
 from atropos_trainer_grpo.update import Update
 from plugins.trainer_grpo.tests.resumed import assert_same_bits, trained_on
 
@@ -311,3 +312,29 @@ async def test_an_adapter_is_taken_up_only_by_one_of_the_same_parts_and_scale(op
     fewer = await open_trainer(lora={**LORA, "layers": [0]})
     with pytest.raises(CheckpointError, match="more parameters that this run's adapter has not"):
         await fewer.restore(tmp_path)
+
+
+DEFAULT = "1e-05, 10 times the default for full training, since LoRA trains an adapter"
+NOTES = {
+    "full training": ({}, "copy", None),
+    "an adapter": ({"lora": {}}, "copy", DEFAULT),
+    "by the bridge": ({}, "adapter", DEFAULT),
+    "of a rate that was set": (
+        {"lora": {}, "learning_rate": 2e-4}, "adapter", "0.002, 10 times trainer.learning_rate, since LoRA trains an adapter",
+    ),
+    "its own rate": ({"lora": {"learning_rate": 3e-5}}, "adapter", None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("options", "transport", "expected"), NOTES.values(), ids=NOTES)
+def test_the_learning_rate_of_an_adapter_is_said_if_it_follows_from_another_option(options, transport, expected):
+    said = notes(GrpoOptions.model_validate(options), [transport]).get("learning rate")
+    assert said == (expected and f"{expected}; trainer.lora.learning_rate sets another")
+
+
+def test_config_show_says_the_learning_rate_of_an_adapter(capsys):
+    shown = ("config", "show", "--env", "gsm8k", "--model", "tiny", "--trainer", "grpo", "--bridge")
+    assert run_app([*shown, "lora", "--engine", "hf"]) == 0
+    assert "0.001, 10 times trainer.learning_rate" in " ".join(capsys.readouterr().out.split())
+    assert run_app([*shown, "checkpoint", "--engine", "hf"]) == 0
+    assert "10 times" not in capsys.readouterr().out
