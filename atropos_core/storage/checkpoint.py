@@ -24,6 +24,7 @@ from atropos_core.storage.reading import numbered, open_file, parse_json, read_f
 FORMAT = 1
 POLICY = "policy"
 FULL_BYTES = 1 << 20  # free on the disk: less than this is called full
+AS_WRITTEN = "Resume with the components, options and version of atropos-core that wrote it, or start a new run."
 LEAST_S = 10.0  # between checkpoints whose interval nobody has set
 MOST_SHARE = 0.05  # of a run's time that saving may take then
 
@@ -115,16 +116,14 @@ class Checkpoints:
 
     def at(self, step: int) -> Checkpoint:
         """The one of this step. Raises CheckpointError where it is not there or not whole."""
-        directory = self.directory / f"step-{step:06d}"
-        if not directory.exists():
-            there = ", ".join(str(int(path.name.removeprefix("step-"))) for path in self._found()) or "none"
+        if step not in (steps := self.steps()):
+            there = ", ".join(map(str, steps)) or "none"
             raise CheckpointError(f"there is no checkpoint of step {step} in {self.directory}. There is: {there}.")
-        return _verified(directory)
+        return _verified(self.directory / f"step-{step:06d}")
 
     def steps(self) -> list[int]:
         """Of which there are checkpoints, whole or not, rising."""
-        names = (path.name.removeprefix("step-") for path in self._found())
-        return [int(name) for name in names if name.isdigit()]
+        return [step for step, _ in numbered(self.directory, "step-")]
 
     def _found(self) -> list[Path]:
         return [path for _, path in numbered(self.directory, "step-")]
@@ -161,7 +160,7 @@ def taking_up(what: str) -> Iterator[None]:
         found = f"has no {error}" if isinstance(error, KeyError) else f"{type(error).__name__}: {error!s:.300}"
         raise CheckpointError(
             f"{what} is not of the form that this program reads: {found}.",
-            remedy="Resume with the components, options and version of atropos-core that wrote it, or start a new run.",
+            remedy=AS_WRITTEN,
         ) from error
 
 

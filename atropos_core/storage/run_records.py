@@ -275,7 +275,7 @@ class RunRecords:
 
     def step(self, step: int) -> RecordedStep:
         """Raises DataError where it is not recorded."""
-        if not self.rollouts_path(step).is_file():
+        if not is_step(step) or not self.rollouts_path(step).is_file():
             there = self.steps()
             which = f"{len(there)} are, from {there[0]} to {there[-1]}" if there else "no step is"
             raise DataError(f"{self.directory} has no rollouts of step {step}: {which}.")

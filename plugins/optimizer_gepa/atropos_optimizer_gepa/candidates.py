@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,17 @@ class Candidate:
     parent: int = -1
     scores: dict[str, float] = field(default_factory=dict)
     examples: list[tuple[str, str, float]] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, at: int, prompt: str, parent: int, scores: Mapping[str, float], examples: Iterable[Any]) -> Candidate:
+        """Return the candidate with the number `at` of what was saved. Raises ValueError, TypeError and others for another form."""
+        if not isinstance(prompt, str) or type(parent) is not int or not -1 <= parent < at:
+            raise ValueError(f"candidate {at} has the prompt {prompt!r:.60} and the parent {parent!r:.60}")
+        shown = [(str(task), str(reply), float(reward)) for task, reply, reward in examples]
+        means = {task: float(score) for task, score in scores.items()}
+        if not all(map(math.isfinite, (*means.values(), *(reward for *_, reward in shown)))):
+            raise ValueError(f"candidate {at} has a score that is not a finite number")
+        return cls(prompt, parent, means, shown)
 
     @property
     def mean(self) -> float:

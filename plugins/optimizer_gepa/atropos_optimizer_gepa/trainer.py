@@ -31,6 +31,8 @@ from atropos_core.models.rounding import measured_rounding
 from atropos_core.plugins.provider import RunContext
 from atropos_core.processes.endpoints import LocalEndpoint
 from atropos_core.rollouts.tokenizer import ChatTokenizer
+from atropos_core.storage.checkpoint import AS_WRITTEN, taking_up
+from atropos_core.storage.reading import parse_json, read_text
 from atropos_core.types import Batch, Floats, Metrics, Tokens
 from atropos_optimizer_gepa.candidates import Candidate, best, frequencies, table
 from atropos_optimizer_gepa.config import GepaOptions
@@ -100,12 +102,16 @@ class GepaTrainer(Trainer):
         await asyncio.to_thread(self._save, directory)
 
     async def restore(self, directory: Path) -> None:
-        try:
-            saved = json.loads((directory / STATE).read_text(encoding="utf-8"))
-            self._tried = [Candidate(**one) for one in saved]
-            published[self._context.directory] = self._tried[-1].prompt
-        except (OSError, ValueError, TypeError, LookupError) as error:
-            raise CheckpointError(f"the prompts in {directory / STATE} cannot be read: {error}") from error
+        with taking_up(f"the prompts in {directory / STATE}"):
+            try:
+                saved = parse_json(read_text(directory / STATE))
+            except OSError as error:
+                raise CheckpointError(
+                    f"the prompts in {directory / STATE} cannot be read: {error}.", remedy=AS_WRITTEN
+                ) from error
+            tried = [Candidate.of(at, **one) for at, one in enumerate(saved)]
+            published[self._context.directory] = tried[-1].prompt
+        self._tried = tried
 
     def _rng(self) -> random.Random:
         """The same at each step, whatever was resumed."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -136,8 +137,23 @@ async def test_a_task_is_the_same_under_every_prompt_and_the_best_is_published_l
     await trainer.save(folder)
     assert (folder / "prompt.txt").read_text() == second
     assert (folder / "model.safetensors").read_bytes() == (tiny / "model.safetensors").read_bytes()
-    (folder / "candidates.json").write_text("[{")
-    with pytest.raises(CheckpointError, match=r"candidates\.json"):
+    whole, tried = json.loads((folder / "candidates.json").read_text()), list(trainer._tried)
+    first = whole[0]
+    for other in (
+        None, 7, {}, [], [None], ["x"], [{}], [first | {"more": 1}], [first | {"prompt": None}], [first | {"parent": 0}],
+        [first | {"parent": True}], [first | {"scores": 1}], [first | {"scores": {"a": [1]}}], [first | {"scores": {"a": float("nan")}}],
+        [first | {"examples": [1]}], [first | {"examples": [["a", "b"]]}], [first | {"examples": [["a", "b", 10**400]]}],
+    ):  # fmt: skip
+        (folder / "candidates.json").write_text(json.dumps(other))
+        with pytest.raises(CheckpointError, match=r"candidates\.json") as refused:
+            await trainer.restore(folder)
+        assert refused.value.remedy and trainer._tried == tried, other
+    for text in ("[{", "[" * 100_000, ""):
+        (folder / "candidates.json").write_text(text)
+        with pytest.raises(CheckpointError, match=r"candidates\.json"):
+            await trainer.restore(folder)
+    (folder / "candidates.json").unlink()
+    with pytest.raises(CheckpointError, match="cannot be read"):
         await trainer.restore(folder)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import re
 import shutil
 from collections.abc import Mapping, Sequence
@@ -29,6 +30,7 @@ from atropos_core.models.cpu_warmup import settle
 from atropos_core.models.devices import refuse_missing
 from atropos_core.models.rounding import measured_rounding
 from atropos_core.rollouts.tokenizer import fingerprint
+from atropos_core.storage.checkpoint import AS_WRITTEN, taking_up
 from atropos_core.types import Batch, Floats, Metrics, Tokens
 from atropos_trainer_es.generation import fitness_of, noise, reward_of
 
@@ -171,16 +173,35 @@ class EsTrainer(Trainer):
             shutil.copy2(path, directory / path.name)
 
     def _restore(self, directory: Path) -> None:
-        try:
-            with safe_open(directory / CENTRE, "pt", device=self._context.devices[0]) as file:
-                state = json.loads(file.metadata()["state"])
-                names = DRAWN if state["member"] else DRAWN[:1]  # between two generations the others may change
-                self._refuse_other_options(directory, {name: state["options"][name] for name in names})
-                centre = {name: file.get_tensor(name).view(one.shape) for name, one in self._centre.items()}
-        except (OSError, SafetensorError, RuntimeError, ValueError, KeyError, TypeError) as error:
-            raise CheckpointError(f"the trainer's checkpoint in {directory} cannot be read: {error}") from error
+        with taking_up(f"the trainer's state in {directory / CENTRE}"):
+            try:
+                with safe_open(directory / CENTRE, "pt", device=self._context.devices[0]) as file:
+                    state = json.loads(file.metadata()["state"])
+                    centre = {name: file.get_tensor(name) for name in self._centre}
+            except (OSError, SafetensorError) as error:
+                raise CheckpointError(
+                    f"the trainer's checkpoint in {directory} cannot be read: {error}.", remedy=AS_WRITTEN
+                ) from error
+            names = DRAWN if state["member"] else DRAWN[:1]  # between two generations the others may change
+            self._refuse_other_options(directory, {name: state["options"][name] for name in names})
+            generation, member, rewards = state["generation"], state["member"], state["rewards"]
+            if (
+                not type(generation) is type(member) is int
+                or generation < 0
+                or not 0 <= member <= self._options.population
+            ):
+                raise ValueError(f"it is at member {member!r:.100} of generation {generation!r:.100}")
+            if len(rewards) != max(member - 1, 0) or not all(
+                type(one) is float and math.isfinite(one) for one in rewards
+            ):
+                raise ValueError(f"its rewards at member {member} are {rewards!r:.100}")
+            for name, one in self._centre.items():
+                if (centre[name].shape, centre[name].dtype) != (one.shape, one.dtype):
+                    raise ValueError(
+                        f"{name!r} is {centre[name].dtype} {list(centre[name].shape)}, and the model's {one.dtype} {list(one.shape)}"
+                    )
         self._centre = centre
-        self._generation, self._member, self._rewards = state["generation"], state["member"], state["rewards"]
+        self._generation, self._member, self._rewards = generation, member, rewards
         self._write()
 
     def _setting(self, name: str) -> Any:

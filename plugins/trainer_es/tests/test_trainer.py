@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 from atropos_core.errors import CheckpointError, ConfigError, DataError, FitError
 from atropos_core.plugins.manager import load_plugins
@@ -209,3 +212,31 @@ async def test_a_checkpoint_of_other_parameters_is_refused(tiny, tmp_path):
     (folder / "centre.safetensors").write_bytes(b"torn")
     with pytest.raises(CheckpointError, match="cannot be read"):
         await trainer.restore(folder)
+
+
+async def test_a_state_of_another_form_is_one_error_that_changes_nothing(tiny, tmp_path):
+    trainer = await opened(tiny, tmp_path)
+    await trainer.step(batch_of(1, 0.5), writing)
+    (folder := tmp_path / "saved").mkdir()
+    await trainer.save(folder)
+    await trainer.step(batch_of(2, 0.5), writing)
+    with safe_open(folder / "centre.safetensors", "pt") as file:
+        state, centre = json.loads(file.metadata()["state"]), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    before, held = weights(trainer), (trainer._generation, trainer._member, trainer._rewards)
+    values = (None, True, -7, 10**30, 1.5, "x", [], [[]], {"x": 1}, float("nan"))
+    states = [*values, *({**state, name: value} for name in state for value in values)]
+    states += [{name: value for name, value in state.items() if name != left_out} for left_out in state]
+    states += [{**state, "options": {**state["options"], name: value}} for name in state["options"] for value in values]
+    changed = [(json.dumps(one), centre) for one in states if one not in (state, {**state, "generation": 10**30})]
+    name, one = next(iter(centre.items()))
+    for other in (one[:-1], one[None], one.double(), None):
+        changed.append(
+            (json.dumps(state), {key: value for key, value in {**centre, name: other}.items() if value is not None})
+        )
+    for said, tensors in [*changed, ("[" * 100_000, centre)]:
+        save_file(tensors, folder / "centre.safetensors", metadata={"state": said})
+        with pytest.raises(CheckpointError) as refused:
+            await trainer.restore(folder)
+        assert str(folder) in str(refused.value) and refused.value.remedy, said[:200]
+        assert held == (trainer._generation, trainer._member, trainer._rewards)
+        assert all(torch.equal(value, before[key]) for key, value in weights(trainer).items())

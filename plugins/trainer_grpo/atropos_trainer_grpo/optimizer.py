@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from atropos_trainer_grpo.config import GrpoOptions
 
 
+MOMENTS = {"step", "exp_avg", "exp_avg_sq"}  # of each parameter, in every AdamW here
 TORCHAO = {"adamw_8bit": "AdamW8bit", "adamw_4bit": "AdamW4bit", "adamw_fp8": "AdamWFp8"}
 
 
@@ -127,14 +128,32 @@ class Optimizer:
         return {"optimizer": self._options.optimizer, "updates": self.updates, "masters": masters, "moments": moments}
 
     def refuse_other(self, state: Mapping[str, Any]) -> None:
-        """Raises CheckpointError where the moments of a `state` are in another format than this optimiser's."""
+        """Raise CheckpointError if the moments of a `state` are in another format than this optimiser's, and ValueError if no optimiser
+        here has their format."""
         saved_by = state.get("optimizer", "adamw")
+        if saved_by not in ("adamw", *TORCHAO):
+            raise ValueError(f"its optimizer is {saved_by!r:.100}")
         if saved_by != self._options.optimizer:
             raise CheckpointError(
                 f'the moments of this checkpoint are those of trainer.optimizer = "{saved_by}", and this run has '
                 f'"{self._options.optimizer}".',
                 remedy=f"Set trainer.optimizer={saved_by}.",
             )
+
+    def refuse_other_form(self, state: Mapping[str, Any]) -> None:
+        """Raise ValueError if a `state` does not fit these parameters: torch would take it up, and fail or go wrong at the next update."""
+        if type(state["updates"]) is not int or state["updates"] < 0:
+            raise ValueError(f"its count of updates is {state['updates']!r:.100}")
+        for at, (saved, master) in enumerate(zip(state["masters"], self._masters, strict=True)):
+            if saved is not None or master.dtype != self.parameters[at].dtype:
+                _refuse_other_tensor(f"master {at}", saved, master.shape)
+        for at, entry in state["moments"].items():
+            if type(at) is not int or not 0 <= at < len(self._masters) or entry.keys() != MOMENTS:
+                raise ValueError(f"it has the moments {sorted(map(str, entry))} of a parameter {at!r:.100}")
+            for name, saved in entry.items():
+                _refuse_other_tensor(
+                    f"{name} of parameter {at}", saved, self._masters[at].shape if name != "step" else torch.Size()
+                )
 
     @torch.no_grad()
     def load(self, state: Mapping[str, Any]) -> None:
@@ -197,6 +216,12 @@ class Optimizer:
             master.grad = gradient.float() if master.grad is None else master.grad.add_(gradient)
 
         return collect
+
+
+def _refuse_other_tensor(name: str, saved: object, shape: torch.Size) -> None:
+    if not isinstance(saved, Tensor) or not saved.is_floating_point() or saved.shape != shape:
+        found = f"{saved.dtype} {list(saved.shape)}" if isinstance(saved, Tensor) else f"{saved!r:.100}"
+        raise ValueError(f"{name} is {found}, and the parameter needs floats of the shape {list(shape)}")
 
 
 def _adam(options: GrpoOptions, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:

@@ -23,6 +23,8 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from atropos_core.errors import CheckpointError
+from atropos_core.storage.atomic import WRITABLE
+from atropos_core.storage.checkpoint import AS_WRITTEN
 
 DIRECTORY = "trainer_state"
 
@@ -53,7 +55,7 @@ def write(
         return f"{kind}.{names[at]}"
 
     made = _each({**state, "masters": masters}, noted)
-    with _as_ours(f"the ranks' parts of the checkpoint in {directory} cannot be written"):
+    with _as_ours(f"the ranks' parts of the checkpoint in {directory} cannot be written", WRITABLE):
         save(tensors, storage_writer=FileSystemWriter(directory / DIRECTORY))
     return made
 
@@ -77,7 +79,7 @@ def read(state: Mapping[str, Any], parameters: Sequence[Tensor], directory: Path
         return tensors[saved]
 
     whole = _each(state, made)
-    with _as_ours(f"the trainer's checkpoint in {directory} cannot be read"):
+    with _as_ours(f"the trainer's checkpoint in {directory} cannot be read", AS_WRITTEN):
         load(tensors, storage_reader=_Reader(directory / DIRECTORY), no_dist=not distributed.is_initialized())
     return whole
 
@@ -92,14 +94,14 @@ def _each(state: Mapping[str, Any], change: Callable[[str, int, Any], Any]) -> d
 
 
 @contextmanager
-def _as_ours(what: str) -> Iterator[None]:
+def _as_ours(what: str, remedy: str) -> Iterator[None]:
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # one process reads for itself
             yield
     except CheckpointException as error:  # no Exception: it would end a process
         rank, (cause, _) = min(error.failures.items())
-        raise CheckpointError(f"{what}: rank {rank}: {type(cause).__name__}: {cause}") from error
+        raise CheckpointError(f"{what}: rank {rank}: {type(cause).__name__}: {cause}.", remedy=remedy) from error
 
 
 class _Reader(FileSystemReader):

@@ -10,14 +10,17 @@ import random
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
 from atropos_core.errors import CheckpointError
+from atropos_core.storage.checkpoint import AS_WRITTEN, taking_up
 from atropos_trainer_grpo import parts
 from atropos_trainer_grpo.model import language_model
 from atropos_trainer_grpo.optimizer import Optimizer
@@ -68,21 +71,27 @@ def restore(model: nn.Module, optimizer: Optimizer, directory: Path, sharded: Sh
     try:
         weights = load_file(directory / file)
         state = torch.load(directory / STATE, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, ValueError) as error:
-        raise CheckpointError(f"the trainer's checkpoint in {directory} cannot be read: {error}") from error
+    except (OSError, EOFError, RuntimeError, ValueError, SafetensorError, UnpicklingError) as error:
+        raise CheckpointError(
+            f"the trainer's checkpoint in {directory} cannot be read: {error}.", remedy=AS_WRITTEN
+        ) from error
     _check_fit(weights, present, directory / file, {} if sharded is None else sharded.stored)
     if _is_adapted(model):
         _check_adapter(model, weights, present, directory)
-    optimizer.refuse_other(state["optimizer"])
-    if parts.are_named(state["optimizer"]):
-        state["optimizer"] = parts.read(state["optimizer"], optimizer.parameters, directory)
-    elif sharded is not None:
-        state["optimizer"] = sharded.divided(state["optimizer"])
+    named = f"the trainer's state in {directory / STATE}"
+    with taking_up(named):
+        optimizer.refuse_other(state["optimizer"])
+        if parts.are_named(state["optimizer"]):
+            state["optimizer"] = parts.read(state["optimizer"], optimizer.parameters, directory)
+        elif sharded is not None:
+            state["optimizer"] = sharded.divided(state["optimizer"])
+        optimizer.refuse_other_form(state["optimizer"])
+        _set_random_states(state["random"])
     for name, parameter in present.items():
         parameter.copy_(part(parameter, weights[name]))
     optimizer.adopt()
-    optimizer.load(state["optimizer"])
-    _set_random_states(state["random"])
+    with taking_up(named):
+        optimizer.load(state["optimizer"])
 
 
 def _is_adapted(model: nn.Module) -> bool:
@@ -111,7 +120,8 @@ def _check_fit(
         if found != expected:
             raise CheckpointError(
                 f"{file}: parameter {name!r} is {found or 'missing'} there, "
-                f"and {expected} in the model that is to take it up."
+                f"and {expected} in the model that is to take it up.",
+                remedy=AS_WRITTEN,
             )
 
 
@@ -124,7 +134,8 @@ def _check_adapter(
             f"the adapter in {directory} has {left[0]!r} and {len(left) - 1} more parameters that this run's adapter has not.",
             remedy="trainer.lora.targets and trainer.lora.layers must be as they were.",
         )
-    saved = json.loads((directory / "adapter_config.json").read_text())["lora_alpha"]
+    with taking_up(f"the adapter's {directory / 'adapter_config.json'}"):
+        saved = json.loads((directory / "adapter_config.json").read_text())["lora_alpha"]
     now = model.peft_config["default"].lora_alpha
     if saved != now:
         raise CheckpointError(
@@ -150,10 +161,14 @@ def _random_states() -> dict[str, Any]:
 
 
 def _set_random_states(states: Mapping[str, Any]) -> None:
+    name, keys, place, has_gauss, gauss = states["numpy"]
+    version, numbers, gauss_next = states["python"]
+    if type(place) is not int or not 0 <= place <= len(keys) or has_gauss not in (0, 1) or type(gauss) is not float:
+        raise ValueError(f"numpy's random state is at {place!r:.60}, with {has_gauss!r:.60} and {gauss!r:.60}")
+    if not isinstance(gauss_next, float | None):
+        raise ValueError(f"Python's random state has the next number {gauss_next!r:.60}")
     torch.set_rng_state(states["torch"])
     if states["cuda"]:
         torch.cuda.set_rng_state_all(states["cuda"])
-    name, keys, place, has_gauss, gauss = states["numpy"]
     np.random.set_state((name, keys.numpy().astype(np.uint32), place, has_gauss, gauss))
-    version, numbers, gauss_next = states["python"]
     random.setstate((version, tuple(numbers), gauss_next))

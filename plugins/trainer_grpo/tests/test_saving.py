@@ -1,5 +1,8 @@
 """A checkpoint resumes to the same bits, and is a model directory that anyone can load."""
 
+import copy
+import shutil
+
 import numpy as np
 import pytest
 import torch
@@ -71,3 +74,60 @@ async def test_a_checkpoint_of_another_model_or_none_is_refused_before_anything_
     with pytest.raises(CheckpointError, match="missing"):
         await trainer.restore(tmp_path / "saved")
     assert all(torch.equal(one, old) for one, old in zip(trainer.model.parameters(), before, strict=True))
+
+
+VALUES = (None, -7, "x", {"x": 1}, torch.zeros(3, 5), torch.zeros((), dtype=torch.int64))
+OF_RANDOM = ((), ("torch",), ("numpy",), ("numpy", 2), ("numpy", 4), ("python", 1), ("python", 2))
+
+
+def places(value, place=()):
+    """Every place in a state; of many alike, the first."""
+    yield place
+    if isinstance(value, dict | list):
+        keys = list(value) if isinstance(value, dict) else range(len(value))
+        for key in keys if len(keys) <= 5 else list(keys)[:1]:
+            yield from places(value[key], (*place, key))
+
+
+def changed(state, place, *value):
+    """The state with another value there, or without it."""
+    if not place:
+        return value[0] if value else {}
+    made = copy.deepcopy(state)
+    inside = made
+    for key in place[:-1]:
+        inside = inside[key]
+    if value:
+        inside[place[-1]] = value[0]
+    else:
+        del inside[place[-1]]
+    return made
+
+
+async def test_a_state_of_another_form_is_one_error_that_changes_nothing(open_trainer, make_batch, gate, tmp_path):
+    trainer = await open_trainer(dtype="bfloat16")
+    await trainer.step(make_batch(), gate)
+    (whole := tmp_path / "whole").mkdir()
+    await trainer.save(whole)
+    state = torch.load(whole / "trainer_state.pt", weights_only=True)
+    await trainer.step(make_batch(1, version=2), gate)
+    before = [parameter.detach().clone() for parameter in trainer.model.parameters()]
+    shutil.copytree(whole, other := tmp_path / "other")
+    taken_up = set()
+    for place in [*places(state["optimizer"], ("optimizer",)), *(("random", *place) for place in OF_RANDOM)]:
+        for value in ((), *((one,) for one in VALUES)):
+            torch.save(changed(state, place, *value), other / "trainer_state.pt")
+            try:
+                await trainer.restore(other)
+            except CheckpointError as error:
+                assert (str(other) in str(error) or place == ("optimizer", "optimizer")) and error.remedy, (
+                    place,
+                    value,
+                )
+                assert all(map(torch.equal, trainer.model.parameters(), before)), (place, value)
+            else:
+                taken_up.add((*place[:2], len(place)))
+                await trainer.step(make_batch(1, version=2), gate)
+                await trainer.restore(whole)
+                await trainer.step(make_batch(1, version=2), gate)
+    assert taken_up == {("optimizer", "optimizer", 2), ("optimizer", "moments", 3), ("random", "python", 3)}

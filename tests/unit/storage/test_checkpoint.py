@@ -256,3 +256,8 @@ def test_checkpoints_whose_interval_is_not_set_take_a_twentieth_of_the_time_at_m
     assert [seconds_between(took) for took in (0.0, 0.1, 0.5)] == [10.0] * 3
     for took in (1.0, 112.0):
         assert took / (took + seconds_between(took)) == pytest.approx(0.05)
+
+
+def test_a_step_that_no_file_can_have_is_not_there(tmp_path):
+    with pytest.raises(CheckpointError, match=f"no checkpoint of step {10**300} in"):
+        Checkpoints(tmp_path).at(10**300)

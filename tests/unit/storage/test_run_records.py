@@ -210,6 +210,9 @@ def test_a_run_of_an_earlier_version_is_read_as_far_as_it_goes(tmp_path):
     assert episode.outcome is None and episode.sequences == () and episode.reward == 1.0
     assert step.reply_spans(episode) == []
     assert "recorded no tokens" in step.why_no_tokens
+    for other in (10**300, -1, 2**63):
+        with pytest.raises(DataError, match=f"no rollouts of step {other}: 1 are, from 4 to 4"):
+            RunRecords(tmp_path).step(other)
     with pytest.raises(DataError, match="no rollouts of step 5: 1 are, from 4 to 4"):
         RunRecords(tmp_path).step(5)
     with pytest.raises(RunDirectoryError, match="is not a run directory"):
