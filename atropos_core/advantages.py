@@ -14,14 +14,14 @@ NOISE = 1e-6  # of the largest reward, or of 1: eight times what float32 rounds 
 
 
 def is_noise(deviation: float, largest: float) -> bool:
-    """Whether a standard deviation of values up to |`largest`| may be what rounding left: at most a millionth of the
-    largest, or of 1 where all are smaller, since small rewards are often differences of such as are not."""
+    """True if a standard deviation of values up to |`largest`| may be rounding: at most a millionth of `largest`, or of 1 if that
+    is larger, since small rewards are often differences of larger numbers."""
     return deviation <= NOISE * max(1.0, largest)
 
 
 def is_flat(rewards: Floats) -> bool:
-    """Whether the rewards [G] are equal up to noise (`is_noise`). Dividing by it would turn noise into advantages of full
-    size. What is further apart counts, however far from 0 all are: 100, 100, 100.01 is not flat."""
+    """True if the rewards [G] are equal up to noise (`is_noise`); dividing by noise would make full-size advantages of it. Larger
+    differences count, however far the rewards are from 0: 100, 100, 100.01 is not flat."""
     if len(rewards) < 2:
         return True
     values = rewards.astype(np.float64)
@@ -34,9 +34,9 @@ def group_advantages(rewards: Floats, baseline: Baseline = "group", *, divide_by
     - group: (R - mean) / std (GRPO, arXiv 2402.03300, section 4.1.2), the standard deviation Bessel-corrected as in TRL and
       verl, but with no epsilon added to it; without `divide_by_std` R - mean (Dr.GRPO, arXiv 2503.20783).
     - others: R_i - mean of the others' rewards (RLOO, arXiv 2402.14740, eq. 4), which is G / (G - 1) times R - mean.
-    - none: R itself (REINFORCE). Nothing is divided.
+    - none: R itself (REINFORCE), not divided by anything.
 
-    Against a baseline, flat groups (`is_flat`), a group of one among them, get exactly 0.
+    With a baseline, flat groups (`is_flat`), including a group of one, get exactly 0.
     """
     values = rewards.astype(np.float64)
     if baseline == "none":

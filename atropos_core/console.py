@@ -1,4 +1,4 @@
-"""The only file that prints. rich is imported when there is something to show."""
+"""All printing. rich is imported when there is something to show."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-WAIT_S = 1.0  # what takes less is not worth a line
+WAIT_S = 1.0  # shorter waits are not shown
 WAIT_TICK_S = 0.25
-LINE_EVERY_S = 5.0  # between progress lines where there is no terminal
+LINE_EVERY_S = 5.0  # between progress lines if the output is not a terminal
 _BAR = 24
 _GAP = 2  # between the columns of a table
 
@@ -49,7 +49,7 @@ def warn(text: str) -> None:
 
 
 def fail(error: AtroposError) -> None:
-    """An error that we raised on purpose: its message, what to do, and its notes."""
+    """Print one of our own errors: its message, the remedy, and its notes."""
     lines = Exception.__str__(error).splitlines() or [type(error).__name__]
     console = _err()
     _put(console, f"[bold red]{type(error).__name__}[/] {_safe(lines[0])}")
@@ -62,7 +62,7 @@ def fail(error: AtroposError) -> None:
 
 
 def broken(text: str) -> None:
-    """One broken thing in a listing."""
+    """Print one broken thing of a listing."""
     _put(out(), f"[bold red]broken[/]  {_safe(text)}")
 
 
@@ -71,14 +71,14 @@ def note(label: str, text: str) -> None:
 
 
 def facts(rows: Iterable[tuple[str, str]]) -> None:
-    """Aligned name and text, one a line."""
+    """Print aligned names and texts, one per line."""
     console = out()
     for name, text in rows:
         _put(console, f"  [cyan]{name:<10}[/] {_safe(text)}")
 
 
 def document(value: Any) -> None:
-    """Facts as one JSON document on standard output. What is not finite is null, which JSON has for it."""
+    """Print facts as one JSON document on standard output. Numbers that are not finite become null."""
     import json
     import math
 
@@ -93,14 +93,15 @@ def document(value: Any) -> None:
 
 
 def escapes(text: str) -> None:
-    """What a terminal makes a picture of; nowhere else is it written."""
+    """Write the escape codes of a picture, only to a terminal."""
     if sys.stdout.isatty():
         _LINE.close()
         _write(text)
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """On a terminal within its width: what is too long goes on below, broken between words. Anywhere else nothing is broken."""
+    """Print a table. On a terminal it fits the width: long texts continue below, broken between words. Elsewhere no text is
+    broken."""
     cells = [[str(cell) for cell in row] for row in rows]
     if _is_plain(*columns, *(cell for row in cells for cell in row)):
         for line in _table(columns, cells, None):
@@ -113,7 +114,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
 
 
 def overview(title: str, rows: Sequence[tuple[str, str]]) -> None:
-    """Names and what each is, under a title; on a terminal a long text goes on below its own beginning."""
+    """Print names and descriptions under a title. On a terminal a long text continues below its own beginning."""
     longest = max((len(name) for name, _ in rows), default=0)
     if _is_plain(title, *(text for row in rows for text in row)):
         for line in ("", title, *(f"  {name:<{longest}}  {text}" for name, text in rows)):
@@ -128,7 +129,7 @@ def overview(title: str, rows: Sequence[tuple[str, str]]) -> None:
 
 
 def findings_document(found: Iterable[Finding], **facts: Any) -> None:
-    """A report as one JSON document; `ok` is null for what is neither good nor bad."""
+    """Print a report as one JSON document; `ok` is null for what is neither good nor bad."""
     checks = [
         {"check": one.subject, "ok": one.ok, "found": one.detail, "remedy": one.remedy if not one.ok else ""}
         for one in found
@@ -137,7 +138,7 @@ def findings_document(found: Iterable[Finding], **facts: Any) -> None:
 
 
 def findings(found: Iterable[Finding]) -> None:
-    """A report: what is wrong comes with what to do."""
+    """Print a report: problems come with their remedies."""
     words = {True: "ok", False: "BROKEN", None: "note"}
     rows = [
         (one.subject, words[one.ok], one.detail + (f"\n-> {one.remedy}" if one.remedy and not one.ok else ""))
@@ -147,7 +148,7 @@ def findings(found: Iterable[Finding]) -> None:
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int | None) -> list[str]:
-    """Lines: the names of the columns, a rule, and the rows. `width` None: as wide as it has to be."""
+    """Return lines: the names of the columns, a rule, and the rows. `width` None: no limit."""
     filled = [columns, *rows]
     longest = [max(_cells(line) for row in filled for line in row[at].split("\n")) for at in range(len(columns))]
     words = [max(_cells(word) for row in filled for word in (row[at].split() or [""])) for at in range(len(columns))]
@@ -165,8 +166,8 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int | N
 
 
 def _fitted(longest: Sequence[int], words: Sequence[int], width: int) -> list[int]:
-    """Column widths of `width` in all: the widest give way first, down to their longest word. Where that is not enough, words
-    are broken of the longest texts."""
+    """Return column widths that add up to `width`. The widest columns shrink first, down to their longest word; if that is not
+    enough, words of the longest texts are broken."""
     widths = list(longest)
     while sum(widths) > width and max(widths) > 1:
         spare = [at for at in range(len(widths)) if widths[at] > words[at]] or [
@@ -177,7 +178,7 @@ def _fitted(longest: Sequence[int], words: Sequence[int], width: int) -> list[in
 
 
 def _cells(text: str) -> int:
-    """How many of a terminal's columns it takes."""
+    """Return how many columns of a terminal the text takes."""
     if text.isascii():
         return len(text)
     from rich.cells import cell_len
@@ -192,7 +193,7 @@ def _chopped(text: str, width: int) -> list[str]:
 
 
 def _broken(cell: str, width: int) -> list[str]:
-    """Its lines, none wider than `width`."""
+    """Split the text into lines of at most `width`."""
     lines = []
     for line in cell.split("\n"):
         if _cells(line) <= width:
@@ -211,17 +212,17 @@ def _broken(cell: str, width: int) -> list[str]:
 
 
 class _LiveLine:
-    """The line of a terminal that changes. Whatever else Python prints here begins on a line of its own."""
+    """The line of a terminal that changes. Anything else that Python prints starts on a new line."""
 
     def __init__(self) -> None:
-        self.lock = RLock()  # of everything that is printed: a thread says what is waited for
-        self._on: IO[str] | None = None  # where a line is open
+        self.lock = RLock()  # for everything that is printed: the line of waits is printed by a thread
+        self._on: IO[str] | None = None  # the stream with an open line
         self._stays = False
-        self._unended = False  # what others printed last has no end of line yet
+        self._unended = False  # True if other code last printed text without an end of line
         self._writes: dict[int, Callable[[str], int]] = {}  # of the streams themselves, by id
 
     def show(self, line: str, file: IO[str], *, stays: bool) -> None:
-        """`stays`: what is printed next leaves it there, in place of taking it away."""
+        """Show the line. `stays`: keep it when something else is printed, instead of removing it."""
         with self.lock:
             self._watch_streams()
             if self._on is not None and (self._on is not file or self._stays != stays):
@@ -245,7 +246,7 @@ class _LiveLine:
         self._on = None
 
     def close_what_goes(self) -> None:
-        """Unless it is one that stays."""
+        """Close the line unless it stays."""
         with self.lock:
             if not self._stays:
                 self.close()
@@ -258,8 +259,8 @@ class _LiveLine:
             _go_on_without(file, error)
 
     def _watch_streams(self) -> None:
-        """From the first line that changes on: warnings, logging, print() and tracebacks of anybody's code close it. The streams
-        themselves are changed, since a logging handler keeps the one that it was made with."""
+        """Let warnings, logging, print() and tracebacks of any code close the line, from the first one on. The streams' own `write`
+        is replaced, because a logging handler keeps the stream that it was made with."""
         for file in (sys.stdout, sys.stderr):
             if id(file) in self._writes or not file.isatty():
                 continue
@@ -281,7 +282,7 @@ _LOST: list[OSError] = []  # what became of standard output
 
 @dataclass(eq=False)
 class Wait:
-    """Something that is waited for. `done`, where it has parts: what has come of them."""
+    """Something that is waited for. `done`: which of its parts are finished, if it has parts."""
 
     what: str
     began: float = field(default_factory=perf_counter)
@@ -294,7 +295,7 @@ class Wait:
 
 
 class _Waits:
-    """What is waited for at present. A thread says it: whoever waits may be busy, importing say."""
+    """The current waits, shown by a thread, because the waiting code may be busy, for example importing."""
 
     def __init__(self) -> None:
         self._waits: list[Wait] = []
@@ -356,7 +357,7 @@ _WAITS = _Waits()
 
 
 def _forget_threads() -> None:
-    """In a fork: the thread is not there, and may have had the lock."""
+    """After a fork: the thread does not exist here, and may have held the lock."""
     _LINE.lock = RLock()
     _LINE.forget()
     _WAITS.forget()
@@ -364,8 +365,8 @@ def _forget_threads() -> None:
 
 @contextmanager
 def waiting(what: str, *, said: bool = False, after_s: float | None = None) -> Iterator[Wait]:
-    """Show on standard error what is waited for, from `after_s` on (one second if not given). A terminal shows it, and since when, until
-    it ends; elsewhere one line says it, unless it is `said` already. `what` continues "waiting for"."""
+    """Show on standard error what is waited for, after `after_s` (by default one second). A terminal shows it in its last line, with its
+    duration; elsewhere one line is printed, unless it was `said` already. `what` continues "waiting for"."""
     wait = begin_wait(what, said=said, after_s=after_s)
     try:
         yield wait
@@ -374,7 +375,7 @@ def waiting(what: str, *, said: bool = False, after_s: float | None = None) -> I
 
 
 def begin_wait(what: str, *, said: bool = False, after_s: float | None = None) -> Wait:
-    """As `waiting`, for a wait that ends elsewhere than where it began."""
+    """Begin a wait like `waiting`, for one that ends in other code."""
     wait = Wait(what, said=said, after_s=after_s)
     _WAITS.add(wait)
     return wait
@@ -385,13 +386,13 @@ def end_wait(wait: Wait) -> None:
 
 
 def waited_for() -> list[str]:
-    """What is waited for at present, and since when."""
+    """Return what is waited for now, and since when."""
     with _LINE.lock:
         return _WAITS.texts()
 
 
 def pass_waits_on(to: Callable[[int, str | None], object]) -> None:
-    """For a process that another one waits for: `to` is given a number and what is waited for, and None once that is over."""
+    """Pass waits to the process that waits for this one: `to` gets a number and what is waited for, then None at its end."""
     _WAITS.pass_on = to
 
 
@@ -406,7 +407,7 @@ def _cut(line: str, columns: int) -> str:
 
 
 def quoted(path: object) -> str:
-    """As it is typed in a shell; one that begins with a dash, so that no command takes it for an option."""
+    """Quote a path for a shell, so that a leading dash does not make it an option."""
     return shlex.quote(f"./{path}" if str(path).startswith("-") else str(path))
 
 
@@ -462,7 +463,7 @@ class StepProgress:
 
 
 class _NotebookLine:
-    """One line below a cell, which changes."""
+    """One line below a notebook cell, which changes."""
 
     def __init__(self) -> None:
         self._shown: Any = None  # an IPython.display.DisplayHandle, which has no types
@@ -478,7 +479,7 @@ class _NotebookLine:
 
 
 def held_out(metrics: Mapping[str, float]) -> str:
-    """What an evaluation came to; empty where there was none."""
+    """Describe the result of an evaluation; empty if there was none."""
     if "eval/accuracy" in metrics:
         figure = f"accuracy {metrics['eval/accuracy']:.1%}"
     elif "eval/reward" in metrics:
@@ -492,15 +493,15 @@ def held_out(metrics: Mapping[str, float]) -> str:
 
 
 def _failed(metrics: Mapping[str, float]) -> str:
-    """Rollouts of an evaluation that came to no end, of which the policy may be innocent."""
+    """Describe the failed rollouts of an evaluation, which may not be the policy's fault."""
     failed = metrics.get("eval/failed", 0)
     counted = f" and count{'s' * (failed == 1)} as wrong" if "eval/accuracy" in metrics else ""
     return f", {failed:.0f} rollout{'s' * (failed != 1)} failed{counted}" if failed else ""
 
 
 def held_out_change(before: Mapping[str, float], after: Mapping[str, float]) -> list[str]:
-    """From one evaluation to another: over all problems, by further graders, and by environment where there are several. Accuracy,
-    or the reward where scores have no `correct`. Empty where one of the two was not made."""
+    """Compare two evaluations: over all problems, by further graders, and by environment if there are several. Compares accuracy,
+    or the reward if scores have no `correct`. Empty if one of the two is missing."""
     name = next((one for one in ("eval/accuracy", "eval/reward") if one in before and one in after), None)
     if name is None:
         return []
@@ -532,7 +533,7 @@ def _time(seconds: float) -> str:
 
 
 def _is_plain(*texts: str) -> bool:
-    """Whether rich would print these as they stand. Its import is a sixth of the time of `atropos plugins`."""
+    """True if rich would print these texts unchanged. Importing it takes a sixth of the time of `atropos plugins`."""
     if sys.stdout.isatty() or os.environ.get("FORCE_COLOR") or os.environ.get("TTY_COMPATIBLE"):
         return False
     notebook = "IPython" in sys.modules  # where rich shows HTML
@@ -552,7 +553,7 @@ def _put(console: Console, *what: Any, **how: Any) -> None:
         except UnicodeEncodeError:
             _escape_what_has_no_bytes(console.file)
             console.print(*what, **how)
-    except (OSError, SystemExit) as error:  # the latter is rich's answer to a pipe that nobody reads
+    except (OSError, SystemExit) as error:  # rich raises the latter for a pipe without a reader
         _go_on_without(console.file, error)
 
 
@@ -569,8 +570,8 @@ def _write(text: str) -> None:
 
 
 def refuse_lost_output() -> None:
-    """Raises AtroposError where something that was printed is not where it was to go, but for a reader who has gone (as `head` does):
-    for the end of a command whose output is all that it makes."""
+    """Raises AtroposError if something printed could not be written, except when the reader has gone (as `head` does). Called at
+    the end of commands whose only result is their output."""
     if _LOST:
         raise AtroposError(
             f"what this command printed could not be written to standard output: {_LOST[0].strerror}.",
@@ -579,21 +580,21 @@ def refuse_lost_output() -> None:
 
 
 def _escape_what_has_no_bytes(file: IO[str]) -> None:
-    """A terminal may know fewer characters than a message has, and half of a surrogate pair has bytes nowhere: from here on
-    these are escaped, as Python does on standard error. The write that failed wrote nothing."""
+    """From now on, escape characters that the terminal's encoding lacks, and half surrogate pairs, as Python does on standard
+    error. The failed write wrote nothing."""
     if reconfigure := getattr(file, "reconfigure", None):
         reconfigure(errors="backslashreplace")
 
 
 def reader_gone(error: OSError, descriptor: int) -> bool:
-    """Whether this error of writing there says that nobody reads any more: a closed pipe, or a terminal that was closed. From a disk the
-    latter's error is one of the disk."""
+    """True if this write error means that the reader has gone: a closed pipe or a closed terminal. EIO from a disk is a disk
+    error."""
     on_a_disk = stat.S_ISREG(os.fstat(descriptor).st_mode)
     return error.errno == errno.EPIPE or (error.errno == errno.EIO and not on_a_disk)
 
 
 def _go_on_without(file: IO[str], error: BaseException) -> None:
-    """The terminal or pipe has gone, or the disk is full: what is printed from here on goes nowhere, and the run goes on."""
+    """After the terminal or pipe has gone, or the disk is full, discard further output so that the run continues."""
     with suppress(OSError, ValueError):
         if isinstance(error, OSError) and file.fileno() == 1 and not reader_gone(error, 1):
             _LOST.append(error)

@@ -1,4 +1,4 @@
-"""One conversation with the policy, kept as token histories: what an environment's `rollout` is written with."""
+"""One conversation with the policy, kept as token histories. Use it to write an environment's `rollout`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from atropos_core.types import ABSTAINED, Completion, Episode, Message, Rollout,
 
 
 class Conversation:
-    """Says messages, samples replies, and keeps every id as it was sampled.
+    """Sends messages, samples replies, and keeps every id as it was sampled.
 
     async def rollout(self, task, policy, *, seed):
         talk = Conversation(policy, seed=seed)
@@ -22,8 +22,8 @@ class Conversation:
         guess = await talk.reply({"role": "user", "content": "Are you sure?"})
         return talk.episode(Score(...))
 
-    `tools`: JSON schemas in OpenAI's form, which the model is shown; a reply's `tool_calls` are read with `function["name"]`, a
-    str, and `function["arguments"]`, a dict, and answered by one message of the role "tool" each (docs/multi-turn.md).
+    `tools`: JSON schemas in OpenAI's form, shown to the model. In a reply's `tool_calls`, `function["name"]` is a str and
+    `function["arguments"]` a dict. Answer each call with one message of the role "tool" (docs/multi-turn.md).
     """
 
     def __init__(
@@ -42,12 +42,12 @@ class Conversation:
         self._turns = 0
         self._finished: list[Rollout] = []
         self._ids: list[Tokens] = []
-        self._sampled: list[Completion | None] = []  # beside `_ids`: None where the environment spoke
+        self._sampled: list[Completion | None] = []  # parallel to `_ids`: None for what the environment said
         self.finish = "stop"
 
     async def reply(self, *messages: Message) -> Message:
-        """Say `messages`, and return what the policy answers. A reply that was cut off at the token limit sets
-        `finish` to "length"."""
+        """Send `messages` and return the policy's reply. If the reply is cut off at the token limit, `finish` becomes
+        "length"."""
         history = np.concatenate(self._ids) if self._ids else None
         rendered = await self._policy.render(messages, tools=self._tools, after=history)
         prompt = rendered if history is None else np.concatenate([history, rendered])
@@ -61,19 +61,19 @@ class Conversation:
         return answer
 
     def start_over(self) -> None:
-        """End this token history; the next `reply` starts a new rollout of the same episode from its own messages."""
+        """End this token history. The next `reply` starts a new rollout of the same episode, with only its own messages."""
         if self._ids:
             self._finished.append(self._rollout())
             self._ids, self._sampled = [], []
 
     def episode(self, score: Score) -> Episode:
-        """The finished episode."""
+        """Return the finished episode. Raises DataError if the policy never replied."""
         self.start_over()
         if not self._finished:
             raise DataError("an episode needs at least one reply of the policy")
         return Episode(
             rollouts=tuple(self._finished),
-            score=score.value,  # `rollouts.checked` makes it a plain number, and refuses what is none
+            score=score.value,  # `rollouts.checked` makes it a plain number, and refuses anything else
             correct=score.correct,
             parts=dict(score.parts),
             metrics={**score.metrics, ABSTAINED: 1.0} if score.abstains else dict(score.metrics),

@@ -1,15 +1,15 @@
 """Every error that we raise on purpose.
 
 The command line prints an `AtroposError` in a few lines, and any other exception with its traceback.
-To add one: derive it from the nearest class here, and let its message say what was requested, what is wrong and
-what to do instead. `remedy` is the last part where it can stand by itself.
+To add one, derive it from the nearest class here. Its message says what is wrong, with the value that was given, and why;
+`remedy` says what to do if that is a separate sentence.
 """
 
 from __future__ import annotations
 
 
 class AtroposError(Exception):
-    """The root. `exit_code` is what the command line ends with."""
+    """The root of our errors. `exit_code` is the exit code of the command line."""
 
     exit_code = 1
 
@@ -113,13 +113,13 @@ class TrainingDiverged(AtroposError):
 
     @classmethod
     def in_logits(cls, version: int) -> TrainingDiverged:
-        """Of the model that an engine samples from at this policy version; 0 is the model that a run began with."""
+        """Return the error for the model that an engine samples from at this policy version; 0 is the run's first model."""
         wider = "try bfloat16 or float32 in place of float16"
         return cls(
             f"the model of policy version {version} gives logits that are not finite numbers.",
             remedy=f"No update has changed it yet: the model itself is broken, or computes beyond its precision ({wider})."
             if version <= 0
-            else "An update broke its weights: `atropos resume` goes on from the last checkpoint, with a lower "
+            else "An update broke its weights: `atropos resume` continues from the last checkpoint, with a lower "
             f"trainer.learning_rate. Or it computes beyond its precision: {wider}.",
         )
 

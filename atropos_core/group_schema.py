@@ -1,11 +1,12 @@
-"""What a group may hold: one schema, however it arrives: HTTP, shared memory, a journal or an environment in
-this process. What passes can be trained: no arithmetic in 32 bits overflows on it, and it takes no name of the run's own.
-Whether its policy versions ever were is checked beside this (`atropos_core.rollouts.policy_versions`): only a trainer knows.
+"""What a group may hold: one schema for groups from HTTP, shared memory, a journal or an environment in this process.
 
-Token columns are checked by their extremes over all rollouts at once (where the largest is, which numpy finds at a third of the cost
-of the largest itself); which value is wrong is looked for only where one is.
-A group of 8 kB in one to eight rollouts costs 12 to 26 us, a quarter of what decoding its frame does (CPU time of one core
-of a busy machine). A server does not come to it for groups as nearly all are (its `quick_look`).
+A group that passes can be trained: 32-bit arithmetic does not overflow on it, and it does not use a name of the run's own.
+Policy versions are checked elsewhere (`atropos_core.rollouts.policy_versions`), because only a trainer knows which existed.
+
+Token columns are checked by their extremes over all rollouts at once (by the position of the largest value, which numpy finds at
+a third of the cost of the value). The wrong value is searched for only if there is one. A group of 8 kB in one to eight rollouts
+costs 12 to 26 us, a quarter of decoding its frame (CPU time of one core of a busy machine). A server skips this check for most
+groups (its `quick_look`).
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ LARGEST_METRIC = 1e30
 LOGPROB_ROUNDING = (
     1e-3  # a logprob above 0 by less is rounding: in 32 bits log-softmax is off by 6e-5 at logits of 1,000
 )
-LOWEST_LOGPROB = -1e4  # servers that bound what they say use -9999
-LEAST_TEMPERATURE, MOST_TEMPERATURE = 0.01, 100.0  # beside 0, which is greedy; vLLM too takes 0.01 for what is below it
+LOWEST_LOGPROB = -1e4  # servers that limit logprobs use -9999
+LEAST_TEMPERATURE, MOST_TEMPERATURE = 0.01, 100.0  # in addition to 0, which is greedy; vLLM also raises lower values to 0.01
 MOST_CHARACTERS = 500  # of a name that is kept for every group: an environment, a task's id
 MOST_NAME = 200  # characters of a metric's or part's name
 LOOK_S = 0.2  # at tasks that are made as they are read, before a run begins
@@ -50,7 +51,7 @@ MOST_STOPS = 16  # texts that end a reply
 NUMBER_BOUND = 1 << 63  # numbers of draws and seeds are below it
 SPLITS = ("train", "test")
 
-# Means of these are recorded as eval/NAME and reward/NAME, where the run has numbers of its own.
+# The records eval/NAME and reward/NAME hold means of these, and the run has numbers of its own there.
 RUN_METRICS = frozenset({"reward", "accuracy", "problems", "failed", "version"})
 RUN_SECTIONS = (
     "alignment/", "bridge/", "curriculum/", "eval/", "groups/", "health/", "pass@", "policy/", "reward/", "rollouts/",
@@ -70,12 +71,12 @@ _DTYPES = {
 }  # fmt: skip
 _TEACHER = (np.dtype(np.int64), np.dtype(np.int32), _FLOAT)
 
-Named = Callable[[str, int], str]  # a column and a token in it -> what whoever sent them calls that value
+Named = Callable[[str, int], str]  # a column and a token in it -> the sender's name of that value
 
 
 @dataclass(slots=True, eq=False)  # not frozen: that would take three times as long to make
 class TokenColumns:
-    """The token columns of one rollout, or of several one after another: [N] each, `teacher` of N positions."""
+    """The token columns of one rollout, or of several concatenated: [N] each, `teacher` of N positions."""
 
     tokens: Tokens
     sampled: Bools
@@ -87,8 +88,8 @@ class TokenColumns:
 
 
 def check_group(group: Any, vocabulary: int = 0, *, episodes: bool = True) -> None:
-    """Raises DataError that names the field and the value of a group that must not be trained. A `vocabulary` of 0 is not
-    known; without `episodes`, a group in which every rollout failed will do."""
+    """Raises DataError, with the field and the value, for a group that must not be trained. `vocabulary` 0: unknown. Without
+    `episodes`, a group whose rollouts all failed passes."""
     if not isinstance(group, ScoredGroup):
         raise DataError(f"a {type(group).__name__} is no ScoredGroup")
     check_draw(group.draw)
@@ -122,15 +123,15 @@ def check_group(group: Any, vocabulary: int = 0, *, episodes: bool = True) -> No
 
 
 def check_episode(episode: Any, vocabulary: int = 0) -> None:
-    """What `check_group` wants of one episode, but for greedy ones, which an evaluation samples. Raises DataError."""
+    """Check one episode as `check_group` does, but allow greedy ones, which evaluations sample. Raises DataError."""
     _check_scored("episode", episode)
     _check_rollouts(episode.rollouts, vocabulary, lambda at: f"rollouts[{at}]")
 
 
 def check_draw(draw: Any) -> None:
-    """Raises DataError."""
+    """Raises DataError for anything but a valid Draw."""
     if not isinstance(draw, Draw):
-        raise DataError(f"a {type(draw).__name__} is no draw")
+        raise DataError(f"a {type(draw).__name__} is not a draw")
     for name, number in (("id", draw.id), ("index", draw.index), ("seed", draw.seed)):
         if type(number) is not int or not -NUMBER_BOUND <= number < NUMBER_BOUND:
             _refuse(f"draw.{name}", number, "must be a whole number of 64 bits")
@@ -140,9 +141,9 @@ def check_draw(draw: Any) -> None:
 
 
 def check_task(task: Any) -> None:
-    """Raises DataError."""
+    """Raises DataError for anything but a valid Task."""
     if not isinstance(task, Task):
-        raise DataError(f"a {type(task).__name__} is no task")
+        raise DataError(f"a {type(task).__name__} is not a task")
     check_name("task.id", task.id)
     if type(task.messages) is not tuple or task.messages:
         _check_messages("task.messages", task.messages)
@@ -153,8 +154,8 @@ def check_task(task: Any) -> None:
 
 
 def check_tasks(environment: str, tasks: Sequence[Task], most: int = 100_000) -> None:
-    """That no two of the first `most` tasks have one id, and each is as `check_task` wants it; where tasks are made as they
-    are read, of as many as that makes in LOOK_S. Raises DataError."""
+    """Check that the first `most` tasks have different ids and pass `check_task`. Of lazy tasks, check as many as can be made in
+    LOOK_S. Raises DataError."""
     seen: dict[str, int] = {}
     until = time.monotonic() + LOOK_S
     for index in range(min(len(tasks), most)):
@@ -173,7 +174,7 @@ def check_tasks(environment: str, tasks: Sequence[Task], most: int = 100_000) ->
 
 
 def check_sampling(sampling: Any) -> None:
-    """Raises DataError."""
+    """Raises DataError for anything but a valid Sampling."""
     if not isinstance(sampling, Sampling):
         raise DataError(f"a {type(sampling).__name__} says nothing of sampling")
     for name, least in (("max_tokens", 1), ("top_k", 0)):
@@ -198,7 +199,7 @@ def check_sampling(sampling: Any) -> None:
 
 
 def check_temperature(name: str, value: Any) -> None:
-    """Raises DataError. 0 is greedy: its logprobs are the model's own, of temperature 1."""
+    """Raises DataError for an invalid temperature. 0 is greedy: its logprobs are those of temperature 1."""
     if not (_is_number(value, LEAST_TEMPERATURE, MOST_TEMPERATURE) or (_is_number(value, 0, 0))):
         _refuse(name, value, f"must be 0 (greedy), or a number from {LEAST_TEMPERATURE:g} to {MOST_TEMPERATURE:g}")
 
@@ -216,7 +217,7 @@ def check_greedy(name: str, columns: TokenColumns, *, sft: bool) -> None:
 
 
 def check_numbers(name: str, values: Any, length: int, most: float = LARGEST_REWARD) -> None:
-    """f32[length], none beyond `most`. Raises DataError."""
+    """Check that the values are f32[length], none beyond `most`. Raises DataError."""
     if type(values) is not np.ndarray or values.dtype != _FLOAT or values.shape != (length,):
         kind = f"{values.dtype}{list(values.shape)}" if isinstance(values, np.ndarray) else f"a {type(values).__name__}"
         raise DataError(f"{name} must be float32, one an episode: {length}, not {kind}")
@@ -226,13 +227,13 @@ def check_numbers(name: str, values: Any, length: int, most: float = LARGEST_REW
 
 
 def check_number(name: str, value: Any, most: float = LARGEST_REWARD) -> None:
-    """Raises DataError."""
+    """Raises DataError for anything but a number of at most `most`."""
     if not _is_number(value, -most, most):
         _refuse(name, value, f"must be a number from {-most:g} to {most:g}")
 
 
 def check_name(name: str, value: Any) -> None:
-    """Raises DataError."""
+    """Raises DataError for anything but a valid name."""
     _check_text(name, value)
     if len(value) > MOST_CHARACTERS:
         raise DataError(f"{name} has {len(value)} characters, more than {MOST_CHARACTERS}: {value[:40]!r}...")
@@ -246,23 +247,23 @@ def check_part_name(name: Any) -> None:
 
 
 def check_metric_name(name: Any) -> None:
-    """Raises DataError."""
+    """Raises DataError for a metric name that is invalid, or one of the run's own."""
     _check_metric_text("a metric", name)
     if name in RUN_METRICS or name.startswith(RUN_SECTIONS):
         raise DataError(f"a metric is called {name!r}, which is a name of the run's own metrics: rename it")
 
 
 def check_failed(failure: Any) -> None:
-    """Raises DataError."""
+    """Raises DataError for anything but a valid Failed."""
     if not isinstance(failure, Failed):
-        raise DataError(f"a {type(failure).__name__} is no failure")
+        raise DataError(f"a {type(failure).__name__} is not a failure")
     for name in ("cause", "where", "trace"):
         _check_text(f"failed.{name}", getattr(failure, name))
 
 
 def check_token_columns(columns: TokenColumns, vocabulary: int, named: Named) -> None:
-    """Columns of one shape and of their types. Raises DataError. Where a mask is False, a logprob means nothing and may be
-    any finite number."""
+    """Check that columns have one shape and the right types. Where a mask is False, a logprob has no meaning and may be any finite
+    number. Raises DataError."""
     tokens = columns.tokens
     at = int(tokens.view(np.uint32).argmax())  # one pass for both ends: below 0 is above them all
     if not 0 <= tokens.item(at) < (vocabulary or ID_BOUND):
@@ -277,7 +278,7 @@ def check_token_columns(columns: TokenColumns, vocabulary: int, named: Named) ->
             if highest_value <= high:
                 continue
             if (
-                name != "advantages"  # old clients send 1.0 where a token is masked
+                name != "advantages"  # old clients send 1.0 for masked tokens
                 and highest_value <= _LARGEST_FLOAT
                 and np.maximum.reduce(values, where=counted, initial=low) <= high
             ):
@@ -303,7 +304,7 @@ def columns_of(rollout: Rollout) -> TokenColumns:
 
 
 def _is_plain(episode: Any) -> bool:
-    """Whether nothing can be wrong with it but what is in its rollouts: it has a score, and says nothing more."""
+    """True if only the episode's rollouts can be wrong: it has a valid score, and no other values."""
     return (
         type(episode) is Episode
         and type(score := episode.score) is float
@@ -322,9 +323,9 @@ def _is_plain(episode: Any) -> bool:
 
 
 def _check_scored(name: str, episode: Any) -> None:
-    """All but its rollouts' columns."""
+    """Check an episode, except its rollouts' columns."""
     if not isinstance(episode, Episode):
-        raise DataError(f"a {type(episode).__name__} is no episode")
+        raise DataError(f"a {type(episode).__name__} is not an episode")
     check_number(f"{name}.score", episode.score)
     if not isinstance(episode.rollouts, tuple) or not episode.rollouts:
         raise DataError(f"{name} has no rollouts")
@@ -345,10 +346,10 @@ def _check_scored(name: str, episode: Any) -> None:
 
 
 def _check_rollouts(rollouts: Sequence[Any], vocabulary: int, name_of: Callable[[int], str]) -> bool:
-    """Raises DataError. Whether one of them is greedy."""
+    """Return True if one of the rollouts is greedy. Raises DataError."""
     tokens: list[Tokens] = []
     floats: dict[str, list[Floats]] = {}
-    greedy = closer = False  # closer: something must be looked at by itself
+    greedy = closer = False  # closer: something must be checked one by one
     for number, rollout in enumerate(rollouts):
         if type(rollout) is not Rollout or not _has_its_types(rollout):
             _refuse_types(rollout, name_of(number))
@@ -378,7 +379,8 @@ def _check_rollouts(rollouts: Sequence[Any], vocabulary: int, name_of: Callable[
 
 
 def _has_its_types(rollout: Rollout) -> bool:
-    """Of its dtypes, one that numpy built otherwise is not known here: then they are looked at one by one."""
+    """True if the rollout has the expected dtypes. A dtype object that numpy built differently counts as unknown, so that the
+    columns are checked one by one."""
     tokens, logprobs, reference, advantages = rollout.tokens, rollout.logprobs, rollout.ref_logprobs, rollout.advantages
     return (
         type(tokens) is np.ndarray
@@ -402,7 +404,7 @@ def _has_its_types(rollout: Rollout) -> bool:
 
 
 def _refuse_types(rollout: Any, where: str) -> None:
-    """Raises DataError, unless all is well."""
+    """Raises DataError for a wrong type, if there is one."""
     if not isinstance(rollout, Rollout):
         raise DataError(f"{where} is a {type(rollout).__name__}, not a Rollout")
     for name, dtype in _DTYPES.items():
@@ -435,13 +437,13 @@ def _check_trained(rollout: Rollout, where: str) -> None:
 
 
 def _is_within(values: NDArray[Any], low: float, high: float) -> bool:
-    """Of numbers, all; nan is nowhere."""
+    """True if all numbers are within the bounds; nan never is."""
     return not len(values) or bool(np.minimum.reduce(values) >= low and np.maximum.reduce(values) <= high)
 
 
 def _check_teacher(columns: TokenColumns, vocabulary: int, named: Named) -> None:
     teacher = columns.teacher
-    assert teacher is not None, "called only where there is one"
+    assert teacher is not None, "called only with a teacher"
     if not len(teacher.token_ids):
         return
     highest = int(teacher.token_ids.view(np.uint32).argmax())
@@ -472,7 +474,7 @@ def _check_tree(name: str, value: Any) -> None:
 
 
 def _check_node(name: str, value: Any, depth: int) -> None:
-    """Text that can be written down, and no deeper than `depth`; other values are whatever they are."""
+    """Check that text can be encoded and that nesting is at most `depth`. Other values are not restricted."""
     if isinstance(value, str):
         if not value.isascii():
             _check_text(name, value)
@@ -508,13 +510,13 @@ def _check_metric_text(what: str, name: Any) -> None:
 
 
 def _is_number(value: Any, low: float, high: float) -> bool:
-    """An int or float in these bounds, of however many digits; a bool is none."""
+    """True for an int or float in these bounds, with any number of digits, but not for a bool."""
     return type(value) in (int, float) and low <= value <= high
 
 
 @dataclass(frozen=True, slots=True)
 class _ColumnNames:
-    """`Named` of one rollout's columns."""
+    """The `Named` of one rollout's columns."""
 
     rollout: str
 
@@ -523,7 +525,7 @@ class _ColumnNames:
 
 
 def _rollout_name(episodes: Sequence[Episode], rollout: int) -> str:
-    """Of rollout number so and so of all."""
+    """Return the name of the rollout with this number, counted over all episodes."""
     for number, episode in enumerate(episodes):
         if rollout < len(episode.rollouts):
             return f"episodes[{number}].rollouts[{rollout}]"
@@ -543,7 +545,7 @@ def _refuse_token(name: str, token: int, vocabulary: int) -> NoReturn:
 
 
 def brief(value: Any) -> str:
-    """A value from outside as an error says it: short, whatever it is."""
+    """Return a short form of an outside value for an error message, whatever its type and size."""
     if type(value) is int and value.bit_length() > 128:
         return f"a whole number of {value.bit_length()} bits"
     if value is None or isinstance(value, (bool, int, float)):

@@ -1,8 +1,8 @@
-"""What a launcher must do: start the processes of a run, here or on other machines, watch them and end them.
+"""The interface of launchers: start the processes of a run, here or on other machines, watch them and end them.
 
-A run asks for a role ("engine", "trainer", "engine-NAME"), and says which module runs there and what it needs in its environment. Where
-that process is put is the launcher's business, by its own options. What is computed is not: the process answers calls on one
-connection (`atropos_core.processes`), and data goes through hub and bridges, never through the launcher.
+A run asks for a role ("engine", "trainer", "engine-NAME"), with the module to run and its environment variables. The launcher
+decides on which machine, by its own options. It has no part in the computation: the process answers calls on one connection
+(`atropos_core.processes`), and data goes through hub and bridges, never through the launcher.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from atropos_core.types import Metrics
 
 @dataclass(frozen=True)
 class Machine:
-    """What a launcher can put processes on."""
+    """A machine on which a launcher can start processes."""
 
     name: str  # an address or a host name
     cpus: float
@@ -32,7 +32,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """A run that a scheduler is to start: what its files are made of."""
+    """A run that a scheduler will start, for writing its files."""
 
     directory: Path  # its run directory, absolute and new
     run_file: str  # TOML: every value of it; as config.toml of a run directory, `atropos resume` begins with it
@@ -42,8 +42,8 @@ class PlannedRun:
 
 
 def refuse_unprintable(values: Mapping[str, str]) -> None:
-    """Raises FitError for a value that has a line break, another control character or bytes that are not UTF-8, and so cannot be part of
-    a script or manifest. Keys name the values in the message."""
+    """Raises FitError for a value that cannot be part of a script or manifest: one with a line break, another control character, or
+    bytes that are not UTF-8. Keys name the values in the message."""
     for name, value in values.items():
         if any(unicodedata.category(one) in ("Cc", "Cs", "Zl", "Zp") for one in value):
             raise FitError(
@@ -53,42 +53,42 @@ def refuse_unprintable(values: Mapping[str, str]) -> None:
 
 
 def section_of(role: str) -> str:
-    """Where a run file says the devices of a role."""
+    """Return the section of a run file that has the devices of a role."""
     kind, dash, name = role.partition("-")
     return {"engine-": f"engine.replica.{name}", "teacher-": f"teacher.{name}.engine"}.get(kind + dash, role)
 
 
 @dataclass(frozen=True)
 class SchedulerFiles:
-    """What a scheduler takes a run by."""
+    """The files and the command that give a run to a scheduler."""
 
     files: Mapping[str, str]  # text, by path in the run directory
     submit: Sequence[str]  # the command that submits them
-    submits: bool = False  # now, rather than by whoever reads them
+    submits: bool = False  # True: submit now. False: the user submits them
 
 
 class StartedProcess(ABC):
-    """One process that a launcher has started, with all that it starts itself."""
+    """One process that a launcher has started, with everything that it starts."""
 
     named: str  # for messages: "pid 4711", "pid 4711 on 10.0.0.7"
-    pid: int | None = None  # on this machine; None where it is on another
+    pid: int | None = None  # on this machine; None on another one
     connection: socket.socket  # on which it answers
 
     @abstractmethod
     def ended(self) -> str | None:
-        """How it ended, as "was killed by SIGKILL" or "ended with exit code 3"; None while it runs. Never waits."""
+        """Return how it ended, as "was killed by SIGKILL" or "ended with exit code 3"; None while it runs. Never waits."""
 
     @abstractmethod
     def terminate(self) -> None:
-        """Send it, and all that it started, SIGTERM. Returns at once; does nothing once it has ended."""
+        """Send SIGTERM to it and everything that it started. Returns at once; does nothing if it has ended."""
 
     @abstractmethod
     def kill(self) -> None:
-        """The same with SIGKILL."""
+        """Do the same with SIGKILL."""
 
 
 class RunWorkers(ABC):
-    """Workers that a launcher keeps running for a run's environments, and the trajectory API between them and the run."""
+    """Workers that a launcher keeps running for a run's environments, with the trajectory API between them and the run."""
 
     url: str  # of the server
     token_file: Path  # its token, which the run's engines want as well
@@ -97,33 +97,34 @@ class RunWorkers(ABC):
 
     @abstractmethod
     def step_ended(self, metrics: Metrics) -> Metrics:
-        """Called with the metrics of each step, by which the number of workers may change; gives further ones. Never waits."""
+        """Called with the metrics of each step, to adapt the number of workers. Returns further metrics. Never waits."""
 
 
 class Launcher(ABC):
-    """Starts processes. What it started ends with it, and with the run's own process, however that ends."""
+    """Starts processes. They end with it, and with the run's own process, however that ends."""
 
     several_machines = False  # what it starts may be on another machine: no memory and no descriptor is shared with it
 
     async def open(self) -> None:
-        """Called once, before anything is started. Raises FitError where there is nothing to start processes on."""
+        """Called once, before anything is started. Raises FitError if there is nothing to start processes on."""
 
     @abstractmethod
     async def machines(self) -> Sequence[Machine]:
-        """What there is, while it is open."""
+        """Return the machines that it has while it is open."""
 
     async def check(self, roles: Sequence[str]) -> None:
-        """Raises FitError, within seconds, where these roles cannot all be there at once: what is there, and what is missing."""
+        """Raises FitError, within seconds, if these roles cannot all run at once. The message says what there is and what is
+        missing."""
 
     @abstractmethod
     async def start(self, role: str, program: str, environment: Mapping[str, str], log: Path) -> StartedProcess:
-        """Start `python -m program CONNECTION role` with these variables besides the machine's own. Both its streams are appended to
-        `log`, a file of this machine, as they come. Raises FitError where the role cannot be put anywhere."""
+        """Start `python -m program CONNECTION role` with these variables added to the machine's own. Both of its output streams are
+        appended to `log`, a file of this machine, as they arrive. Raises FitError if no machine can take the role."""
 
     async def start_workers(self, run: PlannedRun) -> RunWorkers | None:
-        """Called once for a run, after `check` and before any `start`. None where it has no workers for it. Raises FitError where its
-        options and the run do not go together, AtroposError where the server does not start."""
+        """Called once per run, after `check` and before any `start`. Return None if this launcher starts no workers for it. Raises
+        FitError if its options contradict the run, AtroposError if the server does not start."""
         return None
 
     async def close(self) -> None:
-        """End what is still there; may be called twice."""
+        """End everything that still runs; may be called twice."""

@@ -1,4 +1,4 @@
-"""What a sandbox must do: start programs that are not trusted, hold them to limits, and end all that they started."""
+"""The interface of sandboxes: start untrusted programs, enforce limits, and end everything that they started."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-# that a program in a sandbox has: none, the agent API alone, all of the machine's
+# network of a program in a sandbox: none, only the agent API, or all of the machine's
 Network = Literal["none", "api", "host"]
 Limit = Literal["wall_time", "output", "processes", "memory", "disk"]
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Of one program with everything that it starts. Whatever reaches one is ended, and its Exit names it."""
+    """Limits of one program together with everything that it starts. A program that reaches one is ended; its Exit names it."""
 
     wall_time_s: float = 600.0
     output_bytes: int = 16 << 20  # of both standard streams together
@@ -26,9 +26,9 @@ class Limits:
 
 @dataclass(frozen=True)
 class Program:
-    """What a sandbox starts."""
+    """A program for a sandbox to start."""
 
-    name: str  # unique among those that are there at once: letters, digits, "-", "_"
+    name: str  # unique among the programs that run at the same time: letters, digits, "-", "_"
     argv: Sequence[str]
     stdout: Path  # files of this machine, made anew
     stderr: Path
@@ -43,13 +43,13 @@ class Program:
         Path
     ] = ()  # of this machine, for it to read: what a sandbox that hides the disk shows besides the system
     network: Network = "none"
-    api_url: str = ""  # with network "api": where this machine reaches the API, http://HOST:PORT/...
+    api_url: str = ""  # with network "api": the API's address on this machine, http://HOST:PORT/...
     limits: Limits = Limits()
 
 
 @dataclass(frozen=True)
 class Inside:
-    """Where things are for a program in a sandbox."""
+    """Paths and addresses as a program in a sandbox sees them."""
 
     work: str  # absolute paths; the program starts in `work`
     home: str
@@ -59,13 +59,13 @@ class Inside:
 
 @dataclass(frozen=True)
 class Exit:
-    """How a program ended. None of its processes is left then."""
+    """How a program ended. None of its processes still runs."""
 
     code: int | None  # None: a signal ended it
     signal: int | None
-    limit: Limit | None  # that it reached, and was ended for
+    limit: Limit | None  # the limit for which it was ended
     stopped: bool  # by `stop`
-    left_running: int | None  # processes that it left behind, ended as well; None: nobody counted
+    left_running: int | None  # processes that it left running, and that were then ended; None: not counted
     seconds: float
 
 
@@ -74,40 +74,40 @@ class RunningProgram(ABC):
 
     @abstractmethod
     async def wait(self) -> Exit:
-        """Returns when it has ended, with everything that it started; may be awaited again. Raises SandboxError where the
-        sandbox itself was lost: nothing that the program did can be relied on."""
+        """Return when it has ended, with everything that it started; may be awaited again. Raises SandboxError if the sandbox
+        itself was lost: then the program's results cannot be trusted."""
 
     @abstractmethod
     async def stop(self) -> None:
-        """End it at once, with everything that it started, and return then. Does nothing once it has ended."""
+        """End it at once, with everything that it started, and return then. Does nothing if it has ended."""
 
     @abstractmethod
     async def work(self) -> Path:
-        """After `wait`: the work directory as it was left, on this machine, until `close`. Fetched where it was elsewhere.
-        Whatever is in it, links too, the program made: read it with care, and execute none of it here."""
+        """Return the work directory after `wait`, as the program left it, on this machine, until `close`. It is fetched if it is
+        elsewhere. The program made everything in it, also links: read it with care, and run nothing from it here."""
 
     @abstractmethod
     async def close(self) -> None:
-        """End it where it has not ended, and remove everything but the two files; may be called twice."""
+        """End it if it still runs, and remove everything but the two files; may be called twice."""
 
 
 class Sandbox(ABC):
-    """Starts programs that are not trusted. What it starts ends with this process, however that ends."""
+    """Starts untrusted programs. They end when this process does, however it ends."""
 
     networks: frozenset[Network]  # that it can hold a program to, known after `open`; "host" holds it to nothing
 
     async def open(self) -> None:
-        """Called once before the first program. Raises FitError where it cannot work on this machine; says aloud what it
-        does not hold here that its user might expect."""
+        """Called once before the first program. Raises FitError if it cannot work on this machine. Prints which limits that a
+        user might expect it cannot enforce here."""
 
     @abstractmethod
     def inside(self, name: str, api_url: str, network: Network) -> Inside:
-        """What a program of that name will see, so that its files and arguments can say it."""
+        """Return the paths that a program of that name will see, for use in its files and arguments."""
 
     @abstractmethod
     async def start(self, program: Program) -> RunningProgram:
-        """Start it. Raises ConfigError for a network that this sandbox cannot hold it to, SandboxError where it cannot be
-        started: no such program inside, say."""
+        """Start it. Raises ConfigError for a network that this sandbox cannot restrict it to, and SandboxError if it cannot be
+        started, for example because the program does not exist inside."""
 
     async def close(self) -> None:
-        """Close what is still there; may be called twice."""
+        """Close what still runs; may be called twice."""

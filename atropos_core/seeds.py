@@ -1,4 +1,4 @@
-"""Seeds that derive from where something stands in a run, never from when it happened."""
+"""Seeds that derive from a position in a run, never from a time."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import hashlib
 
 
 def derive(seed: int, *path: int | str) -> int:
-    """A 63-bit seed for this place under `seed`; the same on every machine and Python."""
+    """Return a 63-bit seed for this path under `seed`; the same on every machine and Python."""
     text = "/".join(str(part) for part in (seed, *path))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
 
 
 def of_replies(seed: int, n: int) -> list[int]:
-    """The seed of each of `n` replies to one prompt. One alone has the prompt's own."""
+    """Return the seed of each of `n` replies to one prompt. A single reply has the prompt's own seed."""
     return [seed] if n == 1 else [derive(seed, i) for i in range(n)]

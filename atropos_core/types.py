@@ -1,8 +1,8 @@
 """The vocabulary, in the order in which a run produces it: Draw, Task, Completion, Rollout, Episode, ScoredGroup, Batch.
 
-Records are frozen dataclasses with numpy columns. Axes in trailing comments: T tokens of one rollout, G rollouts of
-one task, S sequences of a batch, N tokens of a batch. Masks are the only truth about which tokens count: where a mask
-is False the value beside it is 0 and means nothing.
+Records are frozen dataclasses with numpy columns. Trailing comments give axes: T tokens of one rollout, G rollouts of one
+task, S sequences of a batch, N tokens of a batch. Only masks say which tokens count: where a mask is False, the value at
+the same position is 0 and has no meaning.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ Tokens = NDArray[np.int32]
 Floats = NDArray[np.float32]
 Bools = NDArray[np.bool_]
 Versions = NDArray[np.int32]
-Message = Mapping[str, Any]  # OpenAI chat form: role, content, and whatever the template knows
+Message = Mapping[str, Any]  # OpenAI chat form: role, content, and any key that the chat template knows
 Metrics = dict[str, float]
 
-ABSTAINED = "abstained"  # the metric of an episode that its environment gave no score (`Score.abstains`): 1
-UNKNOWN_VERSION = -1  # of a token whose client did not say what it was sampled from
+ABSTAINED = "abstained"  # metric, 1 for an episode that its environment did not score (`Score.abstains`)
+UNKNOWN_VERSION = -1  # of a token whose client did not report a version
 
 Split = Literal["train", "test"]
 Finish = Literal["stop", "length"]
@@ -43,12 +43,12 @@ class Sampling:
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0  # 0: all
-    stop_ids: tuple[int, ...] = ()  # that end a completion beside the model's own ends; one call's, never a run's
-    stop: tuple[str, ...] = ()  # texts that end a reply: a policy's `sample` sees to it, engines know ids
+    stop_ids: tuple[int, ...] = ()  # end a completion, in addition to the model's own end tokens; only for one call
+    stop: tuple[str, ...] = ()  # texts that end a reply; a policy's `sample` handles them, since engines see only ids
 
     @property
     def truncated(self) -> bool:
-        """Whether the distribution was cut, so that a rollout's logprobs are renormalised over what was kept."""
+        """True if the distribution was cut, so that logprobs are renormalised over the tokens that were kept."""
         return self.top_p < 1.0 or self.top_k > 0
 
     def of_run(self) -> dict[str, Any]:
@@ -67,8 +67,8 @@ class Task:
 
     id: str
     messages: tuple[Message, ...]  # the opening of the conversation
-    answer: str | None = None  # what an oracle would reply; None where there is no such thing
-    data: Mapping[str, Any] = field(default_factory=dict)  # whatever the environment wants to keep
+    answer: str | None = None  # the reply of an oracle; None if there is no such reply
+    data: Mapping[str, Any] = field(default_factory=dict)  # anything the environment wants to keep
 
 
 @dataclass(frozen=True)
@@ -96,8 +96,8 @@ class Completion:
 
 @dataclass(frozen=True)
 class TopK:
-    """A teacher's likeliest tokens at each of T positions, any number at each: position t, the distribution that
-    predicts `tokens[t]`, is `[offsets[t], offsets[t + 1])` of the other columns."""
+    """A teacher's likeliest tokens at each of T positions, any number per position. Position t holds the distribution that
+    predicts `tokens[t]`: entries `[offsets[t], offsets[t + 1])` of the other columns."""
 
     offsets: NDArray[np.int64]  # [T + 1]
     token_ids: Tokens  # [K]
@@ -125,19 +125,19 @@ class TopK:
 
 @dataclass(frozen=True)
 class Rollout:
-    """One token history. Entry t of every column speaks of `tokens[t]`."""
+    """One token history. Entry t of every column belongs to `tokens[t]`."""
 
     tokens: Tokens  # [T]
-    sampled: Bools  # [T] the policy chose it
-    trained: Bools  # [T] the loss counts it
-    logprobs: Floats | None  # [T], None from a client that sent none
+    sampled: Bools  # [T] sampled by the policy
+    trained: Bools  # [T] counted by the loss
+    logprobs: Floats | None  # [T], None if the client sent none
     policy_version: Versions  # [T]
     temperature: float
     truncated: bool = False
-    advantages: Floats | None = None  # [T] the environment's own, over any that a transform computes
+    advantages: Floats | None = None  # [T] from the environment; they replace what transforms compute
     ref_logprobs: Floats | None = None  # [T] of a reference model
     teacher: TopK | None = None  # of T positions
-    sft: bool = False  # supervised data: nobody sampled it, the loss is that of imitation
+    sft: bool = False  # supervised data, not sampled: trained with an imitation loss
 
     def __post_init__(self) -> None:
         length = len(self.tokens)
@@ -151,7 +151,7 @@ class Rollout:
                 raise DataError(f"a rollout has a number in {name!r} that is not finite")
         if self.teacher is not None and len(self.teacher.offsets) != length + 1:
             raise DataError(
-                f"a teacher speaks of {len(self.teacher.offsets) - 1} positions, but there are {length} tokens"
+                f"a teacher has {len(self.teacher.offsets) - 1} positions, but there are {length} tokens"
             )
 
     @property
@@ -163,11 +163,11 @@ class Rollout:
 
 @dataclass(frozen=True)
 class Episode:
-    """One run of an environment on a task: one to k rollouts (one that rewrites its history starts a new one), scored."""
+    """One run of an environment on a task, scored: one rollout, or several if the environment rewrites its history."""
 
     rollouts: tuple[Rollout, ...]
     score: float  # the environment's own
-    correct: bool | None = None  # what accuracy counts; None where right and wrong mean nothing
+    correct: bool | None = None  # counted by accuracy; None if right and wrong do not apply
     parts: Mapping[str, float] = field(default_factory=dict)  # named parts of the score
     metrics: Mapping[str, float] = field(default_factory=dict)
     messages: tuple[Message, ...] = ()  # the whole conversation, for rewards and for people
@@ -185,16 +185,16 @@ class Failed:
 
 @dataclass(frozen=True)
 class ScoredGroup:
-    """G episodes of one task, with rewards; advantages are there once a transform has given them."""
+    """G episodes of one task, with rewards. Advantages are None until a transform sets them."""
 
     draw: Draw
     task: Task
-    episodes: tuple[Episode, ...]  # [G] those that ended
+    episodes: tuple[Episode, ...]  # [G] those that finished
     rewards: Floats  # [G]
     parts: Mapping[str, Floats] = field(default_factory=dict)  # [G] each
     failed: tuple[Failed, ...] = ()
     advantages: Floats | None = None  # [G]
-    wire: Mapping[str, Any] = field(default_factory=dict)  # JSON: what only clients of the old protocol understand
+    wire: Mapping[str, Any] = field(default_factory=dict)  # JSON that only clients of the old protocol understand
 
     def __post_init__(self) -> None:
         if self.rewards.shape != (len(self.episodes),):
@@ -206,15 +206,15 @@ class ScoredGroup:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the token columns and of `wire` as JSON, plus an allowance of one kilobyte a message for what Python
-        keeps beside them."""
+        """Bytes of the token columns and of `wire` as JSON, plus one kilobyte per message as an allowance for Python's
+        overhead."""
         size = sum(rollout.size_bytes for episode in self.episodes for rollout in episode.rollouts)
         size += len(json.dumps(self.wire)) if self.wire else 0
         return size + 1024 * (1 + sum(len(episode.messages) for episode in self.episodes))
 
     @property
     def oldest_version(self) -> int | None:
-        """The lowest policy version that any sampled token of the group carries. None where none of them says."""
+        """The lowest policy version of any sampled token in the group. None if no token has a known version."""
         versions = [
             int(known.min())
             for episode in self.episodes
@@ -229,7 +229,7 @@ class ScoredGroup:
 
 @dataclass(frozen=True)
 class Column:
-    """A further column of a batch: what later losses need without the batch knowing of them."""
+    """An extra column of a batch, so that new losses can add inputs without changing Batch."""
 
     axis: Literal["token", "sequence", "group"]
     values: NDArray[Any]
@@ -238,13 +238,13 @@ class Column:
 
 @dataclass(frozen=True)
 class Ragged:
-    """A further column with any number of values at each token: token n has `[offsets[n], offsets[n + 1])` of them."""
+    """An extra column with any number of values per token: token n has entries `[offsets[n], offsets[n + 1])`."""
 
     offsets: NDArray[np.int64]  # [N + 1]
     values: NDArray[Any]
 
     def select(self, at: NDArray[np.int64]) -> Ragged:
-        """The column of these tokens alone, in this order."""
+        """Return the column of only these tokens, in this order."""
         counts = np.diff(self.offsets)[at]
         offsets = offsets_of(counts)
         return Ragged(offsets, self.values[np.repeat(self.offsets[at] - offsets[:-1], counts) + np.arange(offsets[-1])])
@@ -252,7 +252,7 @@ class Ragged:
 
 @dataclass(frozen=True)
 class Batch:
-    """S sequences one after another, packed: sequence s is `[offsets[s], offsets[s + 1])` of every token column."""
+    """S packed sequences: sequence s is `[offsets[s], offsets[s + 1])` of every token column."""
 
     tokens: Tokens  # [N]
     offsets: NDArray[np.int64]  # [S + 1]
@@ -279,13 +279,13 @@ class Batch:
 
     @property
     def episode(self) -> NDArray[np.int32]:
-        """[S]: sequences of one episode share a number, and count once wherever a mean is over sequences. They are in the
-        column of that name; without it, each sequence is an episode of its own."""
+        """[S]: sequences of one episode share a number, and count as one in a mean over sequences. Taken from the column
+        "episode"; without that column, each sequence is its own episode."""
         given = self.columns.get("episode")
         return np.arange(self.sequences, dtype=np.int32) if given is None else given.values
 
     def select(self, indices: Sequence[int] | NDArray[np.int64]) -> Batch:
-        """The batch of these sequences alone, in this order; token, sequence, group and ragged columns follow."""
+        """Return a batch of only these sequences, in this order, with their token, sequence, group and ragged columns."""
         rows = np.asarray(indices, dtype=np.int64)
         spans = [np.arange(self.offsets[row], self.offsets[row + 1]) for row in rows]
         at = np.concatenate(spans) if spans else np.zeros(0, dtype=np.int64)
@@ -308,7 +308,7 @@ class Batch:
 
 
 def offsets_of(counts: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
-    """Where each run of so many entries begins, and where the last one ends."""
+    """Return [len + 1] offsets: where each run of `counts` entries begins, and where the last one ends."""
     return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
 

@@ -29,12 +29,12 @@ def main() -> None:
         code = guarded(arguments[0], lambda: run_app(arguments))
     else:
         code = run_app(arguments)
-    gc.freeze()  # or the interpreter's end looks through all modules for cycles, several times: 50 ms of `atropos plugins`
+    gc.freeze()  # otherwise the interpreter searches all modules for cycles as it exits: 50 ms of `atropos plugins`
     sys.exit(code)
 
 
 def run_app(arguments: list[str]) -> int:
-    """The exit code of `atropos ARGUMENTS`. Errors that we raise are printed in a few lines, others with a traceback."""
+    """Return the exit code of `atropos ARGUMENTS`. Print our own errors in a few lines, and others with a traceback."""
     from atropos_core.errors import AtroposError
 
     if COMPLETES in os.environ:
@@ -77,7 +77,8 @@ def _ended(arguments: list[str]) -> int:
 
 
 def make_app(arguments: Sequence[str] = ()) -> typer.Typer:
-    """The command line. Where `arguments` begin with one of our own commands, that one alone; else all, plugins' as well."""
+    """Return the command line. If `arguments` begin with one of our own commands, add only that one; otherwise add all, with
+    those of plugins."""
     app = typer.Typer(
         cls=Overview,
         help="Reinforcement learning of language models, from a laptop up.",
@@ -98,7 +99,7 @@ def make_app(arguments: Sequence[str] = ()) -> typer.Typer:
 
 
 def _leave_one(app: typer.Typer, name: Sequence[str]) -> None:
-    """Where a command of a plugin has this name: typer makes a parser of each that is there, in 2 ms."""
+    """If a plugin has a command of this name, keep only that one: typer takes 2 ms to make each parser."""
     commands = [one for one in app.registered_commands if name_of(one) in name]
     groups = [one for one in app.registered_groups if one.name in name]
     if commands or groups:
@@ -121,12 +122,12 @@ def _atropos(
 
 
 def _add_from_plugins(app: typer.Typer) -> None:
-    """Commands of plugins, each plugin by itself: one that raises loses its commands and is named."""
+    """Add the commands of each plugin. If one plugin raises, leave out only its commands and say so."""
     from atropos_core import console
     from atropos_core.plugins.manager import load_plugins
 
     for implementation in load_plugins().manager.hook.atropos_commands.get_hookimpls():
         try:
             implementation.function(app)
-        except Exception as error:  # noqa: BLE001 - the plugin boundary: whatever a stranger's code raises is theirs
+        except Exception as error:  # noqa: BLE001 - the plugin boundary: a plugin's code may raise anything
             console.warn(f"the commands of {implementation.plugin_name} are left out: {type(error).__name__}: {error}")

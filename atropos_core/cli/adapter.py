@@ -27,7 +27,7 @@ KNOWN = ("atropos-plugin-adapter-skyrl", "atropos-plugin-adapter-roll")
 
 
 USES = Uses(
-    "atropos adapter",  # what the other framework has no place for, it does in its own way
+    "atropos adapter",  # settings that the other framework has no equivalent for are not passed on
     ("model", "seed", "environment", "reward", "sampling", "evaluation", "training", "transform", "checkpoint", "trainer.learning_rate"),
 )  # fmt: skip
 
@@ -113,7 +113,7 @@ def _nothing() -> str:
 
 
 def _doctor(name: str, model: str, options: Sequence[str]) -> None:
-    """Print what the adapter finds. Ends with 1 where something is broken."""
+    """Print what the adapter finds. Exit with 1 if something is broken."""
     from atropos_core import console
     from atropos_core.plugins.manager import load_plugins
     from atropos_core.storage.tempdirs import owned_directory
@@ -152,7 +152,7 @@ def _export(name: str, file: Path | None, out: Path, options: Sequence[str], run
 
 
 def _known(plugins: Plugins, name: str) -> None:
-    """Raises where no such adapter is installed: the error names the packages that offer one."""
+    """Raises UnknownComponent, with the packages that offer adapters, if this one is not installed."""
     from atropos_core.errors import UnknownComponent
 
     try:

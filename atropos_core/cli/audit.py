@@ -28,7 +28,7 @@ def audit(
     run: Annotated[
         Path,
         typer.Argument(
-            help="A run directory, of a run that goes on or has ended.", show_default=False, autocompletion=runs
+            help="A run directory; the run may still be running.", show_default=False, autocompletion=runs
         ),
     ],
     step: Annotated[
@@ -48,8 +48,8 @@ def audit(
         typer.Option("--out", help="Everything that was found goes to this new file, one JSON object a line."),
     ] = None,
 ) -> None:
-    """Check what a run recorded of its rollouts: masks, versions, texts and rewards against each other, and logprobs against
-    those that the trainer computes with the saved weights. Ends with 1 where something cannot be.
+    """Check a run's recorded rollouts: masks, versions, texts and rewards against each other, and logprobs against those that the
+    trainer computes with the saved weights. Ends with 1 if something is wrong.
 
     [bold]Examples[/]
 

@@ -1,4 +1,4 @@
-"""`atropos completion`, and what the shell is told of values: components, run directories, keys of a run file."""
+"""`atropos completion`, and completion of values: components, run directories, keys of a run file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-VARIABLE = "_ATROPOS_COMPLETE"  # in the environment: the shell calls, to complete a line
+VARIABLE = "_ATROPOS_COMPLETE"  # environment variable: set when the shell asks for a completion
 BASH = f"""\
 _atropos_completion() {{
     local IFS=$'\\n'
@@ -33,7 +33,7 @@ def add(app: typer.Typer) -> None:
     app.command("completion")(completion)
 
 
-def completion(shell: Annotated[Shell, typer.Argument(help="Whose script: bash, zsh or fish.")]) -> None:
+def completion(shell: Annotated[Shell, typer.Argument(help="The shell: bash, zsh or fish.")]) -> None:
     """Print the script that completes commands, flags, components, run directories and keys of --set in a shell.
 
     [bold]Examples[/]
@@ -53,7 +53,7 @@ def completion(shell: Annotated[Shell, typer.Argument(help="Whose script: bash, 
 
 
 def components(*kinds: str) -> Callable[[str], list[str]]:
-    """Names of the installed components of these kinds, or of all."""
+    """Complete names of installed components of these kinds, or of all kinds."""
 
     def complete(incomplete: str) -> list[str]:
         from atropos_core.plugins.manager import load_plugins
@@ -66,7 +66,7 @@ def components(*kinds: str) -> Callable[[str], list[str]]:
 
 
 def runs(incomplete: str) -> list[str]:
-    """Run directories below what is typed, the newest first; without that, those in runs/."""
+    """Complete run directories below the typed path, the newest first; if no path was typed, those in runs/."""
     from pathlib import Path
 
     parent = Path(incomplete if incomplete.endswith("/") else Path(incomplete).parent)
@@ -80,7 +80,7 @@ def _runs_in(parent: Path) -> Iterator[Path]:
 
 
 def settings(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Keys of the run file, and options of the components that the line names or that are usual, each with its `=`."""
+    """Complete keys of the run file, and options of the named or default components, each with its `=`."""
     from atropos_core.config.meanings import options_of
     from atropos_core.config.run_file import SINGLE, RunConfig
     from atropos_core.errors import AtroposError
@@ -89,7 +89,7 @@ def settings(ctx: typer.Context, incomplete: str) -> list[str]:
     usual: Any = RunConfig()
     names = [
         option.name for option in options_of(RunConfig) if "NAME" not in option.name
-    ]  # one's own names nobody can guess
+    ]  # names that the user chooses cannot be completed
     named = [(kind, kind, ctx.params.get(kind) or getattr(usual, kind).use) for kind in SINGLE]
     named += [("environment", f"environment.{name}", name) for name in ctx.params.get("env") or ()]
     registry = load_plugins().registry

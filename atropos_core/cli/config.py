@@ -49,7 +49,7 @@ def show(
     explain: Annotated[bool, typer.Option("--explain", help="Say of each value what it means.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document, and nothing else.")] = False,
 ) -> None:
-    """Print every value of a run and where it comes from, as `atropos run` with the same arguments would take it.
+    """Print every value of a run and its origin, as `atropos run` with the same arguments would use it.
 
     [bold]Example[/]
 

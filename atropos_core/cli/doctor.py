@@ -25,8 +25,8 @@ def doctor(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document, and nothing else.")] = False,
 ) -> None:
-    """Look at this machine (Python, plugins, torch, memory, disk, ports, the hub), or at a run: what is wrong with it, and
-    since when. Ends with 1 where something is.
+    """Check this machine (Python, plugins, torch, memory, disk, ports, the hub), or a run: what is wrong with it, and since
+    when. Ends with 1 if something is wrong.
 
     [bold]Examples[/]
 

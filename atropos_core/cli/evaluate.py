@@ -82,7 +82,7 @@ def evaluate(
         typer.Option(
             "--out",
             help="Figures go to FILE.json, and one line a problem with its replies to FILE.jsonl, both new. "
-            "\\[default: RUN/evaluations/; nothing where a model was named]",
+            "\\[default: RUN/evaluations/; without RUN, none]",
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document, and nothing else.")] = False,
@@ -126,7 +126,7 @@ def evaluate(
 
 @dataclass(frozen=True)
 class Evaluated:
-    """An evaluation, and the files that it is in."""
+    """An evaluation, and the files that it was written to."""
 
     evaluation: Evaluation
     record: Mapping[str, Any]  # the figures, and all that they depend on
@@ -154,7 +154,8 @@ def evaluated(
     out: Path | None,
     quiet: bool = False,
 ) -> Evaluated:
-    """What `atropos eval` does, but for its table. `quiet`: nothing on standard output. Raises AtroposError."""
+    """Run an evaluation as `atropos eval` does, without printing its table. `quiet`: print nothing on standard output. Raises
+    AtroposError."""
     import asyncio
     import json
     import time
@@ -202,7 +203,7 @@ def evaluated(
 
 
 def _files(out: Path) -> tuple[Path, Path]:
-    """Of figures and of replies."""
+    """Return the files for figures and for replies."""
     stem = out.with_suffix("") if out.suffix in (".json", ".jsonl") else out
     return Path(f"{stem}.json"), Path(f"{stem}.jsonl")
 
@@ -221,7 +222,7 @@ def _elsewhere(
     engine: str | None,
     step: int | None,
 ) -> ChatModel | None:
-    """The model behind --model-url, where there is one. Raises ConfigError for flags that do not go together."""
+    """Return the model behind --model-url, or None without that flag. Raises ConfigError for flags that contradict each other."""
     from atropos_core.errors import ConfigError
 
     beside = {"--model-name": name, "--key-variable": key_variable, "--concurrency": concurrency}
@@ -241,7 +242,7 @@ def _elsewhere(
 
 
 def _refuse_unfit(plan: Plan, elsewhere: ChatModel) -> None:
-    """Raises ConfigError for what a chat URL cannot do."""
+    """Raises ConfigError for what a model behind a chat URL cannot do."""
     from atropos_core import console
     from atropos_core.errors import ConfigError
 
@@ -250,14 +251,14 @@ def _refuse_unfit(plan: Plan, elsewhere: ChatModel) -> None:
     for name, one in plan.named["environment"].items():
         if "baseline" in type(one.options).model_fields:
             raise ConfigError(
-                f"environment {name!r} speaks to another model by an option of its own, not by --model-url.",
+                f"environment {name!r} calls another model through its own option, not through --model-url.",
                 remedy=f"--set {console.quoted(f'environment.{name}.baseline.url={elsewhere.url}')} --set "
                 f"{console.quoted(f'environment.{name}.baseline.model={elsewhere.name}')}, and its baseline.key_variable for a key",
             )
 
 
 def _policy(run: Path, step: int | None) -> tuple[str, int]:
-    """Where the checkpoint's policy is, and of which step it is."""
+    """Return the directory of the checkpoint's policy, and its step."""
     from atropos_core import console
     from atropos_core.errors import RunDirectoryError
     from atropos_core.storage.checkpoint import Checkpoints
@@ -268,8 +269,8 @@ def _policy(run: Path, step: int | None) -> tuple[str, int]:
         raise no_checkpoint(run)
     if not any((checkpoint.policy / name).is_file() for name in ("config.json", "adapter_config.json")):
         raise RunDirectoryError(
-            f"the checkpoints of {run} are no models that an engine could open: {checkpoint.policy} has no config.json. The trainer `toy` "
-            "saves a table that only a run of its own takes up.",
+            f"the checkpoints of {run} cannot be opened by an engine: {checkpoint.policy} has no config.json. The trainer `toy` "
+            "saves a table that only its own run can load.",
             remedy="Its own evaluations are in metrics.jsonl (eval/...); more of them: `atropos resume` with more --steps. "
             "Runs of `--model tiny` and others can be evaluated.",
         )
@@ -288,12 +289,12 @@ def no_checkpoint(run: Path) -> RunDirectoryError:
     if saved is not None and (saved.parents[1] / "config.toml").is_file():
         step = saved.name.removeprefix("step-").lstrip("0")
         return RunDirectoryError(
-            f"{run} is a checkpoint, and not a run directory.",
+            f"{run} is a checkpoint, not a run directory.",
             remedy=f"atropos eval {console.quoted(saved.parents[1])} --step {step}",
         )
     if (run / "config.json").is_file() or (run / "adapter_config.json").is_file():
         return RunDirectoryError(
-            f"{run} is a model, and not a run directory.",
+            f"{run} is a model, not a run directory.",
             remedy=f"atropos eval --env NAME --model {console.quoted(run)}",
         )
     return RunDirectoryError(
@@ -302,7 +303,7 @@ def no_checkpoint(run: Path) -> RunDirectoryError:
 
 
 def _figures(plan: Plan, step: int | None, evaluation: Evaluation, elsewhere: ChatModel | None) -> dict[str, Any]:
-    """All that the figures depend on, and the figures."""
+    """Return the figures, and everything that they depend on."""
 
     from atropos_core.config.run_file import dump
 

@@ -1,4 +1,4 @@
-"""Memory or descriptors that the system refuses a command, wherever in it that was: a named error with what to do."""
+"""Name the error when the system refuses a command memory or file descriptors, anywhere in its code."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from atropos_core.guards.exits import innermost_line
 
 
 def named(error: OSError | MemoryError) -> AtroposError | None:
-    """None for what has nothing to do with that."""
+    """Return the named error, or None if `error` has another cause."""
     where, cause = innermost_line(error.__traceback__), f"{type(error).__name__}: {error}"
     number = errno.ENOMEM if isinstance(error, MemoryError) else error.errno
     if number == errno.ENOMEM:

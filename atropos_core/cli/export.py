@@ -27,7 +27,7 @@ OnlyCorrectOption = Annotated[
     bool, typer.Option("--only-correct", help="sft: only what the environment says is correct.")
 ]
 BestPerGroupOption = Annotated[
-    int | None, typer.Option(min=1, help="sft: only so many of a group, those of the highest reward. \\[default: all]")
+    int | None, typer.Option(min=1, help="sft: at most this many per group, the best first. \\[default: all]")
 ]
 MinMarginOption = Annotated[
     float | None,
@@ -44,7 +44,7 @@ def add(app: typer.Typer) -> None:
 
 def export(
     run: Annotated[
-        Path, typer.Argument(help="A run directory, of a run that goes on or has ended.", show_default=False)
+        Path, typer.Argument(help="A run directory; the run may still be running.", show_default=False)
     ],
     form: Annotated[
         Form,
@@ -73,7 +73,7 @@ def export(
         str | None,
         typer.Option(metavar="OWNER/NAME", help="Then upload it to a new, private repository of the Hugging Face hub."),
     ] = None,
-    public: Annotated[bool, typer.Option("--public", help="Let everybody see what --push uploads.")] = False,
+    public: Annotated[bool, typer.Option("--public", help="Make the repository of --push public.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document, and nothing else.")] = False,
 ) -> None:
     """Write a run's rollouts as a data set, or its policy as a model, that other libraries read.
@@ -97,7 +97,7 @@ def export(
 def pushed(
     run: Path, form: str, out: Path, *, push: str | None = None, public: bool = False, **options: Any
 ) -> Exported | ExportedPolicy:
-    """What was written, and with `push` uploaded. `options` as `exported`. Raises AtroposError."""
+    """Export a run, and with `push` upload the result. For `options` see `exported`. Raises AtroposError."""
     from dataclasses import replace
 
     from atropos_core.errors import ConfigError
@@ -127,7 +127,7 @@ def exported(
     keep_cut_off: bool = False,
     merged: bool = False,
 ) -> Exported | ExportedPolicy:
-    """What `atropos export` does, but for what it prints. Raises AtroposError."""
+    """Export a run as `atropos export` does, without printing. Raises AtroposError."""
     from atropos_core.errors import ConfigError
     from atropos_core.exports.dataset import DatasetExport, selection_of
     from atropos_core.exports.groups import recorded_groups

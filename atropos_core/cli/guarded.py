@@ -1,7 +1,7 @@
-"""The process that waits for a command's own, so that nothing in there can end it in silence.
+"""A guard process around a command, so that the command cannot end without a message.
 
-Code in C may call `exit(0)`, and a kernel that is out of memory kills without a word. Whoever called the command learns
-of it from here: by a line, and by a code that is not 0.
+C code may call `exit(0)`, and a kernel that is out of memory kills a process without a message. The guard then prints a line
+and exits with a code other than 0.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
 
-STARTED = ("run", "resume", "train", "serve-agent")  # the commands whose end says that a summary was written
-GUARDED = (*STARTED, "eval", "process", "check", "audit")  # and others that run components, and end by themselves
-_SAVED = "`atropos doctor RUN` on the run directory says what is saved, `atropos resume RUN` goes on from there."
-_UNSAVED = "look for what a component calls that ends a process, or closes descriptors that are not its own."
+STARTED = ("run", "resume", "train", "serve-agent")  # commands that write a summary before they end
+GUARDED = (*STARTED, "eval", "process", "check", "audit")  # and others that run components
+_SAVED = "`atropos doctor RUN` on the run directory says what is saved, `atropos resume RUN` continues from there."
+_UNSAVED = "look for a component that ends its process, or closes file descriptors that it did not open."
 _PR_SET_PDEATHSIG = 1
 _MOMENT_S = 0.3
 _TO_ALL = {signal.SIGINT}  # from a terminal: it goes to both processes at once
 
 
 def guarded(command: str, work: Callable[[], int]) -> int:
-    """The exit code that `work` returns in a process of its own, which ends with this one. The two share a terminal and
-    a process group; requests to end that reach this one alone are passed on."""
+    """Run `work` in a child process and return its exit code. The child ends with this process. Both share a terminal and a
+    process group; signals that reach only this process are passed on."""
     if not hasattr(signal, "sigwaitinfo"):
         return work()
     passed_on = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
@@ -37,7 +37,7 @@ def guarded(command: str, work: Callable[[], int]) -> int:
         os.close(reading)
         _end_with(guard)
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-            # What imports a component would take a KeyboardInterrupt for the component's. Loops that run have handlers of their own.
+            # Code that imports a component would see a KeyboardInterrupt as the component's error. Running loops have own handlers.
             signal.signal(signal.SIGINT, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         code = 1  # of what it raises, which is on the screen as long as the screen is there
@@ -73,11 +73,11 @@ def guarded(command: str, work: Callable[[], int]) -> int:
 
 
 def _exit_code(command: str, code: int, handed_in: bytes, requested: Collection[int]) -> int:
-    """What this process ends with. An ordinary end reports its code, and whatever it raised is on the screen. `requested`: signals
-    that came to this process as well."""
+    """Return the exit code of this process. After an ordinary end it is the command's own, whose error is already on the
+    screen. `requested`: signals that this process received too."""
     if handed_in and code >= 0:
         return code or handed_in[0]
-    if -code in requested:  # before the command had a handler of its own
+    if -code in requested:  # before the command installed its own handler
         sys.stderr.write(f"Interrupted ended by {signal.Signals(-code).name}, before it was done.\n")
         return 128 - code
     how = (
@@ -93,7 +93,7 @@ def _exit_code(command: str, code: int, handed_in: bytes, requested: Collection[
 
 
 def _say_if_stopped(pid: int) -> None:
-    """After a moment: Ctrl-Z stops this process too, and whoever lets both go on has known."""
+    """Say that the command's process is stopped, after a moment: Ctrl-Z stops this process too, and needs no message."""
     time.sleep(_MOMENT_S)
     try:
         with open(f"/proc/{pid}/stat", errors="replace") as file:
@@ -101,7 +101,7 @@ def _say_if_stopped(pid: int) -> None:
     except OSError:
         return
     if state in "Tt":
-        sys.stderr.write(f"warning the process of this command is stopped; to let it go on: kill -CONT {pid}\n")
+        sys.stderr.write(f"warning the process of this command is stopped; to continue it: kill -CONT {pid}\n")
         sys.stderr.flush()
 
 

@@ -1,4 +1,4 @@
-"""Flags that several commands share, and how they become a configuration."""
+"""Flags that several commands share, and the configuration that they make."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ BridgeOption = Annotated[
     str | None, typer.Option(help="How weights reach the engine. \\[default: ipc]", autocompletion=components("bridge"))
 ]
 EngineOption = Annotated[
-    str | None, typer.Option(help="What samples. \\[default: hf]", autocompletion=components("engine"))
+    str | None, typer.Option(help="The engine, which samples. \\[default: hf]", autocompletion=components("engine"))
 ]
 TrainerOption = Annotated[
-    str | None, typer.Option(help="What trains. \\[default: grpo]", autocompletion=components("trainer"))
+    str | None, typer.Option(help="The trainer. \\[default: grpo]", autocompletion=components("trainer"))
 ]
 LauncherOption = Annotated[
     str | None,
-    typer.Option(help="What starts the processes of a run. \\[default: local]", autocompletion=components("launcher")),
+    typer.Option(help="Starts the processes of a run. \\[default: local]", autocompletion=components("launcher")),
 ]
 RewardOption = Annotated[
     list[str] | None,
@@ -51,7 +51,7 @@ RewardOption = Annotated[
     ),
 ]
 StepsOption = Annotated[int | None, typer.Option(help="Training steps.")]
-SeedOption = Annotated[int | None, typer.Option(help="What the run's random numbers derive from.")]
+SeedOption = Annotated[int | None, typer.Option(help="Seed of all random numbers of the run.")]
 DeterministicOption = Annotated[
     bool, typer.Option("--deterministic", help="Same seed, same weights, also across a kill and a resume. On a CPU.")
 ]
@@ -67,7 +67,7 @@ SetOption = Annotated[
 
 
 def retired(before: str, now: str) -> Any:
-    """An option that has another name now: refused, with that name, wherever it is given."""
+    """Return an option for an old name: it is refused, and the error gives the new name."""
 
     def refuse(value: str | None) -> None:
         from atropos_core.errors import ConfigError
@@ -80,7 +80,7 @@ def retired(before: str, now: str) -> Any:
 
 @dataclass(frozen=True)
 class Uses:
-    """What a command makes use of: sections and values of a run file, by path."""
+    """The sections and values of a run file that a command reads, by path."""
 
     command: str
     paths: tuple[str, ...]
@@ -113,10 +113,12 @@ def configure(
     download: bool = True,
     preset: bool = True,
 ) -> tuple[Loaded, ResolvedModel, Plugins]:
-    """Flags over file over the model's preset over defaults. `saved`: a run's directory, whose saved file has all components.
-    `flags`: values of the flags that only this command has, by path. `uses`: the sections that the command reads, if not all. Without
-    `download`, only the name of a model of the hub is resolved; without `preset`, the model's recommended values are not taken. Raises
-    ConfigError for a --set that this command does not read: a run file may serve several commands, a flag only this one."""
+    """Merge defaults, the model's preset, the file and flags, each overriding the one before.
+
+    `saved`: a run's directory, whose saved file lists all components. `flags`: values of flags that only this command has, by
+    path. `uses`: the sections that the command reads, if not all. Without `download`, a model of the hub is not fetched. Without
+    `preset`, the model's recommended values are ignored. Raises ConfigError for a --set that this command does not read: a run
+    file may serve several commands, but a flag is only for this one."""
     from atropos_core.config import run_file as config
     from atropos_core.errors import ConfigError
     from atropos_core.plugins.manager import load_plugins
@@ -170,7 +172,7 @@ def configure(
 
 
 def _saved(path: Path) -> Layer:
-    """The saved file of a run. Raises RunDirectoryError for one that is not whole: defaults would stand for what the run had."""
+    """Read a run's saved file. Raises RunDirectoryError if it is incomplete, because defaults would replace what is missing."""
     from atropos_core.config.run_file import read_file
     from atropos_core.errors import RunDirectoryError
 
@@ -199,7 +201,7 @@ def _refuse_idle(changed: Sequence[tuple[str, Any]], flags: set[str], uses: Uses
 
 
 def short_name(reference: str) -> str:
-    """What a component is called in metrics and file names: without the end of a file of code or of rows."""
+    """Return a component's name for metrics and file names: without the suffix of a code or data file."""
     from atropos_core.plugins.provider import FILES_OF_ROWS
 
     *_, name = reference.split(":")
@@ -209,7 +211,7 @@ def short_name(reference: str) -> str:
 
 
 def _with_model(layer: Layer) -> Layer:
-    """The layer with a model directory made absolute, so that it holds when the run is resumed from another folder."""
+    """Return the layer with an absolute model directory, so that it still holds when the run is resumed elsewhere."""
     model = layer.values.get("model")
     if not (isinstance(model, str) and Path(model).expanduser().is_dir()):
         return layer
@@ -217,7 +219,7 @@ def _with_model(layer: Layer) -> Layer:
 
 
 def _only(layer: Layer, section: str, named: Mapping[str, Any]) -> Layer:
-    """The layer without the components of `section` that are not named."""
+    """Return the layer with only the named components of `section`."""
     if section not in layer.values:
         return layer
     kept = {name: value for name, value in layer.values[section].items() if name in named}

@@ -1,6 +1,6 @@
 """`atropos --help`: every command with its first sentence.
 
-typer would draw it with rich's Markdown and a parser for it, which take longer to import than everything else that is needed here.
+typer would use rich's Markdown and its parser, which take longer to import than everything else here together.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typer.main import get_command_name, solve_typer_info_defaults
 
 from atropos_core import console
 
-UsageError: Any = typer.BadParameter.__base__  # click's, of which typer has a copy of its own in some versions
+UsageError: Any = typer.BadParameter.__base__  # click's; some versions of typer have their own copy
 OPTIONS = (("--version", "Say which version this is."), ("--help, -h", "Show this message and exit."))
 EXAMPLES = (
     ("atropos run --bridge ipc --env gsm8k", "train the tiny policy that comes along; it learns in a minute or two"),
@@ -32,7 +32,7 @@ BROUGHT_BY = {  # command -> the distribution that adds it
 
 
 class Overview(TyperGroup):
-    """The group of all commands."""
+    """The group of all commands, with its own help page."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -66,7 +66,7 @@ class Overview(TyperGroup):
 
 
 def _flag_for(error: Any) -> str | None:
-    """What is written here for another library's flag, if the command takes that."""
+    """Return what to write here for another library's flag, if the command takes it."""
     from atropos_core.config.error_text import FLAGS
 
     written = FLAGS.get(error.option_name.lstrip("-").replace("-", "_"), "")
@@ -76,7 +76,7 @@ def _flag_for(error: Any) -> str | None:
 
 
 def _key_of(error: Any) -> str | None:
-    """The key of a run file that a flag, which the command does not have, is about: by its name, or by another library's for it."""
+    """Return the run-file key behind a flag that the command lacks: the same name, or another library's name for it."""
     if not any("--set" in one.opts for one in error.ctx.command.params):
         return None
     from atropos_core.config.error_text import ALIASES
@@ -89,7 +89,7 @@ def _key_of(error: Any) -> str | None:
 
 
 def show_alone(app: typer.Typer) -> None:
-    """The same without a parser for each command, which takes a fifth of the time."""
+    """Show the help page without making a parser for each command: a fifth of the time."""
     commands = [
         (name_of(one), one.help or inspect.getdoc(one.callback))
         for one in app.registered_commands
@@ -102,7 +102,7 @@ def show_alone(app: typer.Typer) -> None:
 
 
 def name_of(command: Any) -> str:
-    """As it is typed."""
+    """Return the command's name as it is typed."""
     return str(command.name or get_command_name(command.callback.__name__))
 
 

@@ -14,14 +14,14 @@ def add(app: typer.Typer) -> None:
 
 def plot(
     run: Annotated[
-        Path, typer.Argument(help="A run directory, of a run that goes on or has ended.", show_default=False)
+        Path, typer.Argument(help="A run directory; the run may still be running.", show_default=False)
     ],
     out: Annotated[
         Path | None, typer.Option("--out", help="The PNG's file. \\[default: plot.png in the run directory]")
     ] = None,
 ) -> None:
-    """Draw a run: rewards, held-out evaluations and health findings, as a PNG, and on the terminal where it shows pictures
-    (kitty, iTerm2, WezTerm, ghostty). A run of half a minute or more is drawn at its end.
+    """Draw a run's rewards, held-out evaluations and health findings as a PNG, and in the terminal if it shows pictures (kitty,
+    iTerm2, WezTerm, ghostty). Runs of half a minute or more are also drawn when they end.
 
     [bold]Examples[/]
 

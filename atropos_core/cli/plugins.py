@@ -26,10 +26,10 @@ def plugins(
             autocompletion=components(),
         ),
     ] = None,
-    kind: Annotated[str | None, typer.Option(help="Of this kind alone: environment, reward, sink, ...")] = None,
+    kind: Annotated[str | None, typer.Option(help="Only this kind: environment, reward, sink, ...")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document, and nothing else.")] = False,
 ) -> None:
-    """List what is installed, by kind, with its distribution and version. Broken plugins are shown with why.
+    """List what is installed, by kind, with its distribution and version. Broken plugins are listed with the reason.
 
     [bold]Examples[/]
 
@@ -42,7 +42,7 @@ def plugins(
     from atropos_core.plugins.provider import KINDS
 
     if kind is not None and kind not in KINDS:
-        raise ConfigError(f"there is no kind {kind!r}. There is: {', '.join(KINDS)}.")
+        raise ConfigError(f"there is no kind {kind!r}. Choose one of: {', '.join(KINDS)}.")
     loaded = load_plugins()
     if name is not None:
         from atropos_core.plugins.registry import kind_named
@@ -126,7 +126,7 @@ def _facts(loaded: Plugins, offer: Offer) -> dict[str, Any]:
         "name": offer.provider.name,
         "summary": offer.provider.summary,
         "distribution": offer.distribution,
-        "version": versions.get(offer.distribution),  # None: of your own
+        "version": versions.get(offer.distribution),  # None: the user's own code
     }
 
 

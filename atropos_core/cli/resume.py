@@ -30,7 +30,7 @@ def resume(
     steps: StepsOption = None,
     changes: SetOption = None,
 ) -> None:
-    """Go on with a run from its last whole checkpoint.
+    """Continue a run from its last complete checkpoint.
 
     [bold]Examples[/]
 
@@ -43,7 +43,7 @@ def resume(
 
     going_on = take_up(directory, steps=steps, changes=changes)
     if going_on.left:
-        execute_and_report(going_on.plan, directory, resume=True)  # which says itself what is broken
+        execute_and_report(going_on.plan, directory, resume=True)  # which itself reports broken checkpoints
     else:
         console.say(f"To train on: atropos resume {console.quoted(directory)} --steps {2 * going_on.step}")
 
@@ -58,7 +58,7 @@ class GoingOn:
 
 
 def take_up(directory: Path, *, steps: int | None = None, changes: Sequence[str] | None = None) -> GoingOn:
-    """What is left of a run, once it was said what has changed since its checkpoint. Raises AtroposError."""
+    """Plan the rest of a run, after printing what has changed since its checkpoint. Raises AtroposError."""
     from atropos_core import console
     from atropos_core.cli.options import configure
     from atropos_core.config.run_file import flatten
@@ -96,11 +96,11 @@ def take_up(directory: Path, *, steps: int | None = None, changes: Sequence[str]
 
 
 def differences(before: Mapping[str, Any], plan: Plan) -> Iterator[str]:
-    """What is not as it was when the checkpoint was saved, whether a flag, a changed file or another version did it."""
+    """Yield what differs from when the checkpoint was saved: by a flag, a changed file or another version."""
     from atropos_core.config.run_file import flatten
 
     now = dict(flatten(plan.resolved()))
-    if any(path.endswith(".code") for path in before):  # a checkpoint's settings know of it, a run file does not
+    if any(path.endswith(".code") for path in before):  # a checkpoint's settings contain digests of code, a run file does not
         now |= plan.code()
     for path in [*now, *(path for path in before if path not in now)]:
         if now.get(path) != before.get(path):

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from atropos_core.observe.profile import ProfileRow
     from atropos_core.plugins.manager import Plugins
 
-LEAST_SHARE = 0.005  # of a run's time, to be worth a line of the table
+LEAST_SHARE = 0.005  # of a run's time: smaller rows are left out of the table
 
 
 def add(app: typer.Typer) -> None:
@@ -118,7 +118,7 @@ def warn_of_broken(plugins: Plugins) -> None:
 
 
 def execute_new(plan: Plan, plugins: Plugins, directory: Path | None, name: str) -> None:
-    """A run that begins, in this directory or in a new one that `name` and the time name; where a scheduler starts it, its files."""
+    """Start a run in this directory, or in a new one named after `name` and the time. With a scheduler, write its files."""
     from atropos_core.launch.rendering import hand_over, render
     from atropos_core.launch.supervisor import make_directory, unused
 
@@ -131,7 +131,7 @@ def execute_new(plan: Plan, plugins: Plugins, directory: Path | None, name: str)
 
 
 def execute_and_report(plan: Plan, directory: Path, *, resume: bool = False) -> None:
-    """Say what the run came to; where it did not end by itself, how to go on with it."""
+    """Run, and print the result. If the run was interrupted, print how to continue it."""
     from atropos_core import console
     from atropos_core.errors import Interrupted
     from atropos_core.launch.supervisor import execute, never_began
@@ -155,7 +155,8 @@ def execute_and_report(plan: Plan, directory: Path, *, resume: bool = False) -> 
 
 
 def _say_memory(plan: Plan, directory: Path) -> None:
-    """What each part will hold, and how many tasks there are. Raises FitError where it cannot, DataError for what is missing."""
+    """Print what each part will hold and how many tasks there are. Raises FitError if the run does not fit, and DataError for
+    missing data."""
     import asyncio
 
     from atropos_core import console
@@ -191,7 +192,7 @@ def _say_memory(plan: Plan, directory: Path) -> None:
 
 
 def _report(summary: Summary) -> None:
-    """What a finished run says: accuracy or reward before and after, where the time went, where things lie."""
+    """Print a finished run: accuracy or reward before and after, times, and the files that it wrote."""
     from atropos_core import console
     from atropos_core.health.watch import still_ill
     from atropos_core.launch import picture
@@ -237,7 +238,7 @@ def _report(summary: Summary) -> None:
 
 
 def _is_written(path: Path) -> bool:
-    """A file, or a directory with something in it: no sink need have written it."""
+    """True for a file, and for a directory that is not empty: a run may have no sink that writes it."""
     return path.is_file() or any(path.glob("*"))
 
 
@@ -248,7 +249,7 @@ def _published(summary: Summary) -> str:
 
 
 def _times_table(rows: Sequence[ProfileRow]) -> None:
-    """Where the time went: stages, of which each second is in one, then calls, which overlap."""
+    """Print the times of stages, which do not overlap, then of calls, which do."""
     from atropos_core import console
 
     shown = [

@@ -1,5 +1,5 @@
-"""A component as a run file names it, `use` and its options, and what is wrong with options in words. Imports nothing heavy:
-plugins that name other components in their own options need it for a list of plugins."""
+"""A component as a run file names it: `use` and its options. Imports nothing heavy, because plugins whose options name other
+components load this module to be listed."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from atropos_core.plugins.option_numbers import NoBooleanIsANumber
 
 
 class Component(NoBooleanIsANumber):
-    """`use` names the component; every key that is not listed here is one of its own options."""
+    """`use` names the component; every other key is one of its own options."""
 
     model_config = ConfigDict(extra="allow", frozen=True, defer_build=True)
 
-    use: str = Field(description="name of the component, or where its code is: pkg.mod:Name, ./file.py:Name")
+    use: str = Field(description="name of the component, or a reference to code: pkg.mod:Name, ./file.py:Name")
 
     @property
     def options(self) -> dict[str, Any]:
@@ -23,13 +23,13 @@ class Component(NoBooleanIsANumber):
 
 
 class Weighted(Component):
-    weight: float = Field(1.0, ge=0, allow_inf_nan=False, description="its weight beside the others of its kind")
+    weight: float = Field(1.0, ge=0, allow_inf_nan=False, description="weight relative to the others of its kind")
 
 
 class RewardComponent(Weighted):
     deadline_s: float = Field(60.0, gt=0, description="seconds for scoring one group")
     runs_in: Literal["here", "process"] | None = Field(
-        None, description="here, or in a process of its own; unset: as the component has it"
+        None, description="here, or in a child process; unset: the component's own default"
     )
 
 
@@ -37,17 +37,17 @@ class ComponentOnDevices(Component):
     devices: tuple[str, ...] = Field(
         ("auto",),
         min_length=1,
-        description="cpu, cuda:0 and so on; auto: the first CUDA device, or the CPU. More than one where the component "
-        "can span several",
+        description="cpu, cuda:0 and so on; auto: the first CUDA device, or the CPU. Several if the component can span "
+        "devices",
     )
     threads: int | None = Field(
         None,
         ge=1,
-        description="CPU threads; unset: one for every 4 million parameters of the model, and at most every core",
+        description="CPU threads; unset: one per 4 million parameters of the model, at most one per core",
     )
 
 
 class TrainerComponent(ComponentOnDevices):
     machines: int = Field(
-        1, ge=1, description="that it spans, with these devices on each; more than one needs a launcher that has them"
+        1, ge=1, description="machines that it spans, with these devices on each; more than one needs a launcher that has them"
     )

@@ -1,4 +1,4 @@
-"""What is said of a wrong key or value in a run file, or of an option of a component."""
+"""Error messages for a wrong key or value in a run file, or in the options of a component."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
-ALIASES = {  # what other libraries call it: the whole path here
+ALIASES = {  # another library's name: the path here
     "adam_beta1": "trainer.betas",
     "adam_beta2": "trainer.betas",
     "adam_epsilon": "trainer.eps",
@@ -61,7 +61,7 @@ ALIASES = {  # what other libraries call it: the whole path here
     "warmup_steps": "trainer.warmup_steps",
     "weight_decay": "trainer.weight_decay",
 }
-FLAGS = {  # what other libraries call it: what is written here, which is no key with a value
+FLAGS = {  # another library's name: what to write here instead (not a single key)
     "dataset_name": "--env dataset:FILE",
     "logger": "--set sink.NAME.use=NAME, with wandb, mlflow, tensorboard or trackio",
     "model_name_or_path": "--model",
@@ -75,7 +75,7 @@ NO_TABLE = ("dict_type", "model_type", "model_attributes_type")
 
 
 def explain(error: ValidationError, model: type[BaseModel], origins: Mapping[str, str], prefix: str = "") -> str:
-    """pydantic's complaints in one line each: the key, what was given and by whom, what is wanted, the near miss."""
+    """Turn pydantic's errors into one line each: the key, the value and its origin, the expected type, a similar key."""
     lines = []
     for problem in error.errors():
         path = (prefix + ".".join(str(part) for part in problem["loc"])).rstrip(".")
@@ -108,11 +108,11 @@ def _hint(key: str, path: str, model: type[BaseModel], at: Sequence[Any]) -> str
     if key in FLAGS:
         return f" Write {FLAGS[key]}."
     near = difflib.get_close_matches(key, names, n=1)
-    return f" Did you mean {near[0]!r}?" if near else f" There is: {', '.join(names)}." if names else ""
+    return f" Did you mean {near[0]!r}?" if near else f" Choose one of: {', '.join(names)}." if names else ""
 
 
 def _table(path: str, given: str) -> str:
-    """How a component that was given as a text is written."""
+    """Return how to write a component that was given as a string."""
     name = given if given.replace("_", "").isalnum() else "NAME"
     if path in NAMED:
         return f"write [{path}.{name}]" + (f" with use = {given!r}." if name != given else ".")

@@ -9,16 +9,15 @@ from pydantic import ConfigDict, Field
 from atropos_core.plugins.option_numbers import NoBooleanIsANumber
 
 Action = Literal["off", "warn", "pause", "stop"]
-STEPS = "so many in a row that look wrong make the run ill, and as many right ones make it well"
+STEPS = "this many wrong steps in a row make the run ill, and as many right ones make it well"
 
 
 class Check(NoBooleanIsANumber):
-    """`steps` in a row that look wrong make a run ill, and as many that look right make it well again; the first wrong one
-    makes it suspect."""
+    """A check becomes suspect at the first wrong step, ill after `steps` in a row, and ok again after as many right steps."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
-    action: Action | None = Field(None, description="what follows once it is ill; unset: health.action")
+    action: Action | None = Field(None, description="what happens once it is ill; unset: health.action")
     steps: int = Field(3, ge=1, description=STEPS)
 
 
@@ -31,7 +30,7 @@ class Soon(Check):
 
 
 class Tolerance(AtOnce):
-    tolerance: float = Field(1e-3, ge=0, description="relative to the largest score, or absolute where that is below 1")
+    tolerance: float = Field(1e-3, ge=0, description="relative to the largest score, or absolute if that is below 1")
 
 
 class Growth(Soon):
@@ -127,14 +126,14 @@ class HealthSection(NoBooleanIsANumber):
 
     action: Action = Field(
         "warn",
-        description="what follows once a check is ill that has no action of its own: nothing and not even a look, a "
-        "warning, a pause to resume from, or the end",
+        description="what happens once a check without its own action is ill: off (the check does not run), warn, pause (the run "
+        "can be resumed), or stop",
     )
     rescore_every: int = Field(
-        2, ge=0, description="steps between two looks at whether rewards say the same again; 0: never"
+        2, ge=0, description="steps between two checks that rewards give the same scores again; 0: never"
     )
     rescore_groups: int = Field(
-        1, ge=1, description="groups of the step that are scored again, and as many that are kept from the first one"
+        1, ge=1, description="groups of the step that are scored again, and as many kept from the first step"
     )
     reward_determinism: Tolerance = Field(Tolerance(), description="two scorings of the same replies differ")
     reward_drift: Tolerance = Field(

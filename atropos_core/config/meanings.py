@@ -1,4 +1,4 @@
-"""What the options of a component are, and what the keys of a run file mean: read off the fields themselves."""
+"""The options of a component and the keys of a run file, with their descriptions, read from the pydantic fields."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from pydantic.fields import FieldInfo
 
 @dataclass(frozen=True)
 class Option:
-    """One option of a component. `name` is its path below the component's table; NAME in it is one of your own."""
+    """One option of a component. `name` is its path below the component's table; NAME stands for a name that the user chooses."""
 
     name: str
     type: str  # in plain words
     required: bool
-    default: Any  # JSON; None where it is unset or required
+    default: Any  # JSON; None if unset or required
     meaning: str
 
     def default_text(self) -> str:
@@ -29,14 +29,14 @@ class Option:
 
 
 def options_of(model: type[BaseModel]) -> list[Option]:
-    """Every option of a component, those of its tables below each table."""
+    """Return every option of a component; those of a table follow it."""
     schema = model.model_json_schema()
     return list(_options(model, schema, schema.get("$defs", {}), ""))
 
 
 def meaning_at(model: type[BaseModel], path: Sequence[str], options: Mapping[str, type[BaseModel]]) -> str:
-    """What the value at `path` of a run file means, "" where no field says it: an option of a component inside another's
-    options. `options` has the options of each component of the run by its path."""
+    """Return the description of the value at `path` of a run file, "" if no field has one (an option of a component inside
+    another's options). `options` maps the path of each component of the run to its options."""
     meaning, at, walked = "", model, ""
     parts = iter(path)
     for part in parts:
@@ -54,7 +54,7 @@ def meaning_at(model: type[BaseModel], path: Sequence[str], options: Mapping[str
 
 
 def type_words(schema: Mapping[str, Any], defs: Mapping[str, Any]) -> str:
-    """A JSON Schema in plain words."""
+    """Describe a JSON Schema in plain words."""
     if "$ref" in schema:
         return type_words(defs[schema["$ref"].rpartition("/")[2]], defs)
     if len(schema.get("allOf", ())) == 1:
@@ -104,7 +104,7 @@ def _default(field: FieldInfo, schema: Mapping[str, Any]) -> Any:
 
 
 def _inner(field: FieldInfo) -> tuple[type[BaseModel] | None, bool]:
-    """The model of a field's table, and whether there is one table a name."""
+    """Return the model of a field's table, and True if there is one table per name."""
 
     def models(annotation: Any) -> Iterator[tuple[type[BaseModel], bool]]:
         if isinstance(annotation, type) and issubclass(annotation, BaseModel):

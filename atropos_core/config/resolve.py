@@ -1,5 +1,5 @@
-"""One component that a run names: who offers it, and its validated options. Also one that another component names in its
-own options: `inner`."""
+"""Resolve a component that a run names, or that another component's options name (`inner`): its offer and its validated
+options."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from atropos_core.plugins.registry import Registry
 from atropos_core.plugins.requirements import check_requires, cuda_devices
 from atropos_core.processes.child import Child
 
-WITH_EVERY_ENGINE: frozenset[Transport] = frozenset({"prompt"})  # which takes no part in it
-NOWHERE_ELSE = ("cpu",)  # of a component that has no use for devices
+WITH_EVERY_ENGINE: frozenset[Transport] = frozenset({"prompt"})  # needs nothing from the engine
+NOWHERE_ELSE = ("cpu",)  # devices of a component that does not use any
 
 
 @dataclass(frozen=True)
 class ResolvedComponent:
-    """One component of the run: who offers it, and its validated options."""
+    """One component of the run: its offer, and its validated options."""
 
     label: str  # its path in the run file
     offer: Offer
@@ -50,7 +50,7 @@ class ResolvedComponent:
 
     @property
     def roles(self) -> list[str]:
-        """Of its processes, one on each machine that it spans: "trainer", "trainer-2"."""
+        """Roles of its processes, one per machine that it spans: "trainer", "trainer-2"."""
         machines = self.component.machines if isinstance(self.component, TrainerComponent) else 1
         return [self.role, *(f"{self.role}-{number}" for number in range(2, machines + 1))]
 
@@ -59,8 +59,8 @@ class ResolvedComponent:
         return self.component.devices if isinstance(self.component, ComponentOnDevices) else ()
 
     def idle(self) -> list[str]:
-        """A line for each option that was changed and does nothing on these devices. One run file may be for several kinds
-        of machine, so that is reported, and not refused."""
+        """Return a line for each changed option that has no effect on these devices. It is reported rather than refused,
+        because one run file may be for several kinds of machine."""
         fields = type(self.options).model_fields
         return [
             f"{self.label}.{name} has no effect on {', '.join(self.devices)}: {why}"
@@ -69,7 +69,7 @@ class ResolvedComponent:
         ]
 
     def build(self, context: RunContext) -> Any:
-        """In this process. Raises PluginError for what the plugin's code raises."""
+        """Build it in this process. Raises PluginError for any exception of the plugin's code."""
         try:
             with contained(f"building {self.label}"):
                 built = self.offer.provider.build(self.options, context)
@@ -93,12 +93,12 @@ class ResolvedComponent:
         needed: bool = False,
         launcher: Launcher | None = None,
     ) -> Child:
-        """In a process of its own, called `role`, with its log in the run directory. `needed`, `launcher`: as `Child.start`. Raises
-        ConfigError for an object of this process."""
+        """Build it in a child process called `role`, with its log in the run directory. For `needed` and `launcher` see
+        `Child.start`. Raises ConfigError for a Python object."""
         if self.component.use.startswith(OBJECT):
             raise ConfigError(
-                f"{self.label}: {self.component.use.removeprefix(OBJECT)!r} was given as an object of this process, and it is to "
-                "have a process of its own, which cannot import it.",
+                f"{self.label}: {self.component.use.removeprefix(OBJECT)!r} was given as an object of this process, but it runs "
+                "in a child process, which cannot import it.",
                 remedy="Put it into a module or a file and name it, pkg.mod:Name or ./file.py:Name; or let it run in this "
                 'process, without runs_in = "process".',
             )
@@ -127,7 +127,8 @@ class ResolvedComponent:
 
 
 def resolve_component(registry: Registry, kind: str, label: str, component: Component) -> ResolvedComponent:
-    """Raises UnknownComponent, PluginError, ConfigError for options, FitError for what this machine has not."""
+    """Find a component and validate its options. Raises UnknownComponent, PluginError, ConfigError for wrong options, and
+    FitError for what this machine lacks."""
     offer = registry.find(kind, component.use)
     check_requires(offer)
     model = offer.provider.options
@@ -154,7 +155,7 @@ def resolve_component(registry: Registry, kind: str, label: str, component: Comp
 
 
 def _with_devices(label: str, offer: Offer, options: BaseModel, component: ComponentOnDevices) -> ComponentOnDevices:
-    """With devices in place of "auto". Raises ConfigError for devices or threads that the component has no use for."""
+    """Resolve devices "auto". Raises ConfigError for devices or threads that have no effect on the component."""
     made = placed(component)
     idle = offer.provider.idle(options, made.devices)
     given = {"threads": component.threads is not None, "devices": component.devices not in (("auto",), NOWHERE_ELSE)}
@@ -169,15 +170,15 @@ P = TypeVar("P", bound=ComponentOnDevices)
 
 
 def placed(component: P) -> P:
-    """With devices in place of "auto"."""
+    """Resolve devices "auto"."""
     if component.devices != ("auto",):
         return component
     return component.model_copy(update={"devices": ("cuda:0",) if cuda_devices() else ("cpu",)})
 
 
 def inner(kind: str, label: str, component: Component) -> ResolvedComponent:
-    """A component that another one's options name, as a run file would: `use`, and its own options. For a validator of
-    those options, so that what is wrong is reported before anything starts, and for `build`. Raises as `choose`."""
+    """Resolve a component that another one's options name as a run file would: `use`, and its own options. Call it in a
+    validator, so that errors are reported before anything starts, and in `build`. Raises as `resolve_component`."""
     from atropos_core.plugins.manager import load_plugins
 
     return resolve_component(load_plugins().registry, kind, label, component)

@@ -1,8 +1,8 @@
 """A run file (TOML), flags and presets -> one validated RunConfig, with the origin of every value.
 
-Layers, the later over the earlier: defaults, the model's preset, the run file, flags. A component's section is
-`use = "name"` and that component's own options, which its provider validates. Of the sections in NAMED, each layer adds the components
-that it names to those of the layers below.
+Layers, each overriding the one before: defaults, the model's preset, the run file, flags. A component's section is
+`use = "name"` and that component's own options, which its provider validates. In the sections of NAMED, each layer adds the
+components that it names.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ class Section(NoBooleanIsANumber):
 class EngineComponent(ComponentOnDevices):
     replica: dict[str, dict[str, Any]] = Field(
         default_factory=dict,
-        description="further engines beside this one: each [engine.replica.NAME] says only what is different about it "
+        description="more engines: each [engine.replica.NAME] lists only what differs from [engine] "
         "(devices, options)",
     )
 
     def instances(self) -> dict[str, ComponentOnDevices]:
-        """Every engine of the run by its path in the run file."""
+        """Return every engine of the run by its path in the run file."""
         base = {key: value for key, value in self.model_dump().items() if key != "replica"}
         made = {"engine": ComponentOnDevices.model_validate(base)}
         for name, different in self.replica.items():
             if "use" in different or "replica" in different:
                 raise ValueError(
-                    f"engine.replica.{name} says only what differs from [engine]; `use` is the same for all"
+                    f"engine.replica.{name} may only list what differs from [engine]; `use` is the same for all"
                 )
             try:
                 made[f"engine.replica.{name}"] = ComponentOnDevices.model_validate({**base, **different})
@@ -58,12 +58,12 @@ class EngineComponent(ComponentOnDevices):
                 raise ValueError(explain(error, ComponentOnDevices, {}, f"engine.replica.{name}.")) from error
         urls = [one.options["url"] for one in made.values() if one.options.get("url")]
         if len(urls) != len(set(urls)):
-            raise ValueError(f"two engines of the run have one url, {urls[0]}: give each replica its own")
+            raise ValueError(f"two engines of the run have the same url, {urls[0]}: give each replica its own")
         return made
 
 
 def checked_temperature(value: float) -> float:
-    """Raises ValueError."""
+    """Return `value` if it is a valid temperature, else raise ValueError."""
     try:
         check_temperature("a temperature", value)
     except DataError as error:
@@ -75,7 +75,7 @@ Temperature = Annotated[float, AfterValidator(checked_temperature)]
 
 
 def greedy_is_not_cut(section: str, temperature: float, top_p: float, top_k: int) -> None:
-    """Raises ValueError: the likeliest token is the same whatever else is cut away."""
+    """Raises ValueError for top_p or top_k at temperature 0: the likeliest token is the same with or without them."""
     if temperature == 0 and (top_p, top_k) != (1.0, 0):
         idle = "top_p" if top_p != 1.0 else "top_k"
         raise ValueError(
@@ -88,16 +88,16 @@ class SamplingSection(Section):
     max_tokens: int = Field(256, ge=1, description="longest reply, in tokens")
     temperature: Temperature = Field(
         1.0,
-        description="0.01 to 100, where 1 leaves the policy's distribution as it is; 0, greedy, is for [evaluation] "
-        "alone",
+        description="0.01 to 100; 1 leaves the policy's distribution as it is; 0, greedy, is only for "
+        "[evaluation]",
     )
     top_p: float = Field(
         1.0,
         gt=0,
         le=1,
-        description="sample from the likeliest tokens that make up this part of the probability; 1: from all",
+        description="sample from the likeliest tokens that together have this probability; 1: from all",
     )
-    top_k: int = Field(0, ge=0, description="sample from so many of the likeliest tokens; 0: from all")
+    top_k: int = Field(0, ge=0, description="sample from this many of the likeliest tokens; 0: from all")
 
     stop: tuple[str, ...] = Field(
         (), description="texts at which a reply ends, also in evaluations; the text stays in the reply and its tokens"
@@ -122,17 +122,17 @@ class SamplingSection(Section):
 
 
 class TrainingSection(Section):
-    """The shape of a run."""
+    """Steps, groups and staleness of a run."""
 
     steps: int = Field(100, ge=0, description="updates of the policy; 0: none")
     groups_per_step: int = Field(16, ge=1, description="tasks whose rollouts make one batch")
     group_size: int = Field(8, ge=1, description="rollouts of one task")
-    min_group: int = Field(1, ge=1, description="a group with fewer rollouts that ended is dropped")
+    min_group: int = Field(1, ge=1, description="a group with fewer finished rollouts is dropped")
     max_staleness: int = Field(
         0, ge=0, description="policy versions that a trained token may be behind; 0 is strictly on-policy"
     )
     refill_rounds: int = Field(
-        0, ge=0, description="how often a step runs more tasks in place of groups that a transform dropped"
+        0, ge=0, description="how often a step may run more tasks to replace groups that a transform dropped"
     )
     rollout_deadline_s: float = Field(
         300.0, gt=0, description="seconds for one rollout, after which it counts as failed"
@@ -140,30 +140,30 @@ class TrainingSection(Section):
     max_logprob_diff: float | None = Field(
         None,
         gt=0,
-        description="the largest difference between engine and trainer, in nats; the run stops above it. Unset: 0.5 for 16-bit "
-        "weights; for float32 ones 1e-4, or 4 times the model's own rounding if that is larger",
+        description="the largest difference between engine and trainer, in nats; above it the run stops. Unset: 0.5 for 16-bit "
+        "weights; for float32 1e-4, or 4 times the model's own rounding if that is larger",
     )
 
 
 class EvaluationSection(Section):
     problems: int = Field(512, ge=0, description="tasks of the held-out split; 0: never evaluate")
     every: int = Field(
-        0, ge=0, description="steps between evaluations; 0: before the first step and after the last alone"
+        0, ge=0, description="steps between evaluations; 0: only before the first step and after the last"
     )
     samples: int = Field(1, ge=1, description="rollouts of each problem")
     pass_at: tuple[int, ...] | None = Field(
-        None, description="the k of pass@k, each at most `samples`; unset: `samples`, where there are several"
+        None, description="the k of pass@k, each at most `samples`; unset: `samples`, if that is above 1"
     )
     temperature: Temperature = Field(
-        0.0, description="as sampling.temperature; 0: the likeliest token, which goes with samples = 1"
+        0.0, description="as sampling.temperature; 0: the likeliest token, which needs samples = 1"
     )
     top_p: float = Field(1.0, gt=0, le=1, description="as sampling.top_p")
     top_k: int = Field(0, ge=0, description="as sampling.top_k")
     max_tokens: int | None = Field(None, ge=1, description="longest reply, in tokens; unset: as sampling.max_tokens")
 
     def sampling(self, run: Sampling) -> Sampling:
-        """The sampling of evaluations, with the run's stop texts, and the run's max_tokens unless this section sets one. Greedy sampling
-        is not truncated as well."""
+        """Return the sampling of evaluations: this section's, with the run's stop texts, and the run's max_tokens unless set here.
+        At temperature 0, top_p and top_k are ignored."""
         max_tokens = self.max_tokens or run.max_tokens
         if self.temperature == 0:
             return Sampling(max_tokens, 0.0, stop=run.stop)
@@ -173,7 +173,7 @@ class EvaluationSection(Section):
         return ((self.samples,) if self.samples > 1 else ()) if self.pass_at is None else self.pass_at
 
     def check(self) -> None:
-        """Raises ValueError where samples, temperature and pass_at do not go together."""
+        """Raises ValueError if samples, temperature and pass_at contradict each other."""
         greedy_is_not_cut("evaluation", self.temperature, self.top_p, self.top_k)
         if self.samples > 1 and self.temperature == 0:
             raise ValueError(
@@ -191,31 +191,31 @@ class CheckpointSection(Section):
     every: int | None = Field(
         None,
         ge=0,
-        description="steps between checkpoints; 0: only at the end; unset: after the first step, then every ten seconds, or as "
-        "much more seldom as keeps saving at a twentieth of the time",
+        description="steps between checkpoints; 0: only at the end; unset: after the first step, then every 10 s, or less often, so "
+        "that saving takes at most 5 % of the time",
     )
     keep: int = Field(2, ge=1, description="newest checkpoints that stay on disk")
     other_tasks: bool = Field(
-        False, description="resume although training tasks are not those that the checkpoint was saved with"
+        False, description="resume although the training tasks differ from those that the checkpoint was saved with"
     )
 
     def interval(self, steps: int) -> int:
-        """In steps, for another framework's trainer, which knows no time."""
+        """Return an interval in steps for another framework's trainer, which cannot save by time."""
         return 50 if self.every is None else self.every or steps
 
 
 class WatchSection(Section):
-    """Over processes and servers that the run needs, where one owes an answer and says nothing."""
+    """What to do when a process or server that the run needs does not answer."""
 
     say_s: float = Field(
         Patience.say_s,
         gt=0,
-        description="seconds of silence before a line names process and call; half of it where the process is stopped",
+        description="seconds of silence before a line names the process and the call; half of that if the process is stopped",
     )
     least_s: float = Field(
-        Patience.least_s, gt=0, description="seconds of silence before it is given up, and the run ends"
+        Patience.least_s, gt=0, description="seconds of silence before it is given up and the run ends, and"
     )
-    times: float = Field(Patience.times, ge=1, description="and so many times the longest such call before")
+    times: float = Field(Patience.times, ge=1, description="this multiple of the longest earlier call of the same kind")
 
     def patience(self) -> Patience:
         return Patience(**self.model_dump())
@@ -226,21 +226,21 @@ class HubSection(Section):
 
 
 class ApiSection(Section):
-    """Where the groups come from, in place of rollouts in this process: workers at a trajectory API."""
+    """A trajectory API, whose workers run the rollouts instead of this process."""
 
     url: str = Field(description="address of the trajectory API (`atropos serve`), as http://HOST:PORT")
     token_file: AbsolutePath | None = Field(None, description="file with the server's token")
     engine_address: str = Field(
         "127.0.0.1:0", description="HOST:PORT where workers reach the engines of this run; port 0: any free one"
     )
-    wait_s: float = Field(600.0, gt=0, description="seconds to wait for a worker of each environment, at the start")
+    wait_s: float = Field(600.0, gt=0, description="seconds to wait at the start for a worker of each environment")
 
     def token(self) -> str | None:
         return None if self.token_file is None else read_token(self.token_file)
 
 
 def read_token(file: Path) -> str:
-    """The token in a file. Raises ConfigError."""
+    """Return the token in a file. Raises ConfigError."""
     try:
         token = file.read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
@@ -251,70 +251,70 @@ def read_token(file: Path) -> str:
 
 
 class RunConfig(Section):
-    """Everything that a run is."""
+    """All settings of a run."""
 
     model: str = Field(
         "tiny", description="the policy: a directory, a Hugging Face id, or a name that a plugin knows, such as tiny"
     )
     seed: int = Field(0, ge=0, description="every random number of the run derives from it")
     deterministic: bool = Field(
-        False, description="the same weights, bit by bit, also across a kill and a resume (CPU)"
+        False, description="the same weights bit for bit, also after a kill and a resume (CPU)"
     )
     date: datetime.date | None = Field(
         None,
-        description="the date that chat templates get when they ask for it, as 2026-01-31; unset: the day on which the run begins, "
+        description="the date for chat templates that ask for it, as 2026-01-31; unset: the day on which the run begins, "
         "also when it is resumed",
     )
     oversubscribe: bool = Field(
-        False, description="start although the run does not fit by its plan of memory, or its checkpoints on the disk"
+        False, description="start even if the plan says that memory, or the disk for checkpoints, is too small"
     )
     restarts: int = Field(
-        0, ge=0, description="how often the run starts again from its last checkpoint when a process of it dies"
+        0, ge=0, description="how often the run restarts from its last checkpoint after one of its processes died"
     )
     plot: Literal["auto", "always", "never"] = Field(
         "auto",
-        description="plot.png at the end of the run: auto, where it took half a minute and matplotlib is installed; always; never",
+        description="plot.png at the end of the run: auto (if it took half a minute and matplotlib is installed), always, never",
     )
     training: TrainingSection = Field(TrainingSection(), description="the shape of the run: steps, groups, staleness")
     sampling: SamplingSection = Field(SamplingSection(), description="how rollouts are sampled")
     environment: dict[str, Weighted] = Field(
-        default_factory=dict, description="one table an environment; the name is the default of `use`"
+        default_factory=dict, description="one table per environment; the name is the default of `use`"
     )
     reward: dict[str, RewardComponent] = Field(
         default_factory=lambda: {"environment": RewardComponent(use="environment")},
-        description="one table a reward, summed by weight; the name is the default of `use`. The one named environment "
+        description="one table per reward, added up by weight; the name is the default of `use`. The reward named environment "
         'is the environment\'s own score, to which the others are added; use = "none" leaves one out',
     )
-    engine: EngineComponent = Field(EngineComponent(use="hf"), description="what samples")
-    trainer: TrainerComponent = Field(TrainerComponent(use="grpo"), description="what updates the policy")
-    bridge: Component = Field(Component(use="ipc"), description="how weights get from the trainer to the engine")
+    engine: EngineComponent = Field(EngineComponent(use="hf"), description="samples from the policy")
+    trainer: TrainerComponent = Field(TrainerComponent(use="grpo"), description="updates the policy")
+    bridge: Component = Field(Component(use="ipc"), description="moves the weights from the trainer to the engines")
     launcher: Component = Field(
-        Component(use="local"), description="what starts the processes of engines and trainer, and on which machines"
+        Component(use="local"), description="starts the processes of engines and trainer, and chooses their machines"
     )
-    curriculum: Component = Field(Component(use="shuffled"), description="which task is drawn next")
+    curriculum: Component = Field(Component(use="shuffled"), description="chooses which task is drawn next")
     transform: dict[str, Component] = Field(
         default_factory=lambda: {name: Component(use=name) for name in ("group_advantage", "drop_flat")},
-        description="what is done to scored groups, in this order; the name is the default of `use`. A new one comes first",
+        description="applied to scored groups, in this order; the name is the default of `use`. A new one comes first",
     )
     teacher: dict[str, Component] = Field(
         default_factory=dict,
-        description="one table a teacher, whose logprobs groups are given; the name is the default of `use`",
+        description="one table per teacher, which adds its logprobs to groups; the name is the default of `use`",
     )
     sink: dict[str, Component] = Field(
         default_factory=lambda: {name: Component(use=name) for name in ("console", "jsonl")},
-        description="where metrics and rollouts go; the name is the default of `use`",
+        description="record metrics and rollouts; the name is the default of `use`",
     )
     evaluation: EvaluationSection = Field(EvaluationSection(), description="held-out evaluation")
-    checkpoint: CheckpointSection = Field(CheckpointSection(), description="what a run is resumed from")
+    checkpoint: CheckpointSection = Field(CheckpointSection(), description="when to save what a run is resumed from")
     hub: HubSection = Field(HubSection(), description="the queue of groups that wait to be trained")
     health: HealthSection = Field(
-        HealthSection(), description="checks of every step, their thresholds, and what an illness does"
+        HealthSection(), description="checks of every step, their thresholds, and what happens when one is ill"
     )
     watch: WatchSection = Field(
-        WatchSection(), description="over processes and servers that owe an answer and say nothing"
+        WatchSection(), description="when to report and give up processes and servers that do not answer"
     )
     api: ApiSection | None = Field(
-        None, description="groups from workers at a trajectory API, in place of rollouts in this process"
+        None, description="groups come from workers at a trajectory API, not from rollouts in this process"
     )
 
     @model_validator(mode="after")
@@ -325,7 +325,7 @@ class RunConfig(Section):
             )
         if taken := sorted(RUN_PARTS & self.reward.keys()):
             raise ValueError(
-                f"reward.{taken[0]}: reward/{taken[0]} is a metric of the run's own, so give that reward another name"
+                f"reward.{taken[0]}: reward/{taken[0]} is one of the run's own metrics; give that reward another name"
             )
         self.engine.instances()
         self.evaluation.check()
@@ -340,8 +340,8 @@ class RunConfig(Section):
         return self
 
     def _refuse_idle_beside_an_api(self) -> None:
-        """Raises ValueError for what has no effect where workers run the rollouts. (The tables of environments and rewards do: a worker
-        may read the same file, and what is installed here is evaluated here.)"""
+        """Raises ValueError for settings that have no effect when workers run the rollouts. Tables of environments and rewards are
+        allowed: a worker may read the same file, and environments installed here are evaluated here."""
         if self.hub != HubSection():
             raise ValueError(
                 "hub.size_mb has no effect with [api]: groups wait in the server's hub, which `atropos serve --hub-mb` bounds; "
@@ -351,25 +351,25 @@ class RunConfig(Section):
         changed = [name for name in EvaluationSection.model_fields if getattr(given, name) != getattr(usual, name)]
         if changed and not self.environment and given.problems:
             raise ValueError(
-                f"evaluation.{changed[0]} has no effect with [api] and no environment: what is named here and installed is "
-                "evaluated; name it, as [environment.gsm8k] or --env gsm8k, or remove this"
+                f"evaluation.{changed[0]} has no effect with [api] and no environment: only environments that are named here and "
+                "installed are evaluated; name one, as [environment.gsm8k] or --env gsm8k, or remove this"
             )
 
 
 FLAG = "flag"
-LEFT_OUT = "none"  # as `use` of a component of NAMED sections: the run is without it
+LEFT_OUT = "none"  # `use` of a component in a NAMED section that the run leaves out
 SINGLE = ("engine", "trainer", "bridge", "curriculum", "launcher")
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A configuration, and where each of its values came from."""
+    """A configuration, and the origin of each value."""
 
     config: RunConfig
     origins: Mapping[str, str] = field(default_factory=dict)  # dotted path -> "flag", a file's name, "preset of ..."
 
     def rows(self) -> Iterator[tuple[str, Any, str]]:
-        """Every value: path, value, origin."""
+        """Yield every value: path, value, origin."""
         for path, value in flatten(dump(self.config)):
             yield path, value, self.origins.get(path, "default")
 
@@ -378,11 +378,11 @@ class Loaded:
 class Layer:
     origin: str
     values: Mapping[str, Any]
-    whole: bool = False  # the saved file of a run: it has all components, and the default ones are not added to them
+    whole: bool = False  # a run's saved file, which lists all components: no defaults are added
 
 
 def load(layers: Iterable[Layer]) -> Loaded:
-    """Merge, later over earlier, and validate. Raises ConfigError that names the key, its origin and the near miss."""
+    """Merge the layers and validate. Raises ConfigError that names the key, its origin and a similar key."""
     defaults = RunConfig()
     merged: dict[str, Any] = {section: {"use": getattr(defaults, section).use} for section in SINGLE}
     merged |= {section: {name: {} for name in getattr(defaults, section)} for section in NAMED}
@@ -403,7 +403,7 @@ def load(layers: Iterable[Layer]) -> Loaded:
 
 
 def read_file(path: Path) -> Layer:
-    """With the places of code, `./file.py:Name`, and of models, `./directory`, from the folder of the file on."""
+    """Read a run file. References to code, `./file.py:Name`, and models, `./directory`, are relative to its folder."""
     try:
         return Layer(str(path), anchored(parse_toml(read_text(path)), path.parent))
     except FileNotFoundError:
@@ -418,21 +418,21 @@ def read_file(path: Path) -> Layer:
     except UnicodeDecodeError as error:
         raise ConfigError(
             f"the run file {path} is not text in UTF-8: {error}.",
-            remedy="Save it as UTF-8; in PowerShell, `Set-Content -Encoding utf8` and no `>`.",
+            remedy="Save it as UTF-8; in PowerShell, use `Set-Content -Encoding utf8` instead of `>`.",
         ) from error
     except (ValueError, RecursionError) as error:
-        what_else = "Data and code are no run files: name an environment of them with --env."
+        what_else = "For a file of data or code, name its environment with --env."
         raise ConfigError(
             f"the run file {path} is not TOML: {error}", remedy=None if path.suffix == ".toml" else what_else
         ) from error
 
 
-PLACES = ("use", "loss", "score")  # keys whose value may say where code stands
+PLACES = ("use", "loss", "score")  # keys whose value may be a reference to code
 
 
 def anchored(values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """With the places of code, `./file.py:Name`, and of a model, `./directory`, made absolute: what is started elsewhere, a process or a
-    resumed run, finds the same. Other texts know their folder, for the options that are paths."""
+    """Make references to code, `./file.py:Name`, and models, `./directory`, absolute, so that child processes and resumed runs
+    find the same. Other strings remember their folder, for options that are paths."""
     made: dict[str, Any] = {}
     for key, value in values.items():
         if isinstance(value, Mapping):
@@ -448,11 +448,11 @@ def anchored(values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     return made
 
 
-_PLACE = re.compile(r"((?:\w+:)?)(.+\.py)((?::\w+)?)")  # of NAME:./file.py too, where a component takes a file
+_PLACE = re.compile(r"((?:\w+:)?)(.+\.py)((?::\w+)?)")  # also NAME:./file.py, for a component that takes a file
 
 
 def parse_flag(text: str) -> tuple[str, Any]:
-    """`trainer.learning_rate=1e-6` -> path and value; the value is read as TOML, and as plain text where it is none."""
+    """Split `trainer.learning_rate=1e-6` into path and value. The value is TOML, or plain text if it is not valid TOML."""
     path, equals, raw = text.partition("=")
     if not equals or not path.strip():
         raise ConfigError(f"--set wants PATH=VALUE, as in --set trainer.learning_rate=1e-6; it got {text!r}.")
@@ -464,7 +464,7 @@ def parse_flag(text: str) -> tuple[str, Any]:
 
 
 def nest(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Dotted paths to nested tables."""
+    """Turn dotted paths into nested tables."""
     nested: dict[str, Any] = {}
     for path, value in pairs:
         *parents, last = path.split(".")
@@ -487,7 +487,7 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def dump(config: BaseModel) -> dict[str, Any]:
-    """As TOML can hold it: no None."""
+    """Dump a model to values that TOML can hold (no None)."""
 
     def clean(value: Any) -> Any:
         if isinstance(value, dict):
@@ -499,7 +499,7 @@ def dump(config: BaseModel) -> dict[str, Any]:
 
 
 def to_toml(values: Mapping[str, Any], prefix: str = "") -> str:
-    """Tables of TOML."""
+    """Format nested values as TOML tables."""
     lines = [f"{_key(key)} = {toml_value(value)}" for key, value in values.items() if not isinstance(value, Mapping)]
     for key, table in values.items():
         if isinstance(table, Mapping):
@@ -510,7 +510,7 @@ def to_toml(values: Mapping[str, Any], prefix: str = "") -> str:
 
 
 def toml_value(value: Any) -> str:
-    """One value; inside a list, tables are inline. Strings are JSON strings, which TOML's basic strings contain."""
+    """Format one value. Tables inside a list are inline. Strings are JSON strings, which are valid TOML basic strings."""
     if isinstance(value, float) and not math.isfinite(value):
         return "nan" if math.isnan(value) else ("inf" if value > 0 else "-inf")
     if isinstance(value, list):
@@ -521,7 +521,7 @@ def toml_value(value: Any) -> str:
 
 
 def left_out(config: RunConfig) -> dict[str, dict[str, Any]]:
-    """The default components that a configuration is without, by section, as a run file says it."""
+    """Return the default components that a configuration leaves out, by section, in the form of a run file."""
     defaults = RunConfig()
     return {
         section: {
@@ -532,9 +532,9 @@ def left_out(config: RunConfig) -> dict[str, dict[str, Any]]:
 
 
 def _in_order(section: str, there: Mapping[str, Any], named: Mapping[str, Any], layer: Layer) -> dict[str, Any]:
-    """The components of a section and those that a layer names. New ones come first, so that a transform of rewards is before the one that
-    makes advantages of them. A file, unlike flags, also says the order of those that it names. Raises ConfigError for a component to leave
-    out that is not there."""
+    """Return the components of a section plus those that a layer names, in order. New ones come first, so that a transform of
+    rewards runs before the one that computes advantages. A file, unlike flags, also sets the order of those that it names.
+    Raises ConfigError if a component to leave out does not exist."""
     new = [name for name in named if name not in there]
     for name in new:
         if _is_left_out(named[name]):
@@ -583,7 +583,7 @@ def _merge(
         path = f"{prefix}{key}"
         if isinstance(value, Mapping) and isinstance(into.get(key), dict):
             if prefix == "" and key in SINGLE and value.get("use", into[key].get("use")) != into[key].get("use"):
-                into[key] = {}  # another component: the former one's options mean nothing to it
+                into[key] = {}  # another component: drop the options of the former one
             _merge(into[key], value, origins, origin, f"{path}.")
         elif isinstance(value, Mapping):
             into[key] = {}

@@ -1,4 +1,4 @@
-"""A JSON Schema of run files, for editors: the sections of core, and under each `use` the options of that component."""
+"""A JSON Schema of run files, for editors: the sections of core, and for each `use` the options of that component."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from atropos_core.plugins.registry import Registry
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 UNSAID = (
-    "Not said here: rules between two keys; options of code of your own, [engine.replica.NAME] tables and components inside "
-    "another one's options; numbers written as texts, which are taken as well; what only the machine knows. `atropos config "
-    "show FILE` looks at all of it."
+    "Not covered: rules between two keys; options of your own code, [engine.replica.NAME] tables and components inside "
+    "another one's options; numbers written as strings, which are accepted; what depends on the machine. `atropos config "
+    "show FILE` checks all of it."
 )
-_REFERENCE = r":|\.py$"  # where code stands, and no plugin's name: plugins/references.py
+_REFERENCE = r":|\.py$"  # a reference to code, not a plugin's name: plugins/references.py
 _OWN: Mapping[str, type[Component]] = {
     "environment": Weighted, "reward": RewardComponent, "engine": EngineComponent, "trainer": TrainerComponent,
 }  # fmt: skip
 
 
 def run_file_schema(registry: Registry) -> dict[str, Any]:
-    """With every component that is installed. A section without `use` may have the options of any component of its kind: a
-    model's preset may say which one it is."""
+    """Return a schema with every installed component. A section without `use` may have the options of any component of its
+    kind, because a model's preset may choose it."""
     offers = {
         kind: {offer.provider.name: offer.provider.options for offer in registry.offers(kind)}
         for kind in (*SINGLE, *NAMED)
@@ -95,7 +95,7 @@ def _use(field: Mapping[str, Any], names: list[str]) -> dict[str, Any]:
 
 
 def _allow_names(defs: dict[str, Any]) -> None:
-    """A component inside another one's options: its name alone may stand for it, and the name of its table for `use`."""
+    """A component inside another one's options may be just its name, or take `use` from the name of its table."""
     for name, one in defs.items():
         if "use" in one.get("properties", {}):
             defs[name] = {
@@ -105,7 +105,7 @@ def _allow_names(defs: dict[str, Any]) -> None:
 
 
 def _plain(schema: Any) -> Any:
-    """Without the titles that repeat each key."""
+    """Remove the titles that repeat each key."""
     if isinstance(schema, list):
         return [_plain(one) for one in schema]
     if not isinstance(schema, dict):

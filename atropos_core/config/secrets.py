@@ -1,4 +1,4 @@
-"""What of a configuration is shown to others: nothing that is named like a secret."""
+"""Remove secrets from a configuration before it is shown."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SECRET = re.compile(r"(^|_)(key|keys|token|secret|password|credentials)$")
 
 
 def without_secrets(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings whose names are not those of keys, tokens or passwords."""
+    """Return the settings without strings that are named like keys, tokens or passwords."""
     return {
         name: without_secrets(value) if isinstance(value, Mapping) else value
         for name, value in values.items()

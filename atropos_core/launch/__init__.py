@@ -1,1 +1,1 @@
-"""From a plan to a living run and to its end: memory plan, assembly, the supervisor, signals."""
+"""From a plan to a running run and to its end: memory plan, assembly, the supervisor, signals."""

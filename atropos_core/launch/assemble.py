@@ -1,4 +1,4 @@
-"""RunConfig -> components that fit: first a Plan, which is free to make and may be refused; then the parts themselves."""
+"""RunConfig -> components that fit: first a Plan, which is cheap and may be refused, then the components themselves."""
 
 from __future__ import annotations
 
@@ -59,46 +59,46 @@ ONE_ENGINE: frozenset[Transport] = frozenset({"posix_shm", "cuda_ipc"})  # the f
 
 @dataclass(frozen=True)
 class Plan:
-    """A run that can be: every name found, every option valid, the parts fit."""
+    """A run that is possible: every name was found, every option is valid, and the components fit."""
 
     config: RunConfig
     model: ResolvedModel
     engines: Sequence[ResolvedComponent]  # [engine] first, then its replicas; none for what samples elsewhere
     single: Mapping[str, ResolvedComponent]  # trainer, bridge, curriculum
     named: Mapping[str, Mapping[str, ResolvedComponent]]  # environment, reward, transform, teacher, sink
-    transports: tuple[Transport, ...]  # to each engine; empty where nothing is trained
-    serve_engine: ServeEngine | None = None  # if workers elsewhere run the environments
-    open_source: OpenSource | None = None  # of their groups
+    transports: tuple[Transport, ...]  # to each engine; empty if nothing is trained
+    serve_engine: ServeEngine | None = None  # if remote workers run the environments
+    open_source: OpenSource | None = None  # of the workers' groups
 
     @property
     def today(self) -> str:
-        """The date that chat templates get when they ask for it."""
+        """The date for chat templates that ask for it."""
         return str(self.config.date or "")
 
     def tokenizer(self) -> ChatTokenizer:
-        """The policy's."""
+        """Return the policy's tokenizer."""
         return ChatTokenizer(self.model.directory, self.today)
 
     @property
     def spans_machines(self) -> bool:
-        """Whether engines and trainer may be on other machines than this one."""
+        """True if engines and trainer may be on other machines."""
         launcher = self.single.get("launcher")
         return launcher is not None and launcher.offer.provider.several_machines
 
     def hosted(self) -> list[ResolvedComponent]:
-        """Engines and trainer that have processes of their own."""
+        """Return the engines and the trainer that run in child processes."""
         components = [*self.engines, *(one for kind, one in self.single.items() if kind == "trainer")]
         return [one for one in components if one.offer.provider.runs_in == "process"]
 
     def roles(self) -> dict[str, tuple[str, ...]]:
-        """The devices of each process that the launcher will start."""
+        """Return the devices of each process that the launcher will start."""
         found = {role: one.devices for one in self.hosted() for role in one.roles}
         for one in self.named.get("teacher", {}).values():
             found |= one.offer.provider.roles(one.options, one.label)
         return found
 
     def code(self) -> dict[str, str]:
-        """A digest of each file that an option names code by, `./file.py:Name`: for a resume to tell that it changed."""
+        """Return a digest of each file that an option names code by, `./file.py:Name`, so that a resume can tell if it changed."""
         digests = {}
         for path, value in flatten(self.resolved()):
             where = value.rpartition(":")[0] or value if isinstance(value, str) else ""
@@ -108,8 +108,8 @@ class Plan:
         return digests
 
     def resolved(self) -> dict[str, Any]:
-        """The configuration with every option of every component in it, defaults included, and `use = "none"` for each default component
-        that it is without."""
+        """Return the configuration with every option of every component, defaults included, and `use = "none"` for each default
+        component that is left out."""
         values = dump(self.config)
         for section, absent in left_out(self.config).items():
             values[section] |= absent
@@ -128,7 +128,7 @@ class Plan:
 
 
 def planned(plan: Plan, directory: Path) -> PlannedRun:
-    """What a launcher is told of it."""
+    """Return the description of the run for a launcher."""
     return PlannedRun(
         directory.absolute(),
         to_toml(plan.resolved()),
@@ -148,10 +148,11 @@ def make_plan(
     sampling: bool = True,
     warns: bool = True,
 ) -> Plan:
-    """Raises ConfigError, UnknownComponent, PluginError or FitError; nothing is built, nothing heavy imported.
-    A process that does not do all three leaves components out: `training` needs trainer and bridge, `rollouts`
-    environments and rewards, `sampling` an engine. With an [api], workers run the environments: those that are not
-    installed here are left out. `warns`: print warnings of options without effect."""
+    """Plan a run. Raises ConfigError, UnknownComponent, PluginError or FitError. Builds nothing and imports nothing heavy.
+
+    A process that does only part of a run leaves components out: `training` needs trainer and bridge, `rollouts` needs
+    environments and rewards, `sampling` needs an engine. With an [api], workers run the environments, and those that are not
+    installed here are left out. `warns`: print warnings about options without effect."""
     by_workers = training and config.api is not None
     if not config.environment and rollouts and not by_workers:
         raise ConfigError(
@@ -199,7 +200,7 @@ def make_plan(
 
 
 def _refuse_second_advantages(transforms: Mapping[str, ResolvedComponent]) -> None:
-    """Raises ConfigError for two transforms that make advantages: groups keep those of the first."""
+    """Raises ConfigError for two transforms that compute advantages: groups keep those of the first."""
     makers = [name for name, one in transforms.items() if "advantages" in _announcements(one)]
     if len(makers) < 2:
         return
@@ -217,7 +218,7 @@ def _engine_and_trainer(
 
 
 def _on_devices_of(component: ComponentOnDevices, resolved: ResolvedComponent) -> ComponentOnDevices:
-    """With the devices that it was placed on."""
+    """Return the component with the devices that it was placed on."""
     return component.model_copy(update={"devices": resolved.devices})
 
 
@@ -231,7 +232,7 @@ def _is_installed(name: str, component: Component, plugins: Plugins) -> bool:
 
 
 def _refuse_groups_of_one(transforms: Mapping[str, ResolvedComponent], by_workers: bool) -> None:
-    """Raises ConfigError if no group of one can be trained; warns if its advantage is 0, or if workers may send larger ones."""
+    """Raises ConfigError if no group of one can be trained. Warns if its advantage is 0, or if workers may send larger groups."""
     announced = {name: one.offer.provider.announces(one.options) for name, one in transforms.items()}
     baselines = {name: says["advantages"]["baseline"] for name, says in announced.items() if "advantages" in says}
     compares = next((name for name, baseline in baselines.items() if baseline in ("group", "others")), None)
@@ -256,7 +257,7 @@ def _refuse_groups_of_one(transforms: Mapping[str, ResolvedComponent], by_worker
         *([f"transform.{compares}.baseline=none"] if compares else []),
         *([f"transform.{drops}.use=none"] if drops else []),
     ]
-    remedy = f"Set training.group_size to 2 or more; or, to train by rewards alone: {' '.join(f'--set {one}' for one in changes)}"
+    remedy = f"Set training.group_size to 2 or more; or, to train only by rewards: {' '.join(f'--set {one}' for one in changes)}"
     if drops is None or by_workers:
         console.warn(f"{fact}. {remedy}")
     else:
@@ -264,7 +265,7 @@ def _refuse_groups_of_one(transforms: Mapping[str, ResolvedComponent], by_worker
 
 
 def _refuse_idle_launcher(components: Sequence[ResolvedComponent], launcher: ResolvedComponent) -> None:
-    """Raises ConfigError for one that would have nothing to start."""
+    """Raises ConfigError for a launcher that would have nothing to start."""
     if launcher.component.use != "local" and all(one.offer.provider.runs_in == "here" for one in components):
         names = ", ".join(f"{one.offer.kind} {one.component.use!r}" for one in components) or "what is run"
         raise ConfigError(
@@ -276,7 +277,7 @@ def _refuse_idle_launcher(components: Sequence[ResolvedComponent], launcher: Res
 def _refuse_machines_that_are_not_there(trainer: ResolvedComponent, launcher: ResolvedComponent) -> None:
     if len(trainer.roles) > 1 and not launcher.offer.provider.several_machines:
         raise FitError(
-            f"trainer.machines = {len(trainer.roles)}, and launcher {launcher.component.use!r} has this machine alone.",
+            f"trainer.machines = {len(trainer.roles)}, but launcher {launcher.component.use!r} has only this machine.",
             remedy="Name a launcher that has several, as --launcher ray; or leave trainer.machines out: trainer.devices names several "
             "devices of one machine.",
         )
@@ -285,7 +286,7 @@ def _refuse_machines_that_are_not_there(trainer: ResolvedComponent, launcher: Re
 def _fit(
     engines: Sequence[ResolvedComponent], single: Mapping[str, ResolvedComponent], plugins: Plugins
 ) -> tuple[Transport, ...]:
-    """How weights travel to each engine. Memory can be shared with the first one only."""
+    """Choose how weights travel to each engine. Only the first one can share memory."""
     first, *others = engines
     spans = single["launcher"].offer.provider.several_machines
     allowed = frozenset(get_args(Transport)) - (ONE_MACHINE if spans else frozenset())
@@ -329,8 +330,8 @@ def _why_not(allowed: frozenset[Transport], launcher: str) -> str:
 
 
 def _carries(transport: Transport, engine: tuple[str, ...], trainer: tuple[str, ...]) -> bool:
-    """Whether these devices allow it. An exported CUDA allocation is mapped on the device that it is on; weights that a
-    trainer divides over several are first put together, into a file."""
+    """True if these devices allow the transport. An exported CUDA allocation is mapped on its own device. Weights that a trainer
+    divides over several devices are first gathered into a file."""
     whole = len(trainer) == 1
     on_gpu = whole and engine == trainer and engine[0].startswith("cuda")
     return {"posix_shm": engine == trainer == ("cpu",), "cuda_ipc": on_gpu, "copy": whole}.get(transport, True)
@@ -350,20 +351,20 @@ def _list(transports: frozenset[Transport]) -> str:
 
 
 async def build(plan: Plan, directory: Path) -> Parts:
-    """Build every component, the processes side by side. On failure, what was started is ended."""
+    """Build every component, processes in parallel. On failure, end everything that was started."""
     builder = _Builder(plan, directory)
     return await _or_end(builder, builder.build())
 
 
 async def build_for_evaluation(plan: Plan, directory: Path, engine: Engine | None = None) -> EvaluationParts:
-    """Its environments and rewards are open, its engine is not. With `engine`, that one in place of the plan's own."""
+    """Build for an evaluation: environments and rewards are open, the engine is not. `engine` replaces the plan's own."""
     builder = _Builder(plan, directory)
     return await _or_end(builder, builder.build_for_evaluation(engine))
 
 
 @asynccontextmanager
 async def trainer_alone(plan: Plan, directory: Path) -> AsyncIterator[Trainer]:
-    """The trainer of a plan with nothing else of it, open inside; its weights are its own."""
+    """Open only the trainer of a plan, with weights of its own, for the duration of the block."""
     builder = _Builder(plan, directory)
     trainer: Trainer = await _or_end(builder, builder.build_trainer())
     try:
@@ -374,22 +375,22 @@ async def trainer_alone(plan: Plan, directory: Path) -> AsyncIterator[Trainer]:
 
 
 def contexts(plan: Plan, directory: Path) -> list[tuple[ResolvedComponent, RunContext]]:
-    """Engines, trainer, bridge, curriculum and teachers, and what each would be built with."""
+    """Return engines, trainer, bridge, curriculum and teachers, each with the context that it would be built with."""
     builder = _Builder(plan, directory)
     components = (*plan.engines, *plan.single.values(), *plan.named.get("teacher", {}).values())
     return [(one, builder.run_context(one)) for one in components]
 
 
 def environments(plan: Plan, directory: Path) -> dict[str, Environment]:
-    """Those of a plan, made and not opened."""
+    """Build the environments of a plan without opening them."""
     return _Builder(plan, directory).environments()
 
 
 async def tasks_of(
     plan: Plan, directory: Path, look: Callable[[str, Environment], None] = lambda name, environment: None
 ) -> dict[str, dict[Split, int]]:
-    """Return the number of tasks of each environment of a plan, by split. Opens only the environments, and calls `look` with each of
-    them. Raises DataError, ConfigError."""
+    """Return the number of tasks of each environment of a plan, by split. Opens only the environments, and calls `look` with
+    each of them. Raises DataError, ConfigError."""
     builder = _Builder(plan, directory)
     made = builder.environments()
 
@@ -429,8 +430,8 @@ def _announcements(resolved: ResolvedComponent) -> Mapping[str, Any]:
 class _Builder:
     def __init__(self, plan: Plan, directory: Path) -> None:
         self.plan = plan
-        self.children: list[Child] = []  # whose end is the run's end
-        self.here: list[Closable] = []  # rewards and environments, which may have helpers of their own
+        self.children: list[Child] = []  # if one of these ends, the run ends
+        self.here: list[Closable] = []  # rewards and environments, which may have helpers
         self._launching: asyncio.Task[None] | None = None
         self._context = RunContext(
             directory=directory,
@@ -502,8 +503,8 @@ class _Builder:
         )
 
     async def opened_environments(self, environments: Mapping[str, Environment]) -> dict[str, dict[Split, int]]:
-        """How many tasks each has, by split: what is missing there ends the run while engines and trainer begin to import. Raises
-        DataError, ConfigError."""
+        """Return how many tasks each environment has, by split. Runs while engines and trainer import, so that missing data end
+        the run early. Raises DataError, ConfigError."""
         config = self.plan.config
         await self._open(environments)
         splits: tuple[Split, ...] = ("train", "test") if config.evaluation.problems else ("train",)
@@ -562,7 +563,7 @@ class _Builder:
         return context
 
     def environments(self) -> dict[str, Environment]:
-        """Made and not opened."""
+        """Build the environments without opening them."""
         made: dict[str, Environment] = {}
         for name, resolved in self.plan.named.get("environment", {}).items():
             with console.waiting(f"environment {name} to be made"):
@@ -614,13 +615,13 @@ class _Builder:
         return child
 
     async def _opened_launcher(self) -> None:
-        """Whoever is first opens it."""
+        """Open the launcher once; later callers wait for the first."""
         if self._launching is None:
             self._launching = asyncio.create_task(self._open_launcher())
         await asyncio.shield(self._launching)
 
     async def _open_launcher(self) -> None:
-        """For all that it is to start. Raises FitError, before anything is started."""
+        """Open the launcher for all processes that it will start. Raises FitError before any is started."""
         named = f"launcher {self.plan.config.launcher.use}" if "launcher" in self.plan.single else "launcher local"
         await opened(named, self.launcher)
         roles = list(self.plan.roles())

@@ -1,8 +1,7 @@
-"""`atropos audit RUN`: what must hold among the records of a run, and its recorded logprobs against those of its own weights.
+"""`atropos audit RUN`: check a run's records against each other, and recorded logprobs against the run's own weights.
 
-Weights of a policy version are in the checkpoint that was saved at it; version 0 is the model that the run began with. The
-run's trainer takes them up and scores what was sampled under them: a token of a version that nobody has any more is counted as
-not checked.
+The weights of a policy version are in the checkpoint that was saved at it; version 0 is the run's first model. The run's
+trainer loads them and scores what was sampled with them. Tokens of a version that was not saved are counted as not checked.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ MOST_DIFFERENCES = 1000  # of one version that are kept: another model's weights
 
 @dataclass
 class Audit:
-    """What was found."""
+    """The findings of an audit."""
 
     steps: list[int]
     faults: list[Fault] = field(default_factory=list)
@@ -52,7 +51,7 @@ class Audit:
 
 @dataclass(frozen=True)
 class _Claim:
-    """Logprobs of one sequence that are said to be of one version. The tokens are read when they are compared."""
+    """Logprobs of one sequence that are claimed to be of one version. The tokens are read when they are compared."""
 
     step: int
     number: int  # of the sequence
@@ -61,7 +60,7 @@ class _Claim:
     count: int
 
     def values(self, tokens: SequenceTokens) -> tuple[Floats, Bools]:
-        """[T] the logprobs, and which of them are claimed."""
+        """Return the logprobs [T], and a mask of those that are claimed."""
         if self.of == "the engine":
             return tokens.logprobs, _known(tokens) & (tokens.versions == self.version)
         assert tokens.trainer_logprobs is not None, "there were some"
@@ -69,7 +68,7 @@ class _Claim:
 
 
 def plan_of(config: RunConfig, model: ResolvedModel, plugins: Plugins) -> Plan:
-    """The run's trainer alone, with weights of its own. Raises as make_plan."""
+    """Plan only the run's trainer, with its own weights. Raises as make_plan."""
     on_this = config.trainer.model_copy(update={"machines": 1})
     trainer = resolve_component(plugins.registry, "trainer", "trainer", on_this)
     bridge = resolve_component(plugins.registry, "bridge", "bridge", config.bridge)
@@ -81,12 +80,12 @@ async def audit(
     records: RunRecords, plan: Plan, steps: Sequence[int], scratch: Path, tolerance: float | None,
     say: Callable[[str], None],
 ) -> Audit:  # fmt: skip
-    """`steps`: of those that are recorded; none: all. `tolerance` in nats; None: what the run itself allows. `say` tells what
-    goes on. Raises DataError where there is nothing to audit."""
+    """Audit the recorded steps in `steps`, or all of them if it is empty. `tolerance` is in nats; None: what the run itself
+    allows. `say` prints progress. Raises DataError if there is nothing to audit."""
     chosen = _steps_to_audit(records, steps)
     found = Audit(chosen)
     metrics = {int(row["step"]): row for row in metric_rows(records.directory)[0]}
-    by_workers = plan.config.api is not None  # whose rewards have weights of their own
+    by_workers = plan.config.api is not None  # workers' rewards have their own weights
     weights = {} if by_workers else {name: reward.weight for name, reward in plan.config.reward.items()}
     expected = Expected(weights, plan.config.training.max_staleness, plan.tokenizer())
     claims: dict[int, list[_Claim]] = defaultdict(list)
@@ -117,20 +116,20 @@ def _steps_to_audit(records: RunRecords, steps: Sequence[int]) -> list[int]:
         why = records.step(there[-1]).why_no_tokens if there else "it has no rollouts"
         raise DataError(
             f"{records.directory} cannot be audited: {why}.",
-            remedy="A run records its tokens where it has a [sink.jsonl] with tokens, as by default.",
+            remedy="A run records its tokens if it has a [sink.jsonl] with tokens, which is the default.",
         )
     return records.steps()
 
 
 def _known(tokens: SequenceTokens) -> Bools:
-    """[T] tokens with a logprob that something before them explains."""
+    """Return a mask [T] of the sampled tokens that have a logprob and a token before them."""
     known: Bools = tokens.sampled & np.isfinite(tokens.logprobs)
     known[:1] = False
     return known
 
 
 def _claims(step: int, file: TokenFile, before: int | None, found: Audit) -> Iterator[_Claim]:
-    """`before`: the version that the step's update began from."""
+    """Yield the claims of a step. `before`: the version that its update started from."""
     for number in range(file.sequences):
         tokens = file.sequence(number)
         known = _known(tokens)
@@ -143,7 +142,7 @@ def _claims(step: int, file: TokenFile, before: int | None, found: Audit) -> Ite
             found.left_out["sequences came without logprobs"] += 1
         for version, count in zip(*np.unique(tokens.versions[known], return_counts=True), strict=True):
             if version == UNKNOWN_VERSION:
-                found.left_out["tokens are of a version that nobody knows"] += int(count)
+                found.left_out["tokens are of an unknown version"] += int(count)
             else:
                 yield _Claim(step, number, int(version), "the engine", int(count))
         if tokens.trainer_logprobs is not None and before is not None:
@@ -189,7 +188,7 @@ async def _compare(
 
 
 def ranges(numbers: Sequence[int]) -> str:
-    """Ascending numbers, those that follow each other as one: `1-49, 51, 53-79`."""
+    """Format ascending numbers, consecutive ones as a range: `1-49, 51, 53-79`."""
     first = [one for at, one in enumerate(numbers) if at == 0 or numbers[at - 1] != one - 1]
     last = [one for at, one in enumerate(numbers) if at + 1 == len(numbers) or numbers[at + 1] != one + 1]
     return ", ".join(str(one) if one == other else f"{one}-{other}" for one, other in zip(first, last, strict=True))
@@ -202,7 +201,7 @@ def _by_version(checkpoints: Checkpoints, found: Audit) -> Mapping[int, Checkpoi
             checkpoint = checkpoints.at(step)
             saved[int(checkpoint.state["progress"]["version"])] = checkpoint
         except CheckpointError as error:
-            if step in checkpoints.steps():  # a run that goes on removes the oldest
+            if step in checkpoints.steps():  # a running run removes the oldest
                 found.faults.append(Fault(step, Exception.__str__(error)))
         except (KeyError, TypeError, ValueError) as error:
             found.faults.append(Fault(step, f"checkpoint {checkpoints.directory} says no version: {error}"))
@@ -212,11 +211,11 @@ def _by_version(checkpoints: Checkpoints, found: Audit) -> Mapping[int, Checkpoi
 async def _compare_one(
     trainer: Trainer, version: int, claims: Sequence[_Claim], records: RunRecords, dtype: str | None, found: Audit
 ) -> None:
-    """`dtype`: of the weights, or None if the run file sets the tolerance."""
+    """Compare the claims with the trainer's logprobs. `dtype`: of the weights, or None if the run file sets the tolerance."""
     differences: list[Fault] = []
     for number, of_step in groupby(claims, lambda claim: claim.step):
         step = records.step(number)
-        if step.tokens is None:  # a run that goes on makes room
+        if step.tokens is None:  # a running run removes old tokens
             found.notes.append(f"step {number}: {step.why_no_tokens}")
             continue
         for part in _parts(step.tokens, of_step):
@@ -240,7 +239,7 @@ async def _compare_one(
 
 
 async def _allow_for_rounding(trainer: Trainer, tokens: SequenceTokens, dtype: str, found: Audit) -> None:
-    """Raise the tolerance, as the run does with its bound, if this model rounds by more."""
+    """Raise the tolerance, as the run does, if this model rounds by more."""
     rounding = await trainer.rounding([tokens.ids], tokens.temperature or 1.0)
     if rounding is not None and (bound := bound_of(rounding, dtype)) > found.tolerance:
         found.tolerance = bound
@@ -248,7 +247,7 @@ async def _allow_for_rounding(trainer: Trainer, tokens: SequenceTokens, dtype: s
 
 
 def _parts(file: TokenFile, claims: Iterable[_Claim]) -> Iterator[list[tuple[_Claim, SequenceTokens]]]:
-    """As many as the trainer is given at once, of one temperature each."""
+    """Split the claims into parts for one call of the trainer each, of one temperature each."""
     by_temperature: dict[float, list[tuple[_Claim, SequenceTokens]]] = defaultdict(list)
     for claim in claims:
         tokens = file.sequence(claim.number)

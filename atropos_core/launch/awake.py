@@ -1,6 +1,6 @@
-"""An event loop whose time stands still while its process is stopped (Ctrl-Z, SIGSTOP).
+"""An event loop whose clock stops while its process is stopped (Ctrl-Z, SIGSTOP).
 
-Every deadline of a run measures what others take. After an hour in the background, nobody has been late.
+Deadlines measure what other processes take. After an hour in the background, none has passed.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from types import FrameType
 
 
 class AwakeLoop(asyncio.SelectorEventLoop):
-    """Its clock loses what passed since it was last read when SIGCONT arrives: the stop, and the idle time before it. Off the
-    main thread, where no signal arrives, it is an ordinary clock."""
+    """On SIGCONT, its clock loses the time since it was last read: the stop, and the idle time before it. Outside the main
+    thread, where signals do not arrive, it is an ordinary clock."""
 
     def __init__(self) -> None:
         self._stopped_s = 0.0

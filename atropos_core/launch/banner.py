@@ -1,4 +1,4 @@
-"""The opening lines of a run: which model, data, bridge and device are used, and why."""
+"""The first lines of a run: model, data, bridge and devices, with the reason for each choice."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from atropos_core.storage.checkpoint import Checkpoint
 from atropos_core.training.parts import Parts
 from atropos_core.types import Split
 
-# Which of these it is, devices decide. Of the others a bridge has one, and its summary says what it does.
+# For these, the text depends on devices. Any other transport has one bridge, whose summary describes it.
 SHARED: dict[Transport, str] = {
     "posix_shm": "one copy of the weights, in shared memory, since both ends are on the CPU",
     "cuda_ipc": "one copy of the weights, by CUDA IPC, since both ends are on a GPU",
@@ -31,7 +31,7 @@ def banner(
     directory: Path,
     checkpoint: Checkpoint | None,
 ) -> list[tuple[str, str]]:
-    """Name and text of each line. `sizes`: tasks of each environment, by split."""
+    """Return name and text of each line. `sizes`: number of tasks of each environment, by split."""
     config, training = plan.config, plan.config.training
     data = []
     for name, environment in parts.environments.items():
@@ -75,7 +75,7 @@ def banner(
 
 
 def _other_than_defaults(config: RunConfig) -> Iterator[tuple[str, str]]:
-    """The rewards, transforms and sinks, if they are not the default ones, and which of these were left out."""
+    """Yield the rewards, transforms and sinks that are not defaults, and the defaults that were left out."""
     defaults = RunConfig()
     for section in ("reward", "transform", "sink"):
         named, usual = getattr(config, section), getattr(defaults, section)

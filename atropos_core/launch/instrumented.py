@@ -1,4 +1,4 @@
-"""Engines and the trainer of a run, with every call timed. What they are is behind these wrappers, unchanged."""
+"""Wrappers that time every call of a run's engines and trainer, and change nothing else."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ITEMS: Mapping[str, Callable[..., int]] = {  # what a call is about: continuatio
 
 
 class Timed(Forwarding):
-    """A component whose calls are counted as LABEL/METHOD."""
+    """A wrapper that counts a component's calls as LABEL/METHOD."""
 
     def __init__(self, behind: Engine | Trainer, label: str, profile: Profile) -> None:
         self.endpoint = behind.endpoint

@@ -1,7 +1,7 @@
-"""What this machine offers to a run, and what it lacks: one Finding a check, each with its remedy.
+"""Checks of this machine for `atropos doctor`: one Finding each, with a remedy.
 
-`ok` is False only where no run at all could work, or where something that is installed is broken. What some runs need
-(a GPU, the hub) is None when missing. Checks that wait run side by side, each under a deadline.
+`ok` is False only if no run could work, or if something that is installed is broken. It is None for missing things that only
+some runs need (a GPU, the hub). Checks that wait run in parallel, each with a deadline.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ for at in range(torch.cuda.device_count()):
 
 
 def examine() -> list[Finding]:
-    """All findings, in the order of the report. Takes as long as the slowest of them, and at most about 5 s."""
+    """Return all findings, in the order of the report. Takes as long as the slowest check, at most about 5 s."""
     slow: tuple[Callable[[], list[Finding]], ...] = (check_torch, check_hub)
     quick: tuple[Callable[[], list[Finding]], ...] = (
         check_python, check_plugins, check_memory, check_shared_memory, check_disk, check_ports,
@@ -71,7 +71,7 @@ def check_python() -> list[Finding]:
 
 
 def check_plugins(plugins: Plugins | None = None) -> list[Finding]:
-    """Core, and every plugin: broken, blocked, contested or refused ones by name."""
+    """Check core and every plugin; name the broken, blocked, contested or refused ones."""
     plugins = plugins or load_plugins()
     offers = len(plugins.registry.offers())
     whole = [report for report in plugins.reports if report.error is None and not report.blocked]
@@ -117,7 +117,7 @@ def check_memory() -> list[Finding]:
 
 
 def check_shared_memory(directory: Path = Path("/dev/shm")) -> list[Finding]:
-    """What bridge ipc needs on a CPU: memfd. torch's data loaders and NCCL use /dev/shm itself."""
+    """Check memfd, which bridge ipc needs on a CPU, and /dev/shm, which torch's data loaders and NCCL use."""
     found = []
     if not hasattr(os, "memfd_create"):
         detail = "this Python has no memfd_create: --bridge ipc cannot share memory"
@@ -145,7 +145,7 @@ def check_shared_memory(directory: Path = Path("/dev/shm")) -> list[Finding]:
 
 
 def check_disk(directory: Path | None = None) -> list[Finding]:
-    """Where runs are written, and where temporary files go."""
+    """Check the disks of runs and of temporary files."""
     found = []
     for subject, path in (("disk", directory or Path.cwd()), ("temporary", Path(gettempdir()))):
         usage = shutil.disk_usage(path)
@@ -164,7 +164,7 @@ def check_disk(directory: Path | None = None) -> list[Finding]:
 
 
 def check_ports(port: int = 8000) -> list[Finding]:
-    """Whether servers of ours could listen on this machine. `port` is where the trajectory API of old listens."""
+    """Check that our servers could listen on this machine. `port` is the usual port of the old trajectory API."""
     try:
         with socket.socket() as sock:
             sock.bind(("127.0.0.1", 0))
@@ -190,7 +190,7 @@ def check_ports(port: int = 8000) -> list[Finding]:
 
 
 def check_torch(deadline_s: float = TORCH_DEADLINE_S) -> list[Finding]:
-    """By a child process: this one imports no torch, and a broken one must not take it along."""
+    """Check torch in a child process: this one does not import it, and a broken torch must not end it."""
     try:
         installed = metadata.version("torch")
     except metadata.PackageNotFoundError:
@@ -237,7 +237,7 @@ def check_torch(deadline_s: float = TORCH_DEADLINE_S) -> list[Finding]:
 
 
 def check_hub(endpoint: str | None = None, deadline_s: float = HUB_DEADLINE_S) -> list[Finding]:
-    """Whether models and data sets can be fetched. Nothing needs it that is there already."""
+    """Check that models and data sets can be fetched. Not needed for those that are already here."""
     url = urlsplit(endpoint or os.environ.get("HF_ENDPOINT") or HUB)
     host, port = url.hostname or "", url.port or (80 if url.scheme == "http" else 443)
     offline = next((name for name in _OFFLINE if os.environ.get(name, "").upper() in ("1", "TRUE", "YES", "ON")), None)
@@ -250,7 +250,7 @@ def check_hub(endpoint: str | None = None, deadline_s: float = HUB_DEADLINE_S) -
     )
     if proxy is not None:
         return [Finding("hub", None, f"not tried: requests go through the proxy {_without_password(proxy)}")]
-    # In a child: looking a name up has no deadline of its own, and a thread that does it could not be ended.
+    # In a child: a name lookup has no deadline, and a thread that does it could not be ended.
     asking = [sys.executable, "-S", "-c", _CONNECT, host, str(port)]
     try:
         done = subprocess.run(asking, capture_output=True, timeout=deadline_s, check=False)

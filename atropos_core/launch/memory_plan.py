@@ -1,8 +1,8 @@
 """The memory plan: what each part of a run will hold, by device, before anything is loaded.
 
-Components say it themselves (`Provider.holds`), from their options and the model's files alone. A copy that two share
-counts once. What is needed only in a phase counts where that phase is its component's largest; and in an on-policy run, what only sampling
-needs or what only the update needs, whichever is more.
+Components estimate it themselves (`Provider.holds`), only from their options and the model's files. A copy that two share
+counts once. Memory that is held only in a phase counts if that phase is the component's largest. In an on-policy run, what only
+sampling needs and what only the update needs do not add up: the larger one counts.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NVIDIA_SMI = ("nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,n
 
 @dataclass(frozen=True)
 class PlanRow:
-    """A holding, whose it is, and whether it is in the largest phase."""
+    """A holding, the component that holds it, and whether it is in the largest phase."""
 
     component: str
     holding: Holding
@@ -40,7 +40,7 @@ class MemoryPlan:
     available: Mapping[str, int]  # by device, where known
 
     def needed(self) -> dict[str, int]:
-        """By device, at most."""
+        """Return the most bytes that are needed, by device."""
         total: dict[str, int] = defaultdict(int)
         copies: dict[tuple[str, str], int] = {}
         for row in self.rows:
@@ -56,11 +56,11 @@ class MemoryPlan:
         return dict(total)
 
     def too_small(self) -> list[str]:
-        """The devices that have less than is needed, as far as that is known."""
+        """Return the devices that are known to have less than is needed."""
         return [device for device, needed in self.needed().items() if needed > self.available.get(device, needed)]
 
     def largest(self, device: str) -> list[PlanRow]:
-        """The rows that count on a device, the largest first."""
+        """Return the rows that count on a device, the largest first."""
         return sorted(
             (row for row in self.rows if row.counts and row.holding.device == device),
             key=lambda row: -row.holding.size_bytes,
@@ -68,8 +68,8 @@ class MemoryPlan:
 
 
 def plan_memory(plan: Plan, directory: Path, available: Mapping[str, int] | None = None) -> MemoryPlan:
-    """What the components of `plan` say. One that says nothing is left out. `available`: bytes by device, where they are not to be
-    those of this machine."""
+    """Plan the memory of `plan` from its components' estimates. A component without one is left out. `available`: bytes by
+    device, instead of this machine's own."""
     config, available = plan.config, available_bytes() if available is None else available
     rows = [
         PlanRow("supervisor", Holding("interpreter, rollouts", SUPERVISOR_BYTES), True),
@@ -95,8 +95,8 @@ def plan_memory(plan: Plan, directory: Path, available: Mapping[str, int] | None
 
 
 def in_turn(rows: Sequence[PlanRow]) -> list[PlanRow]:
-    """Of a run in which nothing is sampled while an update runs: on each device what only sampling needs counts, or what only the
-    update needs, whichever is more."""
+    """Drop rows that are never held together: if nothing is sampled during an update, only what sampling needs or what the
+    update needs counts on each device, whichever is more."""
     sizes: dict[tuple[str, bool], int] = defaultdict(int)
     for row in rows:
         if row.counts and row.holding.phase in (*SAMPLING, UPDATE):
@@ -114,7 +114,7 @@ def in_turn(rows: Sequence[PlanRow]) -> list[PlanRow]:
 def workloads(
     plan: Plan, directory: Path, available: Mapping[str, int] | None = None
 ) -> list[tuple[ResolvedComponent, Workload]]:
-    """Engines, trainer, bridge, curriculum and teachers, and what each is given of the run."""
+    """Return engines, trainer, bridge, curriculum and teachers, each with its Workload."""
     from atropos_core.launch.assemble import contexts
     from atropos_core.rollouts.evaluation import IN_FLIGHT
 
@@ -139,7 +139,7 @@ def workloads(
 
 
 def peak(holdings: Sequence[Holding]) -> list[Holding]:
-    """What one component holds at its largest: all that is lasting, and on each device its largest phase."""
+    """Return what one component holds at most: everything permanent, and its largest phase on each device."""
     phases: dict[tuple[str, str], int] = defaultdict(int)
     for one in holdings:
         if one.phase:
@@ -151,7 +151,7 @@ def peak(holdings: Sequence[Holding]) -> list[Holding]:
 
 
 def available_bytes() -> dict[str, int]:
-    """What there is to give: memory that the system can free for us, and all of each GPU."""
+    """Return the memory that this run could have: what the system can free for it, and all of each GPU."""
     from atropos_core.plugins.requirements import cuda_devices
 
     _, free = host_memory()
@@ -166,8 +166,8 @@ def available_bytes() -> dict[str, int]:
 
 
 def host_memory() -> tuple[int, int]:
-    """Total and available bytes, 0 where that cannot be known; a container's own limit counts, less what it holds of
-    files that could go."""
+    """Return total and available bytes, 0 if unknown. Respects a container's limit, not counting the file cache that it
+    can drop."""
     try:
         rows = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
         total, free = (int(rows[name].split()[0]) * 1024 for name in ("MemTotal", "MemAvailable"))
@@ -184,7 +184,7 @@ def host_memory() -> tuple[int, int]:
 
 
 def table(made: MemoryPlan) -> tuple[list[tuple[str, ...]], list[tuple[str, str]]]:
-    """Rows of component, what, device, size and when; and a line for each device."""
+    """Return rows of component, what, device, size and when, and a line for each device."""
     rows: list[tuple[str, ...]] = []
     seen: set[tuple[str, str]] = set()
     for row in made.rows:
@@ -201,7 +201,7 @@ def table(made: MemoryPlan) -> tuple[list[tuple[str, ...]], list[tuple[str, str]
 
 
 def scaled(holdings: Sequence[Holding], devices: Sequence[str]) -> list[Holding]:
-    """The same on each of several devices."""
+    """Return the same holdings on each of several devices."""
     return [replace(one, device=device) for device in devices for one in holdings]
 
 

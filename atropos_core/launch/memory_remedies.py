@@ -1,4 +1,4 @@
-"""Changes of settings that make a run fit. Each change is tried by planning the run again with it."""
+"""Find settings that make a run fit. Each candidate is tried by planning the run again."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ MOST_SETTINGS = 8  # of one combination
 
 @dataclass(frozen=True)
 class Change:
-    """Settings in place of the run's own, and the plan that they lead to."""
+    """Settings that replace the run's own, and the plan that they lead to."""
 
     settings: Mapping[str, Any]
     plan: MemoryPlan
 
     @property
     def missing_bytes(self) -> int:
-        """The bytes that are missing on all devices together; 0 if the run fits."""
+        """Return how many bytes are missing on all devices together; 0 if the run fits."""
         needed, available = self.plan.needed(), self.plan.available
         return sum(max(size - available.get(device, size), 0) for device, size in needed.items())
 
     def said(self, device: str) -> str:
-        """The flags, with what is then needed on this device and on any other that would be too small."""
+        """Return the flags, with what is then needed on this device and on any other that would be too small."""
         flags = " ".join(f"--set {shlex.quote(f'{path}={_typed(value)}')}" for path, value in self.settings.items())
         needed = self.plan.needed()
         others = [one for one in self.plan.too_small() if one != device]
@@ -45,7 +45,7 @@ class Change:
 
 
 def check_memory(plan: Plan, directory: Path, made: MemoryPlan) -> None:
-    """Raises FitError if a device has less than the run needs by `made`, with changes that were tried."""
+    """Raises FitError, with changes that were tried, if a device has less than `made` needs."""
     if not (short := made.too_small()):
         return
     device, model = short[0], plan.config.model
@@ -85,8 +85,8 @@ class _Search:
         self._plugins: Plugins = load_plugins()
 
     def steps(self, before: Change) -> list[Change]:
-        """Each setting that makes `before` smaller, at the mildest value that fits, or else at the one that helps most. What fits
-        comes first, then what helps most."""
+        """Return one change per setting that makes `before` smaller, at the mildest value that fits or else the one that helps
+        most. Changes that fit come first, then those that help most."""
         settings: dict[str, Any] = {}
         for device in before.plan.too_small():
             for row in before.plan.largest(device):
@@ -95,7 +95,7 @@ class _Search:
         return sorted((one for one in found if one is not None), key=lambda one: one.missing_bytes)
 
     def combination(self, change: Change) -> Change:
-        """Add the setting that helps most until all fits or nothing helps, and leave out what was not needed after all."""
+        """Add the setting that helps most until the run fits or nothing helps; then drop those that were not needed."""
         while change.missing_bytes and len(change.settings) < MOST_SETTINGS and (steps := self.steps(change)):
             change = steps[0]
         for path in list(change.settings):
@@ -117,7 +117,7 @@ class _Search:
         return None if best is before else best
 
     def _planned(self, settings: Mapping[str, Any]) -> Change | None:
-        """The plan with these settings. None if they are refused."""
+        """Plan with these settings. None if they are refused."""
         layers = [Layer("run", dump(self._plan.config)), Layer(FLAG, nest(settings.items()))]
         try:
             plan = make_plan(load(layers).config, self._plan.model, self._plugins, rollouts=False, warns=False)

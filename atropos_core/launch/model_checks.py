@@ -1,4 +1,4 @@
-"""What can be known of a run's model before anything is started: from its files and the options alone, without torch."""
+"""Check a run's model before anything is started, only from its files and the options, without torch."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ SHARED_MEMORY = ("posix_shm", "cuda_ipc")
 
 
 def check_model(plan: Plan, directory: Path, *, trains: bool = True) -> None:
-    """Raises ConfigError, FitError or TokenizerMismatch for what would end this run, or each of its rollouts, once the model was
-    loaded. What only loading it can tell stays for then. An evaluation, which does not train, may have an adapter as its model."""
+    """Raises ConfigError, FitError or TokenizerMismatch for what would end this run, or each of its rollouts, after the model was
+    loaded. Does not find what only loading can show. An evaluation, which does not train, may use an adapter as its model."""
     if trains:
         refuse_adapter(plan.model.directory)
     tokenizer = plan.tokenizer()
@@ -62,15 +62,15 @@ def refuse_adapter(directory: Path) -> None:
 
 
 def check_components(plan: Plan, components: Sequence[tuple[ResolvedComponent, Workload]]) -> None:
-    """Raises the error of a component that cannot use this model, or FitError if their precisions do not go together."""
+    """Raises the error of a component that cannot use this model, or FitError if their precisions do not match."""
     for resolved, workload in components:
         resolved.offer.provider.check(resolved.options, workload)
     check_dtypes(plan, components)
 
 
 def check_disk(plan: Plan, directory: Path) -> None:
-    """Raises FitError where the disk of the run directory has no room for the checkpoints that the run keeps, and one that is
-    written before the oldest goes."""
+    """Raises FitError if the run directory's disk has no room for the checkpoints that the run keeps, and for one more, which is
+    written before the oldest is removed."""
     keep = plan.config.checkpoint.keep
     for resolved, workload in workloads(plan, directory):
         if resolved.offer.kind != "trainer" or not (each := resolved.offer.provider.saves(resolved.options, workload)):
@@ -107,7 +107,8 @@ def _check_ends(plan: Plan, tokenizer: ChatTokenizer) -> None:
 
 
 def check_dtypes(plan: Plan, components: Sequence[tuple[ResolvedComponent, Workload]]) -> None:
-    """Engines that share the trainer's memory have its precision; others round no more than the run allows."""
+    """Raises FitError if an engine that shares the trainer's memory has another precision, or if another engine's precision
+    rounds by more than the run allows."""
     said = {
         resolved.label: (
             resolved.offer.provider.dtype(resolved.options, workload),
@@ -129,7 +130,7 @@ def check_dtypes(plan: Plan, components: Sequence[tuple[ResolvedComponent, Workl
         bound, rounding = largest_rounding(trainer), largest_rounding(dtype)
         if rounding > bound and plan.config.training.max_logprob_diff is None:
             raise FitError(
-                f"the weights of {label} are {dtype} and the trainer's {trainer}: rounding alone moves the engine's logprobs by more "
+                f"the weights of {label} are {dtype} and the trainer's {trainer}: rounding moves the engine's logprobs by more "
                 f"than the {bound:g} nats to which a run with {trainer} weights holds them (training.max_logprob_diff).",
                 remedy=f"--set {label}.dtype={trainer}; or --set training.max_logprob_diff={rounding:g}, what weights of 16 bits are "
                 "held to, which trains on logprobs that far off.",
@@ -157,8 +158,8 @@ def _check_shape(plan: Plan, tokenizer: ChatTokenizer) -> None:
 
 
 def say_long_prompts(plan: Plan, tokenizer: ChatTokenizer, name: str, environment: Environment) -> None:
-    """Warn of tasks of an open environment whose prompt leaves no room for a reply, as far as LOOK_S seconds suffice. Raises FitError if
-    there is room for none of them."""
+    """Warn of tasks in an open environment whose prompts leave no room for a reply, as far as LOOK_S seconds suffice. Raises
+    FitError if no task has room."""
     longest, config = context_tokens(plan.model.directory), plan.config
     if not longest or not _is_usual(type(environment)):
         return  # one that renders its prompts itself
@@ -187,7 +188,7 @@ def say_long_prompts(plan: Plan, tokenizer: ChatTokenizer, name: str, environmen
 
 
 def _shape(directory: Path) -> dict[str, Any]:
-    """Of config.json what concerns the decoder; empty where that is not there, or says nothing."""
+    """Return the part of config.json that describes the decoder; empty if the file is missing or has none."""
     try:
         config: dict[str, Any] = json.loads((directory / "config.json").read_text(encoding="utf-8"))
         return dict(config.get("text_config", config))
@@ -196,7 +197,7 @@ def _shape(directory: Path) -> dict[str, Any]:
 
 
 def _check_template(plan: Plan, directory: Path, tokenizer: ChatTokenizer) -> None:
-    """Check that the chat template renders a question. A model without a template passes if the environments render their own prompts."""
+    """Check that the chat template renders a question. A model without one passes if the environments render their prompts."""
     try:
         tokenizer.render([{"role": "user", "content": "What is 38 + 7?"}])
     except (ConfigError, DataError) as error:
@@ -215,8 +216,8 @@ def _check_template(plan: Plan, directory: Path, tokenizer: ChatTokenizer) -> No
 
 
 def check_first_tasks(environments: Mapping[str, Environment], tokenizer: ChatTokenizer) -> None:
-    """Raises DataError if the model's chat template refuses each of an environment's first tasks, with its tools. (One that it refuses
-    among others fails its own rollouts.)"""
+    """Raises DataError if the model's chat template refuses the first task of an environment, with its tools, for every first task
+    tried. (A single refused task only fails its own rollouts.)"""
     for name, environment in environments.items():
         if not _is_usual(type(environment)):
             continue

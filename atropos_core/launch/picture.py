@@ -32,27 +32,27 @@ REWARD, HELD_OUT, SUSPECT, ILL = "#2f5fd0", "#0b7a4b", "#c77700", "#c02626"
 
 
 def is_possible() -> bool:
-    """Whether matplotlib is installed."""
+    """True if matplotlib is installed."""
     from importlib.util import find_spec
 
     return find_spec("matplotlib") is not None
 
 
 def where(directory: Path) -> str:
-    """Where a run's picture is, or how to get one."""
+    """Return the path of a run's picture, or how to draw one."""
     if (directory / NAME).is_file():
         return str(directory / NAME)
     return f"`atropos plot {console.quoted(directory)}` draws one" + ("" if is_possible() else f", after {INSTALL}")
 
 
 def show(path: Path) -> None:
-    """On the terminal, where it shows pictures."""
+    """Show it in the terminal if that can display pictures."""
     if shown := escapes(path.read_bytes(), os.environ):
         console.escapes(shown)
 
 
 def draw_at_end(directory: Path, seconds: float, wanted: str) -> None:
-    """What `plot` of a run file says. A run that has ended well never fails by its picture: what is wrong is said."""
+    """Draw the picture if the run file's `plot` asks for it. Errors are only printed: a run that ended well must not fail."""
     if wanted == "never" or (wanted == "auto" and (seconds < AUTO_AFTER_S or not is_possible())):
         return
     try:
@@ -62,8 +62,8 @@ def draw_at_end(directory: Path, seconds: float, wanted: str) -> None:
 
 
 def draw(directory: Path, out: Path | None = None) -> Path:
-    """Draw the run in this directory, also one that goes on, as a PNG of 800 x 500 pixels. Raises FitError where matplotlib is not
-    installed, DataError where the run has recorded no step, RunDirectoryError where the file cannot be written."""
+    """Draw the run in this directory, even while it runs, as a PNG of 800 x 500 pixels. Raises FitError if matplotlib is not
+    installed, DataError if no step was recorded, and RunDirectoryError if the file cannot be written."""
     if not is_possible():
         raise FitError("a plot is drawn by matplotlib, which is not installed.", remedy=INSTALL)
     path = directory / NAME if out is None else out
@@ -76,7 +76,7 @@ def draw(directory: Path, out: Path | None = None) -> Path:
 
 
 def figure_of(directory: Path) -> Figure:
-    """What `draw` writes. Raises DataError, and ImportError where matplotlib is not installed."""
+    """Return the figure that `draw` writes. Raises DataError, and ImportError if matplotlib is not installed."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -107,7 +107,7 @@ def figure_of(directory: Path) -> Figure:
 
 
 def _held_out(metrics: MetricTable) -> tuple[str, np.ndarray, np.ndarray] | None:
-    """Name, steps [n] and values [n] of the evaluations: accuracy, or the reward where nothing is right or wrong."""
+    """Return name, steps [n] and values [n] of the evaluations: accuracy, or the reward if nothing is right or wrong."""
     for name in ("eval/accuracy", "eval/reward"):
         values = metrics.columns.get(name)
         if values is not None and (there := np.isfinite(values)).any():
@@ -144,7 +144,7 @@ def _draw_held_out(axes: Axes, name: str, steps: np.ndarray, values: np.ndarray)
 
 
 def _draw_health(axes: Sequence[Axes], changes: Sequence[HealthChange]) -> None:
-    """A line at each step at which a check became suspect or ill; the first of them are named."""
+    """Draw a line at each step at which a check became suspect or ill, and name the first few."""
     found = [change for change in changes if change.state in ("suspect", "ill")]
     for number, change in enumerate(found):
         color = ILL if change.state == "ill" else SUSPECT
@@ -163,6 +163,6 @@ def _draw_health(axes: Sequence[Axes], changes: Sequence[HealthChange]) -> None:
 
 
 def _title(directory: Path, config: Mapping[str, Any]) -> str:
-    """Names may be anything: no dollar sign begins a formula."""
+    """Escape names, so that a dollar sign does not begin a formula."""
     text = f"{directory.resolve().name}   {', '.join(config.get('environment', {}))} · {Path(str(config.get('model', ''))).name}"
     return text[:LONGEST].replace("$", r"\$")

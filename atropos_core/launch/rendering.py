@@ -1,4 +1,4 @@
-"""A run that a scheduler starts: its files, in place of its processes."""
+"""Write the files by which a scheduler starts a run, instead of starting its processes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ SUBMIT_DEADLINE_S = 120.0
 
 
 def render(plan: Plan, directory: Path) -> SchedulerFiles | None:
-    """None where the launcher starts processes here and now. Raises AtroposError for what could not run where it is sent to."""
+    """Return the scheduler's files, or None if the launcher starts processes here and now. Raises AtroposError for a run that
+    could not work there."""
     launcher = plan.single["launcher"]
     made = launcher.offer.provider.render(launcher.options, planned(plan, directory))
     if made is not None:
@@ -28,8 +29,8 @@ def render(plan: Plan, directory: Path) -> SchedulerFiles | None:
 
 
 def hand_over(made: SchedulerFiles, directory: Path) -> None:
-    """Write the files into the run directory; submit them, or say what does. Raises RunDirectoryError, FitError where the scheduler
-    refuses them."""
+    """Write the files into the run directory, and submit them or print how to. Raises RunDirectoryError, and FitError if the
+    scheduler refuses them."""
     try:
         refuse_used(directory)
         with private_files():
@@ -47,7 +48,7 @@ def hand_over(made: SchedulerFiles, directory: Path) -> None:
 
 
 def say_files(made: SchedulerFiles) -> None:
-    """Print them, and write none."""
+    """Print the files without writing them."""
     for path, text in made.files.items():
         console.say(f"--- {path}\n{text}")
     console.say(f"nothing was written; once the files are there: {shlex.join(made.submit)}")

@@ -1,4 +1,4 @@
-"""What surrounds a run's work: signals, children that go away, code that blocks the event loop."""
+"""Signals, watching of children, and an alarm for code that blocks the event loop."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ BLOCKED_AFTER_S = float(os.environ.get("ATROPOS_BLOCKED_AFTER_S", "30"))  # of t
 
 
 async def interruptible(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T:
-    """`work`, which is part of a start, unless the user stops the run first. Raises Interrupted, which says what was waited
-    for."""
+    """Await `work`, a part of start-up, unless the user stops the run first. Then raises Interrupted, which names what was
+    waited for."""
     task = asyncio.ensure_future(work)
     stopping = asyncio.ensure_future(stop.wait())
     await asyncio.wait({task, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -42,7 +42,7 @@ async def interruptible(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T:
 
 
 async def watched(work: Coroutine[Any, Any, T], children: Sequence[Child], workers: RunWorkers | None = None) -> T:
-    """`work`, which ends with the error of a child that goes away, also while that child has no request; and with that of `workers`."""
+    """Await `work`. Raises the error of a child that ends, even between requests, or of `workers`."""
     task = asyncio.ensure_future(work)
     watches = [asyncio.ensure_future(child.peer.lost.wait()) for child in children]
     broken = {workers.broken} if workers is not None else set()
@@ -68,8 +68,8 @@ async def watched(work: Coroutine[Any, Any, T], children: Sequence[Child], worke
 
 @contextmanager
 def signals(stop: asyncio.Event, began: asyncio.Event) -> Iterator[None]:
-    """The first Ctrl-C, SIGTERM or SIGHUP asks the run to save and end; the second ends it at once, as does the first until
-    it has `began`."""
+    """The first Ctrl-C, SIGTERM or SIGHUP asks the run to save and end. The second ends it at once; so does the first if the run
+    has not `began`."""
     current = asyncio.current_task()
     assert current is not None, "called from a coroutine"
 
@@ -90,8 +90,8 @@ def signals(stop: asyncio.Event, began: asyncio.Event) -> Iterator[None]:
 
 
 class EndRequests:
-    """Requests to end what runs in another thread than the main one, where no signal arrives. One that comes before anybody
-    listens is kept."""
+    """Requests to end work outside the main thread, where signals do not arrive. A request that comes before anything listens is
+    kept."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -99,7 +99,7 @@ class EndRequests:
         self._kept = 0
 
     def request(self) -> None:
-        """From any thread."""
+        """Request the end. May be called from any thread."""
         with self._lock:
             if self._deliver is None:
                 self._kept += 1
@@ -126,15 +126,15 @@ FROM_OUTSIDE: ContextVar[EndRequests | None] = ContextVar("requests_to_end", def
 
 
 def in_main_thread() -> bool:
-    """Whether signals arrive here."""
+    """True if signals arrive in this thread."""
     return threading.current_thread() is threading.main_thread()
 
 
 @contextmanager
 def requests_to_end(requested: Callable[[], object]) -> Iterator[None]:
-    """Call `requested` for each Ctrl-C, SIGTERM and SIGHUP. Two that come within TWICE_S are one: a shell, `timeout` or a
-    service manager sends the same to a process and to its group. A SIGHUP that is ignored (`nohup`) stays so. Off the main
-    thread, where no signal arrives, for each request of FROM_OUTSIDE."""
+    """Call `requested` for each Ctrl-C, SIGTERM and SIGHUP. Two within TWICE_S count as one: a shell, `timeout` or a service
+    manager sends the same signal to a process and to its group. An ignored SIGHUP (`nohup`) stays ignored. Outside the main
+    thread, where signals do not arrive, `requested` is called for each request of FROM_OUTSIDE."""
     loop = asyncio.get_running_loop()
     last = -TWICE_S
 
@@ -162,7 +162,7 @@ def requests_to_end(requested: Callable[[], object]) -> Iterator[None]:
 
 
 def _waits_for_events(frame: FrameType | None) -> bool:
-    """Whether the event loop itself was in its `select`, with nobody's code running."""
+    """True if the event loop itself was in `select`, and no component's code was running."""
     caller = frame.f_back if frame is not None else None
     return (
         caller is not None
@@ -173,10 +173,11 @@ def _waits_for_events(frame: FrameType | None) -> bool:
 
 @contextmanager
 def blocked_loop_alarm() -> Iterator[None]:
-    """Interrupt code that keeps the event loop from running, by an exception raised inside that code: an environment
-    that never awaits fails its own rollout, and not the run. A process that was stopped meanwhile has kept nothing: its
-    alarm goes off as it goes on, so only a second one counts. A handler that a component puts in its place is replaced.
-    Off the main thread no signal arrives, and nothing is interrupted."""
+    """Interrupt code that blocks the event loop by raising an exception inside it, so that an environment that never awaits
+    fails only its own rollout.
+
+    After the process was stopped, the alarm goes off at once although nothing blocked, so only a second one counts. If a
+    component replaces the handler, it is restored. Outside the main thread no signal arrives, and nothing is interrupted."""
     if not in_main_thread():
         yield
         return
@@ -204,8 +205,8 @@ def blocked_loop_alarm() -> Iterator[None]:
             if signal.getsignal(number) is not handler:
                 signal.signal(number, handler)
                 console.warn(
-                    f"a component has set a handler of its own for {signal.Signals(number).name}, which the run needs: "
-                    "the run's own is back."
+                    f"a component replaced the run's handler for {signal.Signals(number).name}, which the run needs: "
+                    "it has been restored."
                 )
 
     async def beat() -> None:
@@ -231,8 +232,8 @@ def blocked_loop_alarm() -> Iterator[None]:
 
 @contextmanager
 def own_process(passing: tuple[type[BaseException], ...] = ()) -> Iterator[None]:
-    """The event loop of a run, or of whatever else runs components: none of them ends it, its loop or its process.
-    `passing`: what may leave a task as it is."""
+    """Keep components from ending the event loop or the process that runs them. `passing`: exceptions that may leave a task
+    unchanged."""
     loop = asyncio.get_running_loop()
     before = loop.get_task_factory()
     contain_tasks(loop, passing)
@@ -245,9 +246,8 @@ def own_process(passing: tuple[type[BaseException], ...] = ()) -> Iterator[None]
 
 @contextmanager
 def no_sudden_end() -> Iterator[None]:
-    """Calls that end this process on the spot raise SystemExit instead, inside the code that makes them; and a process
-    that such code forks ends as soon as it returns to our event loop, whose sockets are not its own. In one place for
-    every component, since what they may call has no other."""
+    """Turn calls that end this process at once into SystemExit, raised inside the code that makes them. A process that such code
+    forks ends when it returns to our event loop, whose sockets are not its own. This is global, because those calls are."""
     pid, loop = os.getpid(), asyncio.get_running_loop()
     before = {name: getattr(os, name) for name in _ENDING}
 

@@ -1,4 +1,4 @@
-"""One run from its plan to its end: the directory, the processes, the loop, signals, and what is printed about it."""
+"""One run from its plan to its end: the directory, the processes, the loop, signals, and printed lines."""
 
 from __future__ import annotations
 
@@ -59,14 +59,14 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 @dataclass(frozen=True)
 class Summary:
-    """How a run ended."""
+    """The result of a run."""
 
     directory: Path
     steps: int
     seconds: dict[str, float]  # of each stage, which add up to the whole
     times: list[ProfileRow]  # of each stage and each kind of call
     idle: dict[str, float]  # share of the time in which the trainer, and each engine, had no request
-    before: Metrics  # the evaluation before the first step, empty where there was none
+    before: Metrics  # the evaluation before the first step, empty without one
     after: Metrics
     syncs: int  # how often weights were published
     sync_s: float  # and how long that took in all
@@ -76,10 +76,10 @@ class Summary:
 
 
 def execute(plan: Plan, directory: Path, *, resume: bool = False) -> Summary:
-    """Run `plan` in `directory`, to the end. Raises AtroposError, FitError before anything where it needs more memory than
-    there is; Interrupted once everything is saved. Where one of its processes dies, the run starts again from its last
-    checkpoint, as often as `plan.config.restarts` allows."""
-    named, directory = directory, directory.absolute()  # whatever directory a component may change to
+    """Run `plan` in `directory` to the end. If one of its processes dies, restart from the last checkpoint, up to
+    `plan.config.restarts` times. Raises AtroposError: FitError before anything starts if the run needs more memory than there is,
+    Interrupted once everything is saved."""
+    named, directory = directory, directory.absolute()  # a component may change the current directory
     try:
         check_model(plan, directory)
         if not plan.config.oversubscribe and not plan.spans_machines:
@@ -117,12 +117,12 @@ def execute(plan: Plan, directory: Path, *, resume: bool = False) -> Summary:
 
 
 def new_directory(name: str, parent: Path = Path("runs")) -> Path:
-    """`runs/NAME-20260131-235959`, made."""
+    """Make and return `runs/NAME-20260131-235959`."""
     return make_directory(unused(name, parent))
 
 
 def unused(name: str, parent: Path = Path("runs")) -> Path:
-    """The same, as a path that is not there yet."""
+    """Return such a path that does not exist yet."""
     stamp = time.strftime("%Y%m%d-%H%M%S")
     for suffix in ("", *(f"-{n}" for n in range(2, 100))):
         directory = parent / f"{name}-{stamp}{suffix}"
@@ -132,7 +132,7 @@ def unused(name: str, parent: Path = Path("runs")) -> Path:
 
 
 def refuse_unmakeable(directory: Path) -> None:
-    """Raises RunDirectoryError if this machine cannot make it."""
+    """Raises RunDirectoryError if this machine cannot make the directory."""
     nearest = next(path for path in (directory.absolute(), *directory.absolute().parents) if os.path.lexists(path))
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
         why = "cannot be written to" if nearest.is_dir() else "is not a directory"
@@ -142,16 +142,16 @@ def refuse_unmakeable(directory: Path) -> None:
 
 
 def refuse_used(directory: Path) -> None:
-    """Raises RunDirectoryError where something is in it that a run has measured or saved, or that is no run's."""
+    """Raises RunDirectoryError if the directory holds a run's results, or files that are not of a run."""
     if directory.exists() and any(directory.iterdir()) and not never_began(directory):
         raise RunDirectoryError(
             f"{directory} is not empty.",
-            remedy=f"Choose another, or go on with what is there: atropos resume {console.quoted(directory)}",
+            remedy=f"Choose another, or continue the run in it: atropos resume {console.quoted(directory)}",
         )
 
 
 def never_began(directory: Path) -> bool:
-    """Whether all that is in it is what a run leaves that ended before its first evaluation or step, and no process has it."""
+    """True if the directory holds only what a run leaves that ended before its first evaluation or step, and no process uses it."""
     ours = {*PARTS, *BEFORE_IT_BEGINS}
     if not (directory / "config.toml").is_file() or not {one.name for one in directory.iterdir()} <= ours:
         return False
@@ -161,7 +161,7 @@ def never_began(directory: Path) -> bool:
     ):
         return False
     try:
-        # without one no run has been here, and config.toml is somebody's own
+        # without a lock file no run has been here, and config.toml is the user's own
         with open_file(directory / "lock") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError:
@@ -170,14 +170,14 @@ def never_began(directory: Path) -> bool:
 
 
 def _remove_empty(directory: Path) -> None:
-    """What `make_directory` made for a run that did not begin."""
+    """Remove what `make_directory` made for a run that did not begin."""
     with suppress(OSError):  # something is in it
         for made in (*(directory / name for name in PARTS), directory):
             made.rmdir()
 
 
 def make_directory(directory: Path) -> Path:
-    """An empty directory for a new run, its user's alone."""
+    """Make an empty directory for a new run, private to its user."""
     try:
         make_private(directory)
         refuse_used(directory)
@@ -193,19 +193,19 @@ def make_directory(directory: Path) -> Path:
 
 
 def _close_to_others(directory: Path) -> None:
-    """Raises RunDirectoryError for what another user could lead elsewhere."""
+    """Raises RunDirectoryError for a directory that another user could redirect."""
     try:
         for each in (directory, *(directory / name for name in PARTS)):
             make_private(each)
     except OSError as error:
         raise RunDirectoryError(
-            f"the run directory {directory} cannot be used: {error.strerror}.", remedy="Use one that is yours alone."
+            f"the run directory {directory} cannot be used: {error.strerror}.", remedy="Use one that only you can write to."
         ) from error
 
 
 @contextmanager
 def end_noted(directory: Path) -> Iterator[None]:
-    """An error that ends the run is the last line of health.jsonl, for `atropos doctor`."""
+    """Write an error that ends the run as the last line of health.jsonl, for `atropos doctor`."""
     try:
         yield
     except Interrupted:
@@ -218,7 +218,7 @@ def end_noted(directory: Path) -> Iterator[None]:
 
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Hold the run directory, so that nobody resumes a run that still runs."""
+    """Lock the run directory, so that a running run cannot be resumed."""
     try:
         file = open_file(directory / "lock", append=True)
     except OSError as error:
@@ -279,7 +279,7 @@ async def _prepare(
     checkpoint: Checkpoint | None,
     stop: asyncio.Event,
 ) -> Loop:
-    """Open everything, lay the bridge, and load the checkpoint."""
+    """Open all components, connect the bridge, and load the checkpoint."""
     settings = dict(flatten(plan.resolved())) | plan.code()
     plan = _with_workers(plan, parts)
     config = plan.config
@@ -332,7 +332,7 @@ async def _prepare(
 
 
 def _with_workers(plan: Plan, parts: Parts) -> Plan:
-    """With the server of the launcher's workers in place of the one that the run file names."""
+    """Return the plan with the server of the launcher's workers instead of the one in the run file."""
     if (workers := parts.workers) is None or plan.config.api is None:
         return plan
     host = f"[{workers.host}]" if ":" in workers.host else workers.host
@@ -342,14 +342,14 @@ def _with_workers(plan: Plan, parts: Parts) -> Plan:
 
 
 async def _open_model(named: str, part: Engine | Trainer) -> ModelInfo:
-    """A process of its own says for itself what is waited for and what went wrong, and has that deadline."""
+    """Open an engine or a trainer. One in a child process reports its own progress and errors, and has its own deadline."""
     is_here = isinstance(part.endpoint, LocalEndpoint)
     info: ModelInfo = await (opened(named, part, MODEL_DEADLINE_S) if is_here else part.open())
     return info
 
 
 def _source(plan: Plan, parts: Parts, runner: RolloutRunner, model: ModelInfo, directory: Path) -> Source:
-    """Rollouts here, or the workers of a trajectory API."""
+    """Return the source of groups: rollouts here, or the workers of a trajectory API."""
     if plan.open_source is None:
         return LocalSource(plan.config, runner, parts.curriculum)
     from atropos_core.models.model_size import context_tokens
@@ -362,7 +362,7 @@ def _source(plan: Plan, parts: Parts, runner: RolloutRunner, model: ModelInfo, d
 
 
 async def _let_in(api: ApiSection, serve: ServeEngine, parts: Parts, source: Source, model: ModelInfo) -> None:
-    """Serve the engines to workers elsewhere, once the engines hold the run's own weights."""
+    """Serve the engines to remote workers, once the engines hold the run's own weights."""
     server = await serve(parts.engine, api.engine_address, api.token_file, model)
     parts.opened.insert(0, server)
     await source.add_engine(server.url)

@@ -12,8 +12,8 @@ CHUNK = 4096  # of base64, which kitty takes at once
 
 
 def escapes(png: bytes, environment: Mapping[str, str]) -> str:
-    """What shows this PNG in the terminal that these variables speak of; empty where none of the two protocols is known to be
-    understood. Inside tmux and screen, which take neither, it is empty."""
+    """Return the escape codes that show this PNG in the terminal described by these variables. Empty if it is not known to
+    support either protocol, and inside tmux and screen, which support neither."""
     if "TMUX" in environment or environment.get("TERM", "").startswith(("screen", "tmux")):
         return ""
     program = environment.get("TERM_PROGRAM", "")

@@ -1,4 +1,4 @@
-"""Warnings about texts that meet the model's special tokens: prompts that have such tokens in them, rewards that look for one."""
+"""Warnings about the model's special tokens in texts: prompts that contain them, rewards that look for one."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _FILE = re.compile(r"(.+\.py):\w+")
 
 
 def warn_of_prompts(name: str, environment: Environment, tokenizer: ChatTokenizer) -> None:
-    """Warn if training prompts of an environment have control tokens of the model in them, or those by which turns of another begin, as
-    prompts have to which a chat template was applied. Tasks that are made as they are read are looked at for LOOK_S."""
+    """Warn if training prompts contain control tokens of the model, or turn markers of another model, as prompts do that a chat
+    template was already applied to. Lazy tasks are checked for at most LOOK_S."""
     tasks, until, found, looked_at = environment.tasks("train"), monotonic() + LOOK_S, {}, 0
     while looked_at < min(len(tasks), LOOKED_AT) and monotonic() < until:
         task = tasks[looked_at]
@@ -46,8 +46,8 @@ def warn_of_prompts(name: str, environment: Environment, tokenizer: ChatTokenize
 
 
 def warn_of_rewards(components: Mapping[str, Mapping[str, ResolvedComponent]], tokenizer: ChatTokenizer) -> None:
-    """Warn of each environment or reward that looks for a special token, which no reply shows: in its options, or in the file of a
-    function that they name. `components`: by kind and name."""
+    """Warn of each environment or reward that looks for a special token, which replies never show: in its options, or in the file
+    of a function that they name. `components`: by kind and name."""
     for label, resolved in ((f"{of}.{name}", one) for of in KINDS for name, one in components.get(of, {}).items()):
         options = [resolved.component.use, *_texts(resolved.options.model_dump(mode="json"))]
         files = [Path(match[1]) for text in options if (match := _FILE.fullmatch(text))]

@@ -1,1 +1,1 @@
-"""What a plugin may offer (spec, provider), and how it is found, loaded and named (manager, registry, references)."""
+"""Plugins: what one may offer (spec, provider), and how they are found, loaded and named (manager, registry, references)."""

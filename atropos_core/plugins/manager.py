@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 GROUP = "atropos"
 CORE = "atropos-core"
 DISABLE = "ATROPOS_DISABLE_PLUGINS"
-GIVEN: ContextVar[tuple[Offer, ...]] = ContextVar("given", default=())  # as objects of Python, to a call from Python
+GIVEN: ContextVar[tuple[Offer, ...]] = ContextVar("given", default=())  # components passed as Python objects
 
 
 @dataclass
@@ -60,8 +60,8 @@ class Plugins:
         return [report for report in self.reports if report.error is not None]
 
     def resolve_model(self, reference: str, *, download: bool = True) -> ResolvedModel:
-        """A name that a plugin knows, a directory, or a Hugging Face id (fetched by huggingface_hub; without `download`
-        its directory is the id itself, for those who only pass it on)."""
+        """Resolve a name that a plugin knows, a directory, or a Hugging Face id (fetched by huggingface_hub). Without `download`,
+        the directory of an id is the id itself, for callers that only pass it on."""
         for implementation in self.manager.hook.atropos_resolve_model.get_hookimpls():
             try:
                 found: Any = implementation.function(reference)
@@ -79,15 +79,15 @@ class Plugins:
             what = "no config.json in" if os.path.isdir(directory) else "no directory"
             raise ConfigError(
                 f"model {reference!r:.300}: there is {what} {directory.absolute()!s:.300}.",
-                remedy="Name a directory that save_pretrained wrote. In a run file, ./ begins at that file's folder; elsewhere, and "
-                "in a flag, a path begins where the command is typed.",
+                remedy="Name a directory that save_pretrained wrote. In a run file, ./ is relative to that file's folder; in a flag, "
+                "a relative path starts in the current directory.",
             )
         return ResolvedModel(
             _download(reference) if download else Path(reference), f"{reference} from the Hugging Face hub"
         )
 
     def engine_server(self) -> ServeEngine:
-        """How workers elsewhere reach a run's engines. Raises ConfigError where no plugin brings it, PluginError where two do."""
+        """Return the server of a run's engines. Raises ConfigError if no plugin offers one, and PluginError if two do."""
         found: ServeEngine = _the_one(
             self.manager.hook.atropos_engine_servers,
             "the server of a run's engines",
@@ -97,7 +97,7 @@ class Plugins:
         return found
 
     def source(self) -> OpenSource:
-        """Where the groups of a run with an [api] come from. Raises as `engine_server`."""
+        """Return the opener of the groups of a run with an [api]. Raises the same errors as `engine_server`."""
         found: OpenSource = _the_one(
             self.manager.hook.atropos_sources,
             "the groups of an [api]",
@@ -107,17 +107,17 @@ class Plugins:
         return found
 
     def policy_server(self) -> ServePolicies:
-        """How an environment's own client reaches the policy. Raises as `engine_server`."""
+        """Return the server that an environment's own client samples from. Raises the same errors as `engine_server`."""
         found: ServePolicies = _the_one(
             self.manager.hook.atropos_policy_servers,
             "the server of policies",
-            "an environment with a client of its own needs a server of the policy",
+            "an environment that brings its own client needs a server of the policy",
             "atropos-plugin-agent-api",
         )
         return found
 
     def checks(self) -> CheckComponent:
-        """What checks a component against the contract of its kind. Raises as `engine_server`."""
+        """Return the contract tests of components. Raises the same errors as `engine_server`."""
         found: CheckComponent = _the_one(
             self.manager.hook.atropos_component_checks,
             "the checks of components",
@@ -128,7 +128,7 @@ class Plugins:
 
 
 def _the_one(hook: pluggy.HookCaller, what: str, why: str, distribution: str) -> Any:
-    """What a hook offers of which a run uses one. `distribution` is one that offers it."""
+    """Return the one thing that plugins offer by this hook. `distribution` is the one to recommend if there is none."""
     found = [
         (one.plugin_name, offered) for one in hook.get_hookimpls() for offered in cast(Iterable[Any], one.function())
     ]
@@ -146,7 +146,7 @@ def _the_one(hook: pluggy.HookCaller, what: str, why: str, distribution: str) ->
 @without_collector()
 def load_plugins(entries: Iterable[EntryPoint] | None = None) -> Plugins:
     """Load core's built-ins, then every other entry point of the group `atropos` (or `entries` in its place).
-    Raises PluginError where the built-ins' own entry point is missing."""
+    Raises PluginError if the entry point of the built-ins is missing."""
     manager = pluggy.PluginManager("atropos")
     manager.add_hookspecs(hooks)
     plugins = Plugins(manager, Registry(), [])
@@ -170,12 +170,12 @@ def load_plugins(entries: Iterable[EntryPoint] | None = None) -> Plugins:
 
 
 def _whose(entry: EntryPoint) -> tuple[str, str]:
-    """Its distribution and that one's version, by the head of METADATA alone: `entry.dist` parses all of it, README and all."""
+    """Return distribution and version from the head of METADATA. `entry.dist` would parse all of it, including the README."""
     if entry.dist is None:
         return "?", "?"
     head = (entry.dist.read_text("METADATA") or "").partition("\n\n")[0]
     said = dict(line.split(": ", 1) for line in head.splitlines() if line.startswith(("Name: ", "Version: ")))
-    if len(said) < 2:  # of another form than wheels have
+    if len(said) < 2:  # not in the form of wheels
         return entry.dist.name, entry.dist.version
     return said["Name"], said["Version"]
 
@@ -198,7 +198,7 @@ def _add(plugins: Plugins, report: PluginReport, load: Callable[[], Any]) -> Non
         plugins.manager.register(_imported(load), name=name)
         plugins.manager.check_pending()  # a misspelt hook is an error, not a hook that is never called
         report.offers = list(_offers(plugins.manager, name, report))
-    except Exception as error:  # noqa: BLE001 - the plugin boundary: whatever a stranger's code raises is theirs
+    except Exception as error:  # noqa: BLE001 - the plugin boundary: a plugin's code may raise anything
         if plugins.manager.has_plugin(name):
             plugins.manager.unregister(name=name)
         report.error = error

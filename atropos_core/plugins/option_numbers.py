@@ -1,4 +1,4 @@
-"""Options that are numbers: true is not 1, and false not 0."""
+"""Reject true and false where an option is a number."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pydantic import BaseModel, ValidationInfo, field_validator
 
 
 class NoBooleanIsANumber(BaseModel):
-    """pydantic takes True for 1, and what `--set sampling.max_tokens=true` means nobody knows."""
+    """pydantic would take True as 1, but `--set sampling.max_tokens=true` has no clear meaning."""
 
     @field_validator("*", mode="before")
     @classmethod

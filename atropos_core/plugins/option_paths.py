@@ -1,4 +1,4 @@
-"""Options that are files or folders: where a relative one begins."""
+"""Options that are paths: a relative one starts at the folder of its run file, or at the current directory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class WrittenIn(str):
-    """A text of a run file or of a flag, which knows the folder that a relative path in it begins at."""
+    """A string of a run file or flag that remembers the folder in which a relative path starts."""
 
     folder: Path
 
@@ -31,8 +31,8 @@ def absolute(path: Path) -> Path:
     return path.expanduser().resolve()
 
 
-# An option that is a file or a folder. In a run file a relative one begins at the folder of that file, elsewhere at the current
-# directory; it is kept as an absolute one, since a resumed run may start elsewhere.
+# An option that is a file or a folder. In a run file, a relative path starts at the folder of that file; elsewhere at the current
+# directory. It is stored as an absolute path, because a resumed run may start elsewhere.
 FROM_ITS_FOLDER = BeforeValidator(_from_its_folder)
 AbsolutePath = Annotated[Path, FROM_ITS_FOLDER, AfterValidator(absolute)]
 
@@ -46,7 +46,7 @@ def _plain(value: Any) -> Any:
 
 
 def _has_path(annotation: Any) -> bool:
-    """Whether a path is somewhere in it, or options that may have one."""
+    """True if the annotation contains a path, or options that may have one."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return True
     return FROM_ITS_FOLDER in getattr(annotation, "__metadata__", ()) or any(map(_has_path, get_args(annotation)))
@@ -58,7 +58,7 @@ def is_path(option: FieldInfo) -> bool:
 
 
 def without_folders(values: Any, options: Mapping[str, FieldInfo]) -> Any:
-    """Where a text was written is known to paths alone: what is passed on to others is a plain one."""
+    """Keep the folder only on strings that are paths; pass all others on as plain strings."""
     if not isinstance(values, dict):
         return values
     paths = {name for name, one in options.items() if FROM_ITS_FOLDER in one.metadata or _has_path(one.annotation)}

@@ -1,4 +1,4 @@
-"""What a component is to those that list, check and build it: a Provider, its options, and what it is given of the run."""
+"""The description of a component: its Provider, its options, and the context that it is built with."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 T_co = TypeVar("T_co", covariant=True)
 
-CORE_API = ">=0.1,<0.2"  # what components of these versions of core go with
+CORE_API = ">=0.1,<0.2"  # the versions of core whose components work with this one
 
 FILES_OF_ROWS = (".jsonl", ".json", ".csv", ".parquet")
 KINDS: Mapping[str, str] = {  # kind -> the hook that offers it
@@ -45,7 +45,7 @@ KINDS: Mapping[str, str] = {  # kind -> the hook that offers it
 
 
 class Options(NoBooleanIsANumber):
-    """The base of every component's options: unknown keys are refused, instances do not change."""
+    """The base of every component's options: unknown keys are refused, instances are immutable."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
@@ -55,19 +55,19 @@ class Options(NoBooleanIsANumber):
         return without_folders(values, cls.model_fields)
 
     def changed(self, *names: str) -> list[str]:
-        """Those of `names` that are not at their default. (`model_fields_set` has all of them once a run is resumed: its
-        config.toml names every option.)"""
+        """Return those of `names` that differ from their default. (`model_fields_set` would contain all of them after a resume,
+        because the saved config.toml has every option.)"""
         fields = type(self).model_fields
         return [name for name in names if getattr(self, name) != fields[name].get_default(call_default_factory=True)]
 
     def refuse_idle(self, applies: bool, where: str, *names: str) -> None:
-        """Raises ValueError for the first of `names` that was changed, unless it applies: an option that does nothing would
-        let its user believe that it does. `where` says under what it has no effect, and what it would need."""
+        """Raises ValueError for the first of `names` that was changed, unless `applies`. Otherwise the user would believe that
+        the option does something. `where` says when it has no effect, and what it would need."""
         if not applies and (idle := self.changed(*names)):
             raise ValueError(f"{idle[0]} has no effect {where}: remove it")
 
     def refuse_for(self, command: str, *names: str) -> None:
-        """Raises ConfigError for the first of `names` that was changed, where `command` makes no use of it."""
+        """Raises ConfigError for the first of `names` that was changed, because `command` does not use it."""
         if idle := self.changed(*names):
             raise ConfigError(f"{idle[0]} has no effect on {command}.", remedy=f"Leave {idle[0]} out.")
 
@@ -78,31 +78,31 @@ class NoOptions(Options):
 
 @dataclass(frozen=True)
 class RunContext:
-    """What `Provider.build` may know of the run around it."""
+    """The part of the run that `Provider.build` may see."""
 
     directory: Path  # the run directory
     model: Path  # a local model directory
-    steps: int = 0  # that the run will take in all
+    steps: int = 0  # total steps of the run
     seed: int = 0
     deterministic: bool = False
     today: str = ""  # for chat templates, as 2026-01-31: ChatTokenizer(context.model, context.today)
     transport: Transport | None = None  # how weights travel (for a bridge and a trainer: to the first engine)
     transports: tuple[Transport, ...] = ()  # to each of the engines
-    is_trained: bool = False  # what is sampled, here or by a trainer elsewhere that a worker samples for
+    is_trained: bool = False  # True if the sampled policy is being trained, by this run or by a remote trainer
     max_staleness: int = 0  # policy versions that a trained token may be behind
-    # what engines, trainer, bridge and transforms say that others must know to be built: Provider.announces
+    # what engines, trainer, bridge and transforms announce to the other components: Provider.announces
     announced: Mapping[str, Any] = field(default_factory=dict)
-    devices: tuple[str, ...] = ("cpu",)  # of the component being built
-    threads: int | None = None  # CPU threads of the component being built; None: its own choice
-    label: str = ""  # of the component being built: its path in the run file, such as "teacher.NAME"
-    patience: Patience = DEFAULT_PATIENCE  # with what the component waits for, a server say: [watch]
-    machine: int = 0  # of those that the component being built spans: the one that this is for
+    devices: tuple[str, ...] = ("cpu",)  # of this component
+    threads: int | None = None  # CPU threads of this component; None: its own choice
+    label: str = ""  # this component's path in the run file, such as "teacher.NAME"
+    patience: Patience = DEFAULT_PATIENCE  # how long to wait for servers and processes: [watch]
+    machine: int = 0  # number of this machine among those that this component spans
     machines: int = 1
-    # of the run: starts the processes of Provider.roles
+    # the run's launcher, which starts the processes of Provider.roles
     launcher: Launcher | None = field(default=None, repr=False, compare=False)
 
     def record(self) -> dict[str, Any]:
-        """For another process, in what a codec takes."""
+        """Return a form that a codec can send to another process."""
         fields = dataclasses.asdict(dataclasses.replace(self, launcher=None))
         return fields | {"directory": str(self.directory), "model": str(self.model)}
 
@@ -112,14 +112,14 @@ class RunContext:
         return cls(**{**fields, **paths, "patience": Patience(**fields.get("patience", {}))})
 
 
-PROMPT_TOKENS = 512  # assumed of the longest prompt: no environment is called before it is built
+PROMPT_TOKENS = 512  # assumed length of the longest prompt: environments are not called before they are built
 
 
-# Phases of engines, and of the trainer: in an on-policy run it is either these or that.
+# Phases of engines and of the trainer. In an on-policy run they alternate.
 SAMPLING = ("sampling", "rescoring")
 UPDATE = "update"
 CONTEXT = "CUDA context"
-CONTEXT_BYTES = 750_000_000  # kernels and workspaces of cuBLAS with it; two processes had 1.39 GiB of an H100 at most: results/gpu.json
+CONTEXT_BYTES = 750_000_000  # includes cuBLAS kernels and workspaces; two processes took at most 1.39 GiB of an H100: results/gpu.json
 
 
 @dataclass(frozen=True)
@@ -129,9 +129,9 @@ class Holding:
     what: str
     size_bytes: int
     device: str = "cpu"
-    phase: str = ""  # needed only then; of a component's phases the largest counts
-    shared: str = ""  # holdings of this name on one device are one copy
-    # Values of the run file that make it smaller, by path: each with those to try, the mildest first.
+    phase: str = ""  # held only in this phase; of a component's phases the largest counts
+    shared: str = ""  # holdings with the same name on one device are one copy
+    # Values of the run file that make it smaller: path -> values to try, the mildest first.
     settings: Mapping[str, Sequence[Any]] = field(default_factory=dict)
 
 
@@ -139,23 +139,23 @@ Number = TypeVar("Number", int, float)
 
 
 def halves(value: Number, least: Number) -> list[Number]:
-    """A half of `value`, a quarter and so on, none less than `least`. Whole numbers stay whole, others have two decimals."""
+    """Return a half of `value`, a quarter and so on, down to `least`. Integers stay integers; others have two decimals."""
     half: Any = value // 2 if isinstance(value, int) else round(value / 2, 2)
     return [half, *halves(half, least)] if half >= least else []
 
 
 @dataclass(frozen=True)
 class Workload:
-    """What a component is given of the run, to say what memory it will take."""
+    """What a component knows of the run when it estimates its memory."""
 
-    context: RunContext  # as it will be built with
+    context: RunContext  # that it will be built with
     groups: int  # of a step
     group_size: int
     max_tokens: int
     concurrent_rollouts: int  # rollouts that may be sampled at once
     prompt_tokens: int = PROMPT_TOKENS
-    device_bytes: Mapping[str, int] = field(default_factory=dict)  # all that a device has, where that is known
-    truncated: bool = False  # the run's own sampling leaves tokens out: top_p, top_k
+    device_bytes: Mapping[str, int] = field(default_factory=dict)  # total memory of each device, if known
+    truncated: bool = False  # the run's sampling uses top_p or top_k
 
 
 @dataclass(frozen=True)
@@ -164,41 +164,41 @@ class Provider(Generic[T_co]):
 
     name: str  # what the user types
     summary: str  # one line for `atropos plugins`
-    # its options, or where they are, as "package.config:Options": then a listing imports none of them
+    # its options class, or "package.config:Options", so that listing plugins does not import it
     config: type[BaseModel] | str
     build: Callable[[Any, RunContext], T_co]  # (options, context); imports torch inside, not above
     # engine, bridge, trainer: how its weights may travel
     transports: Callable[[Any], frozenset[Transport]] = lambda options: frozenset()
-    # engine, trainer, bridge, transform: what others must know to be built (JSON)
+    # engine, bridge, transform, trainer: what other components must know to be built (JSON)
     announces: Callable[[Any], Mapping[str, Any]] = lambda options: {}
-    # engine, trainer, bridge: the memory that it will take; from files and options alone, as the four below
+    # engine, trainer, bridge: memory that it will take. This and the next four use only files and options
     holds: Callable[[Any, Workload], Iterable[Holding]] = lambda options, workload: ()
-    # engine, trainer, bridge, teacher: raises for a model that it could not run
+    # engine, trainer, bridge, teacher: raises for a model that it cannot run
     check: Callable[[Any, Workload], None] = lambda options, workload: None
-    # engine, trainer: of its weights, as "float32"; "" where these do not say it
+    # engine, trainer: data type of its weights, such as "float32"; "" if unknown
     dtype: Callable[[Any, Workload], str] = lambda options, workload: ""
-    # trainer: bytes of a checkpoint; 0 where that is not known, or little
+    # trainer: bytes of a checkpoint; 0 if unknown or small
     saves: Callable[[Any, Workload], int] = lambda options, workload: 0
-    # engine, trainer: which of its options, and of "devices" and "threads", do nothing there, and why
+    # engine, trainer: options (and "devices", "threads") that have no effect on these devices, with the reason
     idle: Callable[[Any, Sequence[str]], Mapping[str, str]] = lambda options, devices: {}
     # trainer: values that its options do not show, given how weights travel: name -> text, for the start of a run
     notes: Callable[[Any, Sequence[Transport]], Mapping[str, str]] = lambda options, transports: {}
-    # teacher: by its path in the run file: role -> devices of each process that it starts by the run's launcher
+    # teacher: from its path in the run file: role -> devices, for each process that it starts with the run's launcher
     roles: Callable[[Any, str], Mapping[str, tuple[str, ...]]] = lambda options, label: {}
-    # trainer: makes a whole model of the directory of an adapter that it saved, in another directory that is empty
+    # trainer: merges the adapter saved in one directory into a whole model in another, empty directory
     merge: Callable[[Path, Path], None] | None = None
     several_devices: bool = False  # engine, trainer: one instance may span several
-    several_machines: bool = False  # launcher: what it starts may be on another one; trainer: it may be `OverMachines`
-    # launcher: the files that a scheduler starts the run by; None where it is to start here and now
+    several_machines: bool = False  # launcher: it can start processes on other machines; trainer: it may be `OverMachines`
+    # launcher: the files by which a scheduler starts the run; None to start here and now
     render: Callable[[Any, PlannedRun], SchedulerFiles | None] = lambda options, run: None
     requires: frozenset[str] = frozenset()  # modules that must be installed ("vllm"), packages ("gem-llm"), or "cuda"
-    runs_in: Literal["here", "process"] = "here"  # "process": a child of its own, behind the same interface
-    core_api: str = CORE_API  # refused by name when core is another
-    argument: str = ""  # the option that what follows a colon gives, as in `--env NAME:ARGUMENT`; empty: there is none
+    runs_in: Literal["here", "process"] = "here"  # "process": a child process, behind the same interface
+    core_api: str = CORE_API  # refused by name if core has another version
+    argument: str = ""  # the option that takes what follows a colon, as in `--env NAME:ARGUMENT`; "": none
 
     @functools.cached_property
     def options(self) -> type[BaseModel]:
-        """What `config` is or names, by which options are validated. Raises PluginError where it is not there."""
+        """The options class that `config` is or names. Raises PluginError if it cannot be imported or is not one."""
         if not isinstance(self.config, str):
             return self.config
         module, _, name = self.config.partition(":")
@@ -216,7 +216,7 @@ class Provider(Generic[T_co]):
 
 @dataclass(frozen=True)
 class ResolvedModel:
-    """A model directory, and the run-file settings that it recommends (they yield to the user's own)."""
+    """A model directory, and the run-file settings that it recommends (the user's own take precedence)."""
 
     directory: Path
     summary: str

@@ -1,4 +1,4 @@
-"""Code that a run file names by where it stands: `pkg.mod:Name` or `./file.py:Name`. It serves wherever a plugin's name does."""
+"""Components that a run file names by their code: `pkg.mod:Name` or `./file.py:Name`. Allowed wherever a plugin's name is."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ from atropos_core.errors import ConfigError, EndsProcess, PluginError
 from atropos_core.guards.exits import contained
 from atropos_core.plugins.provider import KINDS, NoOptions, Provider, RunContext
 
-_FILE = "atropos_file_"  # begins the name of a module that was loaded from a file
+_FILE = "atropos_file_"  # prefix of the names of modules that were loaded from a file
 CALLED = ("reward", "transform")  # kinds that are one call: a coroutine function is one
 MOVES_WEIGHTS = ("engine", "trainer", "bridge")
-HOSTED = ("engine", "trainer", "reward")  # kinds that may have a process of their own
-OBJECT = "object:"  # begins the name of what was given from Python and stands nowhere that another process could import
-WHERE = "In a run file, a relative path begins at the folder of that file; in a flag, where the command is typed."
+HOSTED = ("engine", "trainer", "reward")  # kinds that may run in a child process
+OBJECT = "object:"  # prefix of the names of Python objects that no other process could import
+WHERE = "In a run file, a relative path starts at the folder of that file; in a flag, in the current directory."
 
 
 def is_reference(name: str) -> bool:
-    """Whether it says where code stands, and is no plugin's name."""
+    """Return True if `name` refers to code rather than to a plugin's component."""
     return ":" in name or name.endswith(".py")
 
 
 def provider_at(kind: str, reference: str) -> Provider[Any]:
-    """Of a component that a run file names by its place. Raises ConfigError, PluginError."""
+    """Return a Provider for the component behind a reference. Raises ConfigError, PluginError."""
     return provider_of(kind, load_reference(reference, kind), reference)
 
 
 def provider_of(kind: str, made: Any, name: str) -> Provider[Any]:
-    """Of a class of that kind, of an instance, of a coroutine function where the kind is one call, of any other function that
-    makes one, and of a Provider, which says it all. Raises ConfigError."""
+    """Return a Provider for a Python object: a class of that kind, an instance, a function that makes one, a coroutine function
+    (if the kind is one call), or a Provider, which is used as it is. Raises ConfigError."""
     if isinstance(made, Provider):
         return Provider(**{**_fields(made), "name": name})
     if kind in CALLED and inspect.isroutine(made):
@@ -68,7 +68,7 @@ def provider_of(kind: str, made: Any, name: str) -> Provider[Any]:
 
 
 def construct(made: Any, values: Any, context: RunContext) -> Any:
-    """By the one rule: its options come first where it has any, the RunContext where it has a parameter of that name."""
+    """Call `made` with its options first, if it has any, and with the RunContext if it has a parameter `context`."""
     options = () if isinstance(values, NoOptions) else (values,)
     try:
         takes_context = "context" in inspect.signature(made).parameters
@@ -78,8 +78,8 @@ def construct(made: Any, values: Any, context: RunContext) -> Any:
 
 
 def place_of(made: Any) -> str | None:
-    """Where another process, started in any directory, can import a class or a function: `pkg.mod:Name` if its module is installed,
-    else `/path/file.py:Name`. None for an instance, and for what was defined in a function, a notebook or the program's own file."""
+    """Return a name by which a process in any directory can import this class or function: `pkg.mod:Name` if its module is
+    installed, else `/path/file.py:Name`. None for an instance, and for code of a function body, a notebook or the main program."""
     module, name = getattr(made, "__module__", None), getattr(made, "__qualname__", None)
     if not (inspect.isclass(made) or inspect.isfunction(made)) or not module or not name or module == "__main__":
         return None
@@ -96,7 +96,7 @@ def place_of(made: Any) -> str | None:
 
 
 def _is_installed(file: str) -> bool:
-    """Whether every Python of this environment imports it, whatever its directory and PYTHONPATH are."""
+    """Return True if every Python of this environment can import it, from any directory and with any PYTHONPATH."""
     folders = {sysconfig.get_path(which) for which in ("stdlib", "platstdlib")}
     for packages in {*site.getsitepackages(), site.getusersitepackages(), sysconfig.get_path("purelib")}:
         folders.add(packages)
@@ -106,7 +106,7 @@ def _is_installed(file: str) -> bool:
 
 
 def kind_of(made: Any) -> str | None:
-    """The kind that a class or an instance derives from; None where it does not say."""
+    """Return the kind that a class or an instance derives from; None if unclear."""
     cls = made if inspect.isclass(made) else type(made)
     found = [kind for kind in KINDS if _interface(kind) in cls.__mro__]
     return found[0] if found else "loss" if hasattr(made, "findings") else None
@@ -150,7 +150,7 @@ def load_reference(reference: str, kind: str = "environment") -> Any:
 
 
 def _which(reference: str, kind: str, found: Sequence[str], module: Any) -> ConfigError:
-    """Of a file that has not one of a kind."""
+    """Return the error for a file that does not have exactly one component of a kind."""
     several = f"{kind}s" if kind != "curriculum" else "curricula"
     if found:
         return ConfigError(
@@ -176,7 +176,7 @@ def _provider(kind: str, made: Any, name: str, options: type[BaseModel], build: 
 
 
 def _said(kind: str, made: Any, name: str) -> Mapping[str, Any]:
-    """What a class says of itself by attributes that are called as the fields of Provider are."""
+    """Return the class attributes that have the name of a Provider field."""
     from atropos_core.interfaces import Transport
 
     said = {
@@ -191,7 +191,7 @@ def _said(kind: str, made: Any, name: str) -> Mapping[str, Any]:
     if said.get("runs_in") == "process" and kind not in HOSTED:
         raise ConfigError(
             f'{name!r}: runs_in = "process" is of engines, trainers and rewards; a {kind} lives in the run\'s own process.',
-            remedy="Leave the attribute out; what is heavy in it can be handed to a process or a thread pool of its own.",
+            remedy="Remove the attribute. Heavy work can run in your own process or thread pool.",
         )
     if kind not in MOVES_WEIGHTS:
         return said
@@ -203,7 +203,7 @@ def _said(kind: str, made: Any, name: str) -> Mapping[str, Any]:
             "engine, trainer and bridge have to share one.",
         )
     if wrong := sorted(set(given) - set(get_args(Transport))):
-        raise ConfigError(f"{name!r}: there is no transport {wrong[0]!r}. There is: {', '.join(get_args(Transport))}.")
+        raise ConfigError(f"{name!r}: there is no transport {wrong[0]!r}. Choose one of: {', '.join(get_args(Transport))}.")
     carried = frozenset(given)
     return {**said, "transports": lambda options: carried}
 
@@ -228,7 +228,7 @@ def _is_of(kind: str, value: Any) -> bool:
 
 
 def _missing(kind: str, cls: type) -> Iterator[str]:
-    """Methods that its interface wants of it."""
+    """Yield the methods of the interface that `cls` lacks."""
     interface = _interface(kind)
     if not _is_protocol(interface):
         yield from sorted(getattr(cls, "__abstractmethods__", ()))
@@ -241,7 +241,7 @@ def _missing(kind: str, cls: type) -> Iterator[str]:
 
 
 def _check_class(kind: str, cls: type, name: str, made: Any = None) -> None:
-    """Raises ConfigError: which class it must be, or what is missing in it."""
+    """Raises ConfigError that names the class to derive from, or the missing methods."""
     interface = _interface(kind)
     shown = cls if made is None else made
     missing = list(_missing(kind, cls))
@@ -303,9 +303,9 @@ def _find_in(folder: Path) -> None:
 
 
 def _name_in_package(path: Path) -> str | None:
-    """The dotted name of a file that imports from its own package, relatively or by the package's name; the folder that the package
-    is in is then on sys.path. None for any other file, and if what is installed has that name: it is loaded alone. Raises ConfigError if
-    another folder has that name."""
+    """Return the dotted name of a file that imports from its own package, relatively or by the package's name, and put the
+    package's folder on sys.path. None for any other file, and if an installed package has that name: then the file is loaded
+    without its package. Raises ConfigError if another folder has that name."""
     depth = min(max(_levels(path), default=0), len(path.parents) - 1)
     if not depth:
         return None
@@ -328,7 +328,7 @@ def _name_in_package(path: Path) -> str | None:
 
 
 def _levels(path: Path) -> Iterator[int]:
-    """Of each import of a file from a folder that it is in: how many folders up that one is, from 1."""
+    """Yield, for each import from a folder that contains the file, how many folders up that is, from 1."""
     for node in ast.walk(ast.parse(path.read_bytes(), str(path))):
         if isinstance(node, ast.ImportFrom) and node.level:
             yield node.level
@@ -341,14 +341,14 @@ def _levels(path: Path) -> Iterator[int]:
 
 
 def _has(folder: Path, parts: Sequence[str]) -> bool:
-    """Whether a package in that folder has what is imported from it: a module, or a name of the package or of a module."""
+    """Return True if a package in that folder has what is imported from it: a module, or a name of the package or a module."""
     if (folder / "__init__.py").is_file():
         return True
     return bool(parts) and ((folder / parts[0]).is_dir() or (folder / f"{parts[0]}.py").is_file())
 
 
 def _refuse_modules_of_another_file(module: Any) -> None:
-    """Of two folders with a module of one name, Python imports the one that came first. Raises ConfigError."""
+    """Raises ConfigError if a module of the same name was already imported from another folder: Python would reuse it."""
     here = Path(module.__file__).parent
     others = {Path(str(one.__file__)).parent for name, one in sys.modules.items() if name.startswith(_FILE)} - {here}
     for value in vars(module).values():
@@ -356,7 +356,7 @@ def _refuse_modules_of_another_file(module: Any) -> None:
         place = Path(getattr(used, "__file__", None) or "")
         if used is not module and place.parent in others and (here / place.name).is_file():
             raise ConfigError(
-                f"{module.__file__} got {place.name} from {place.parent}, which another component imported first, and has one of "
-                "that name beside it.",
+                f"{module.__file__} got {place.name} from {place.parent}, which another component imported first, but it has its "
+                "own file of that name.",
                 remedy="Rename one of the two.",
             )

@@ -19,7 +19,7 @@ from atropos_core.plugins.requirements import check_core_api
 
 
 class Registry:
-    """All offers of the loaded plugins. Broken or contested names are remembered, and raise when requested."""
+    """All offers of the loaded plugins. A broken plugin, or a name that two plugins offer, raises only when it is requested."""
 
     def __init__(self) -> None:
         self._offers: dict[tuple[str, str], list[Offer]] = {}
@@ -37,12 +37,12 @@ class Registry:
         ]
 
     def contested(self) -> list[list[Offer]]:
-        """Names that two distributions offer at once."""
+        """Return names that two distributions both offer."""
         return [offers for offers in self._offers.values() if len(offers) > 1]
 
     def find(self, kind: str, name: str) -> Offer:
-        """The offer of that name, or an error that says what there is. A name may also be a place, `pkg.mod:Name` or
-        `./file.py:Name`, and NAME:ARGUMENT where a provider of that name takes one."""
+        """Return the offer of that name, or raise an error that lists what is installed. The name may be a reference,
+        `pkg.mod:Name` or `./file.py:Name`, or NAME:ARGUMENT if a provider of that name takes an argument."""
         offers = self._offers.get((kind, name), [])
         if len(offers) > 1:
             both = " and ".join(sorted(offer.distribution for offer in offers))
@@ -74,14 +74,14 @@ class Registry:
                 ) from error
         names = sorted(found for (of, found) in self._offers if of == kind)
         near = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.5)
-        hint = f"Did you mean {near[0]!r}?" if near else f"There is: {', '.join(names) or 'none'}."
+        hint = f"Did you mean {near[0]!r}?" if near else f"Choose one of: {', '.join(names) or 'none'}."
         hint += self._taking_a_file(kind, name) or " Your own is named ./file.py:Name or pkg.mod:Name."
         raise UnknownComponent(
             f"there is no {kind} named {name!r}. {hint}", remedy="`atropos plugins` lists what is installed."
         )
 
     def _taking_a_file(self, kind: str, name: str) -> str:
-        """How a file of rows is named, where `name` is one and something takes it; else empty."""
+        """Return how to write `name` if it is a file of rows and some component reads those; else ""."""
         if Path(name).suffix not in FILES_OF_ROWS:
             return ""
         offers = [offer.provider for (of, _), offers in self._offers.items() if of == kind for offer in offers]
@@ -93,8 +93,8 @@ class Registry:
         )
 
     def with_argument(self, kind: str, name: str) -> Offer | None:
-        """Of `NAME:ARGUMENT`: the offer of that name, with what it takes after a colon as the default of the option that it says
-        (`Provider.argument`). None for a name that has no colon, or whose beginning nobody offers so."""
+        """Return the offer named before the colon of `NAME:ARGUMENT`, with ARGUMENT as the default of the option that takes it
+        (`Provider.argument`). None if the name has no colon, or no such provider takes an argument."""
         before, colon, argument = name.partition(":")
         offers = self._offers.get((kind, before), ()) if colon else ()
         if not any(offer.provider.argument for offer in offers):
@@ -119,7 +119,7 @@ def kind_named(name: str, registry: Registry, among: Sequence[str], purpose: str
         return taking[0]
     if name.endswith(".toml"):
         raise ConfigError(
-            f"{name} is a run file, and what is looked at is one component.",
+            f"{name} is a run file, and this command takes one component.",
             remedy="Name it as the run file does, and its options by --set OPTION=VALUE.",
         )
     if is_reference(name):
@@ -145,7 +145,7 @@ def kind_named(name: str, registry: Registry, among: Sequence[str], purpose: str
 
 
 def _kind_of_reference(reference: str) -> str:
-    """The kind of the class that a reference names."""
+    """Return the kind of the class that a reference names."""
     if ":" not in reference:
         return "environment"
     if (kind := kind_of(load_reference(reference))) is None:

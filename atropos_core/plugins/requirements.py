@@ -1,4 +1,4 @@
-"""What a component needs before it is built: this version of core, modules, devices."""
+"""Checks before a component is built: its version of core, its modules, its devices."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def check_core_api(offer: Offer) -> None:
         fits = SpecifierSet(wanted).contains(__version__, prereleases=True)
     except InvalidSpecifier as error:
         raise PluginError(
-            f"{offer.kind} {offer.provider.name!r} of {offer.distribution} has core_api={wanted!r}, which is no version range"
+                f"{offer.kind} {offer.provider.name!r} of {offer.distribution} has core_api={wanted!r}, which is not a version range"
         ) from error
     if not fits:
         raise PluginError(
@@ -33,8 +33,8 @@ def check_core_api(offer: Offer) -> None:
 
 
 def cuda_devices() -> int:
-    """How many CUDA devices this process may use, by the device files and CUDA_VISIBLE_DEVICES: no framework is
-    imported to ask. None where the installed torch is a CPU build."""
+    """Return how many CUDA devices this process may use, from device files and CUDA_VISIBLE_DEVICES, without importing a
+    framework. 0 if the installed torch is a CPU build."""
     if os.environ.get("CUDA_VISIBLE_DEVICES", "all") in ("", "-1"):
         return 0
     try:
@@ -46,7 +46,7 @@ def cuda_devices() -> int:
 
 
 def check_requires(offer: Offer, devices: Iterable[str] = ()) -> None:
-    """Raise FitError where something that the component needs is not on this machine."""
+    """Raise FitError if this machine lacks something that the component needs."""
     for need in sorted(offer.provider.requires):
         if need == "cuda":
             if not cuda_devices():
@@ -60,7 +60,7 @@ def check_requires(offer: Offer, devices: Iterable[str] = ()) -> None:
 
 
 def is_installed(need: str) -> bool:
-    """Of a module, or of a package that has another name than its modules: by the dash in it."""
+    """Return True if a module is installed, or a package, which is recognised by a dash in its name."""
     if "-" not in need:
         return importlib.util.find_spec(need) is not None
     try:

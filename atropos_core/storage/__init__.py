@@ -1,1 +1,1 @@
-"""Files and directories that appear whole, private and temporary ones, checkpoints."""
+"""Files and directories that are written whole, private and temporary ones, checkpoints."""

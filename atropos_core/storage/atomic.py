@@ -1,4 +1,4 @@
-"""Directories and files that appear whole or not at all, and the error of what cannot be written."""
+"""Write directories and files so that they exist whole or not at all, and name the error if that fails."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ WRITABLE = "See that its disk has room, and that this user may write there."
 
 @contextmanager
 def appearing(directory: Path, *, durable: bool = True) -> Iterator[Path]:
-    """A directory to fill inside: afterwards it is on the disk under its name, in place of one that stood there. After
-    an exception, or where the process was killed inside, there is none of that name; what is left half written begins
-    with a dot and ends in `.partial`. Without `durable` this holds for killed processes, not for a power cut: what is
-    read at once and then thrown away need not wait for the disk."""
+    """Yield a directory to fill. After the block it replaces any directory of that name, and is on the disk. After an exception or
+    a kill inside the block there is none of that name; an unfinished one starts with a dot and ends in `.partial`. Without
+    `durable` this holds for killed processes but not for a power cut: data that is read at once and then deleted need not wait
+    for the disk."""
     partial = directory.with_name(f".{directory.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     try:
@@ -39,8 +39,8 @@ def appearing(directory: Path, *, durable: bool = True) -> Iterator[Path]:
 
 
 def write_whole(path: Path, content: str | bytes, *, mode: int = 0o666) -> None:
-    """A file under its name with all of `content`, or as it was before: whoever reads it meanwhile, or after a kill, finds one
-    of the two. (Not after a power cut: it does not wait for the disk.) `mode` is that of `os.open`. Raises OSError."""
+    """Replace a file by one with all of `content`. A reader finds either the old or the new content, also after a kill, but not
+    after a power cut, since it does not wait for the disk. `mode` is that of `os.open`. Raises OSError."""
     beside = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
@@ -52,8 +52,8 @@ def write_whole(path: Path, content: str | bytes, *, mode: int = 0o666) -> None:
 
 
 def append_lines(path: Path, lines: Iterable[str]) -> None:
-    """Append whole lines. If the file ends inside a line, as a killed process leaves it, that line is ended first: it is lost, and
-    no later one with it. Raises OSError."""
+    """Append whole lines. If a killed process left an unfinished line, end it first, so that only that line is lost. Raises
+    OSError."""
     with path.open("a+b") as file:
         end = file.seek(0, os.SEEK_END)
         if end and os.pread(file.fileno(), 1, end - 1) != b"\n":
@@ -62,7 +62,7 @@ def append_lines(path: Path, lines: Iterable[str]) -> None:
 
 
 def cut_back(file: IO[bytes], size_bytes: int) -> None:
-    """Shorten a file of lines to `size_bytes`, or to the last whole line before that; further writes begin there. Raises OSError."""
+    """Cut a file of lines to `size_bytes`, or to the last whole line before that, and write from there on. Raises OSError."""
     end = min(file.seek(0, os.SEEK_END), size_bytes)
     while end:
         start = max(end - BLOCK_BYTES, 0)
@@ -74,14 +74,14 @@ def cut_back(file: IO[bytes], size_bytes: int) -> None:
 
 
 def refuse_existing(*paths: Path, what: str = "file") -> None:
-    """Raises RunDirectoryError for one that is there: what its user names is new, and what is there is not lost."""
+    """Raises RunDirectoryError for a path that exists, so that an output never overwrites something."""
     for path in paths:
         if path.exists():
             raise RunDirectoryError(f"{path} is there already.", remedy=f"Name another {what}, or remove it.")
 
 
 def json_bytes(text: str) -> bytes:
-    """JSON in UTF-8. Half a surrogate pair, which a reply may have and UTF-8 has no bytes for, is escaped as JSON escapes it."""
+    """Encode JSON in UTF-8. Half a surrogate pair, which a reply may contain and UTF-8 cannot encode, is escaped."""
     return text.encode(errors="backslashreplace")
 
 
@@ -99,9 +99,9 @@ def sync(path: Path) -> None:
 
 
 def unwritable(path: Path, error: OSError) -> RunDirectoryError:
-    """For a sink whose file failed."""
+    """Return the error for a sink whose file could not be written."""
     full = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else error.strerror or str(error)
     return RunDirectoryError(
         f"{path} cannot be written: {full}.",
-        remedy=f"{WRITABLE} What was saved is intact, and `atropos resume` goes on from it.",
+        remedy=f"{WRITABLE} What was saved is intact, and `atropos resume` continues from it.",
     )

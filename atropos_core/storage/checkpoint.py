@@ -1,8 +1,8 @@
-"""Durable checkpoints: a directory that appears whole, by one rename, or not at all.
+"""Durable checkpoints: a directory that is renamed into place once it is complete.
 
-`checkpoints/step-000050/` holds `policy/` (what the trainer saved; a Hugging Face directory for a Hugging Face model)
-and `manifest.json`: the run's state, and size and SHA-256 of every file. A checkpoint whose files do not match its
-manifest is passed over, aloud, for the one before.
+`checkpoints/step-000050/` holds `policy/` (written by the trainer; a Hugging Face directory for a Hugging Face model) and
+`manifest.json`: the run's state, and the size and SHA-256 of every file. If the files of a checkpoint do not match its manifest,
+a warning says so and the one before is used.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from atropos_core.storage.reading import numbered, open_file, parse_json, read_f
 
 FORMAT = 1
 POLICY = "policy"
-FULL_BYTES = 1 << 20  # free on the disk: less than this is called full
+FULL_BYTES = 1 << 20  # a disk with less free space counts as full
 AS_WRITTEN = "Resume with the components, options and version of atropos-core that wrote it, or start a new run."
-LEAST_S = 10.0  # between checkpoints whose interval nobody has set
-MOST_SHARE = 0.05  # of a run's time that saving may take then
+LEAST_S = 10.0  # between checkpoints if the user set no interval
+MOST_SHARE = 0.05  # of a run's time for saving, in that case
 
 
 def seconds_between(saving_s: float) -> float:
-    """From the end of one checkpoint to the beginning of the next, where the last took so long and no interval is set."""
+    """Return the time from the end of one checkpoint to the start of the next, if no interval is set and the last took `saving_s`."""
     return max(LEAST_S, saving_s * (1 / MOST_SHARE - 1))
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One that was verified."""
+    """A checkpoint that was verified."""
 
     directory: Path
     step: int
@@ -48,15 +48,15 @@ class Checkpoint:
 
 
 class Checkpoints:
-    """The checkpoints of one run, of which the last `keep` stay."""
+    """The checkpoints of one run. Only the last `keep` are kept."""
 
     def __init__(self, directory: Path, keep: int = 2) -> None:
         self.directory = directory
         self._keep = keep
 
     async def save(self, step: int, state: Mapping[str, Any], write: Callable[[Path], Awaitable[None]]) -> Checkpoint:
-        """Have `write` fill the policy's directory, then make the whole durable. Raises CheckpointError; what was
-        saved before stays as it was."""
+        """Let `write` fill the policy's directory, then make the whole checkpoint durable. Raises CheckpointError; earlier
+        checkpoints stay as they were."""
         final = self.directory / f"step-{step:06d}"
         partial = self.directory / f".{final.name}.partial"
         try:
@@ -94,13 +94,13 @@ class Checkpoints:
         sync(self.directory)
 
     def sweep(self) -> None:
-        """Remove what a killed run left half written. Only for whoever holds the run directory's lock."""
+        """Remove unfinished checkpoints of a killed run. Only call this while holding the run directory's lock."""
         for partial in self.directory.glob(".step-*.partial"):
             _remove(partial)
 
     def latest(self, warn: Callable[[str], None]) -> Checkpoint | None:
-        """The newest that is whole. Broken ones are named through `warn`. Raises CheckpointError where there are
-        some, and all are broken."""
+        """Return the newest complete checkpoint, or None. Broken ones are named through `warn`. Raises CheckpointError if all of
+        them are broken."""
         found = self._found()
         for directory in reversed(found):
             try:
@@ -115,14 +115,14 @@ class Checkpoints:
         return None
 
     def at(self, step: int) -> Checkpoint:
-        """The one of this step. Raises CheckpointError where it is not there or not whole."""
+        """Return the checkpoint of this step. Raises CheckpointError if it is missing or broken."""
         if step not in (steps := self.steps()):
             there = ", ".join(map(str, steps)) or "none"
-            raise CheckpointError(f"there is no checkpoint of step {step} in {self.directory}. There is: {there}.")
+            raise CheckpointError(f"there is no checkpoint of step {step} in {self.directory}. Choose one of: {there}.")
         return _verified(self.directory / f"step-{step:06d}")
 
     def steps(self) -> list[int]:
-        """Of which there are checkpoints, whole or not, rising."""
+        """Return the steps that have a checkpoint, complete or not, in ascending order."""
         return [step for step, _ in numbered(self.directory, "step-")]
 
     def _found(self) -> list[Path]:
@@ -152,8 +152,8 @@ def _verified(directory: Path) -> Checkpoint:
 
 @contextmanager
 def taking_up(what: str) -> Iterator[None]:
-    """Around code that reads a state that is whole and may be of another form, as another version wrote it. Raises CheckpointError for
-    what such code raises. `what`: of which checkpoint, such as "the state of the curriculum in ..."."""
+    """Raise CheckpointError for any exception of code that reads a complete state: another version may have written it in another
+    form. `what`: which part of which checkpoint, such as "the state of the curriculum in ..."."""
     try:
         yield
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError, AssertionError) as error:
@@ -165,7 +165,7 @@ def taking_up(what: str) -> Iterator[None]:
 
 
 def _remove(path: Path) -> None:
-    """Remove a checkpoint, or a file in its place. What cannot be removed is left. (`rmtree` on a pipe would wait.)"""
+    """Remove a checkpoint, or a file in its place, as far as possible. (`rmtree` on a pipe would wait.)"""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:

@@ -1,4 +1,4 @@
-"""The base of a sink that appends to one file and is resumed by the last step in it."""
+"""The base of a sink that appends to one file, and resumes after the last step in it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from atropos_core.storage.atomic import unwritable
 
 
 class FileSink(Sink):
-    """`open` of a subclass sets `_file`; its `step` ends by setting `_last`. At every checkpoint the file is on the disk."""
+    """A subclass's `open` sets `_file`, and its `step` ends by setting `_last`. At every checkpoint the file is on the disk."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -1,4 +1,4 @@
-"""What a run or a server keeps on disk is its user's alone, whatever the umask: prompts, replies, rewards, weights."""
+"""Keep everything that a run or server writes private to its user, whatever the umask: prompts, replies, rewards, weights."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 
 
 def make_private(directory: Path) -> None:
-    """Make a directory that only this user may enter; one that is there is closed to others. Raises OSError where it cannot
-    be, or where it is another user's, who could put anything there (root may use anybody's), or where a link in it is: what
-    is written through that lands wherever that user wants."""
+    """Make a directory that only this user may enter, or close an existing one to others. Raises OSError if that fails; if it
+    belongs to another user, who could write anything into it (root may use any); and if it contains a link, through which
+    writes would land elsewhere."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = directory.stat()
     if found.st_uid != os.geteuid() and os.geteuid() != 0:
@@ -30,7 +30,7 @@ def make_private(directory: Path) -> None:
 
 @contextmanager
 def private_files() -> Iterator[None]:
-    """Whatever this process and those that it starts make meanwhile, only this user may read or write."""
+    """Inside the block, files made by this process and its children can be read and written only by this user."""
     before = os.umask(0o077)
     try:
         yield

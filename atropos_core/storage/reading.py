@@ -1,4 +1,4 @@
-"""Read files of a run directory, which may be damaged: a pipe in a file's place, half a line, numbers that no float holds."""
+"""Read files of a run directory, which may be damaged: a pipe instead of a file, half a line, numbers beyond float range."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ KINDS = {
 
 
 def open_file(path: Path, *, append: bool = False) -> IO[bytes]:
-    """Open a regular file for reading. With `append`, create it if needed, and open it for reading and for writing at its end. Raises
-    OSError, with `strerror` set. Does not wait for a pipe or device, which is an error like a directory."""
+    """Open a regular file for reading. With `append`, create it if needed, and open it for reading and appending. Raises OSError,
+    with `strerror` set. A pipe or device is an error, like a directory, and is not waited for."""
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT if append else os.O_RDONLY
     try:
         descriptor = os.open(
@@ -39,7 +39,7 @@ def open_file(path: Path, *, append: bool = False) -> IO[bytes]:
 
 
 def read_file(path: Path) -> bytes:
-    """The bytes of a regular file. Raises OSError like `open_file`, and for a file that memory cannot hold."""
+    """Return the bytes of a regular file. Raises OSError like `open_file`, and for a file that does not fit in memory."""
     with open_file(path) as file:
         try:
             return file.read()
@@ -48,12 +48,12 @@ def read_file(path: Path) -> bytes:
 
 
 def read_text(path: Path) -> str:
-    """The text of a regular file in UTF-8, with or without a byte order mark. Raises OSError, and ValueError for other bytes."""
+    """Return the UTF-8 text of a regular file, with or without a byte order mark. Raises OSError, and ValueError for other bytes."""
     return read_file(path).decode("utf-8-sig")
 
 
 def parse_json(text: str | bytes) -> Any:
-    """The value of a JSON text. Raises ValueError, also for a text that is nested too deep for Python."""
+    """Return the value of a JSON text. Raises ValueError, also for a text that is nested too deep for Python."""
     try:
         return json.loads(text)
     except RecursionError:
@@ -61,7 +61,7 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def json_object(path: Path) -> dict[str, Any]:
-    """The object that a file of JSON holds. Raises OSError as `open_file`, and ValueError for anything else than an object."""
+    """Return the object in a JSON file. Raises OSError as `open_file`, and ValueError for anything but an object."""
     found = parse_json(read_text(path))
     if not isinstance(found, dict):
         raise ValueError(f"it holds a {type(found).__name__} and not an object")
@@ -69,7 +69,7 @@ def json_object(path: Path) -> dict[str, Any]:
 
 
 def base_of_adapter(directory: Path) -> Path:
-    """The base model that a directory of a peft adapter names. Raises ConfigError."""
+    """Return the base model that the directory of a peft adapter names. Raises ConfigError."""
     path = directory / "adapter_config.json"
     try:
         base = json_object(path).get("base_model_name_or_path")
@@ -85,7 +85,7 @@ def base_of_adapter(directory: Path) -> Path:
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """The tables of a TOML text. Raises ValueError, also for a text that is nested too deep for Python."""
+    """Return the tables of a TOML text. Raises ValueError, also for a text that is nested too deep for Python."""
     try:
         return tomllib.loads(text)
     except RecursionError:
@@ -93,7 +93,7 @@ def parse_toml(text: str) -> dict[str, Any]:
 
 
 def last_line(path: Path, most: int) -> str:
-    """The last line of a file that is not blank, shortened to its last `most` characters. Reads only the end. Raises OSError."""
+    """Return the last line of a file that is not blank, cut to its last `most` characters. Reads only the end. Raises OSError."""
     with open_file(path) as file:
         file.seek(max(file.seek(0, os.SEEK_END) - TAIL_BYTES, 0))
         lines = file.read(TAIL_BYTES).decode(errors="replace").strip().splitlines()
@@ -101,13 +101,14 @@ def last_line(path: Path, most: int) -> str:
 
 
 def numbered(folder: Path, prefix: str, suffix: str = "") -> list[tuple[int, Path]]:
-    """The files and folders that a run named after its steps, like `step-000001.jsonl`: (step, path), rising. Skips other names."""
+    """Return (step, path) of files and folders that are named after a step, like `step-000001.jsonl`, in ascending order. Skips
+    other names."""
     name = re.compile(rf"{re.escape(prefix)}([0-9]{{6,18}}){re.escape(suffix)}")
     return sorted((int(found[1]), path) for path in _listed(folder) if (found := name.fullmatch(path.name)))
 
 
 def _listed(folder: Path) -> Iterator[Path]:
-    """The entries of a folder; none if it does not exist or cannot be read."""
+    """Yield the entries of a folder; none if it does not exist or cannot be read."""
     try:
         yield from folder.iterdir()
     except OSError:

@@ -1,7 +1,7 @@
-"""What a run directory holds, for whoever reads it: a viewer, the doctor, an audit. Also of a run that goes on, and of runs
-whose records have less in them (docs/records.md).
+"""Read the records of a run directory, for a viewer, the doctor or an audit. The run may still be running, and old runs may have
+recorded less (docs/records.md).
 
-Everything is read when it is requested, and again at the next call: whoever follows a run looks again.
+Everything is read when it is requested, and read again at the next call, so that a caller can follow a running run.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ TOOLS = "tools.jsonl"  # in ROLLOUTS
 class MetricTable:
     """Metrics by step, as columns."""
 
-    steps: NDArray[np.int64]  # [n] rising
-    columns: Mapping[str, NDArray[np.float64]]  # [n] each: NaN where the step has none, or one that is not finite
-    broken: int  # lines that are not whole
+    steps: NDArray[np.int64]  # [n] ascending
+    columns: Mapping[str, NDArray[np.float64]]  # [n] each: NaN if a step has no value, or one that is not finite
+    broken: int  # damaged or incomplete lines
 
 
 @dataclass(frozen=True)
 class HealthChange:
-    """A health check changed its state; or, under the name "run", an error ended the run."""
+    """A change of a health check's state, or, under the name "run", an error that ended the run."""
 
     step: int
     check: str
@@ -53,7 +53,7 @@ class HealthChange:
 
 @dataclass(frozen=True)
 class EpisodeRecord:
-    """One line of a step's texts. What older runs did not record is None, or empty."""
+    """One line of a step's texts. Fields that older runs did not record are None or empty."""
 
     line: int  # from 0
     step: int
@@ -65,8 +65,8 @@ class EpisodeRecord:
     answer: str | None  # what an oracle would reply to it
     member: int | None  # of its group
     outcome: str | None  # of its group: "trained", "flat", "stale", "dropped", "failed"; None: not recorded
-    dropped_by: str  # the transform or rule that kept it from being trained; empty where it was
-    reward: float | None  # None of a rollout that failed
+    dropped_by: str  # the transform or rule that kept it from being trained; empty if it was trained
+    reward: float | None  # None for a failed rollout
     scored_reward: float | None  # before a transform changed it
     advantage: float | None
     score: float | None  # the environment's own
@@ -76,9 +76,9 @@ class EpisodeRecord:
     finish: str | None
     sampled_tokens: int
     versions: tuple[int, ...]  # policy versions that sampled it
-    sequences: tuple[int, ...]  # in the file of tokens; several where an agent branched, or history was rewritten
-    messages: tuple[Message, ...]  # with tool_calls, where there are some
-    failed: str  # why it failed; empty where it did not
+    sequences: tuple[int, ...]  # in the file of tokens; several if an agent branched, or history was rewritten
+    messages: tuple[Message, ...]  # with tool_calls, if there were any
+    failed: str  # why it failed; empty if it did not
     failed_in: str  # "rollout", "reward"
     tools: str | None = None  # the id of the tools that the policy was shown: `RunRecords.tools`
 
@@ -108,7 +108,7 @@ class EvaluatedProblem:
 
 @dataclass(frozen=True)
 class ReplySpan:
-    """Where a message of the policy stands among the tokens."""
+    """The tokens of one message of the policy."""
 
     message: int  # in EpisodeRecord.messages
     sequence: int
@@ -117,7 +117,7 @@ class ReplySpan:
 
 
 class RecordedStep:
-    """One recorded step. Raises DataError, when it is read, for what is damaged."""
+    """One recorded step. Reading damaged data raises DataError."""
 
     def __init__(self, records: RunRecords, step: int) -> None:
         self.step = step
@@ -127,12 +127,12 @@ class RecordedStep:
 
     @cached_property
     def episodes(self) -> list[EpisodeRecord]:
-        """One a line, those that failed as well."""
+        """One record per line, including failed rollouts."""
         return [episode_record(self.path, self.step, line, row) for line, row in enumerate(_whole_rows(self.path))]
 
     @cached_property
     def tokens(self) -> TokenFile | None:
-        """None where the step has no file of tokens: `why_no_tokens` says why."""
+        """The step's tokens, or None if it has no such file: see `why_no_tokens`."""
         try:
             found = TokenFile(self.tokens_path)
         except DataError:
@@ -149,7 +149,7 @@ class RecordedStep:
 
     @property
     def why_no_tokens(self) -> str:
-        """Empty where there are tokens."""
+        """The reason why there are no tokens; empty if there are."""
         if self.tokens_path.exists():
             return ""
         jsonl = self._records.config.get("sink", {}).get("jsonl", {})
@@ -162,11 +162,11 @@ class RecordedStep:
         return "the run recorded no tokens: it is of an earlier version, or they were removed"
 
     def tools(self) -> Mapping[str, list[Mapping[str, Any]]]:
-        """`RunRecords.tools`."""
+        """The run's tools, see `RunRecords.tools`."""
         return self._records.tools()
 
     def sequences(self, episode: EpisodeRecord) -> list[SequenceTokens]:
-        """The token histories of an episode; none where there are no tokens."""
+        """Return the token histories of an episode; none if no tokens were recorded."""
         if self.tokens is None:
             return []
         try:
@@ -178,7 +178,7 @@ class RecordedStep:
             ) from error
 
     def reply_spans(self, episode: EpisodeRecord) -> list[ReplySpan]:
-        """Which tokens each message of the policy is; none where that is not known: an agent whose calls are a tree, or no
+        """Return the tokens of each message of the policy. Empty if unknown: the agent's calls form a tree, or there are no
         tokens."""
         spoken = [number for number, message in enumerate(episode.messages) if message.get("role") == "assistant"]
         sequences = zip(episode.sequences, self.sequences(episode), strict=False)
@@ -189,7 +189,7 @@ class RecordedStep:
 
 
 class RunRecords:
-    """The records in a run directory. Raises RunDirectoryError where there is no run."""
+    """The records in a run directory. Raises RunDirectoryError if it holds no run."""
 
     def __init__(self, directory: Path) -> None:
         if not (directory / "config.toml").is_file():
@@ -200,7 +200,7 @@ class RunRecords:
 
     @cached_property
     def config(self) -> Mapping[str, Any]:
-        """config.toml. Raises RunDirectoryError where it cannot be read."""
+        """The parsed config.toml. Raises RunDirectoryError if it cannot be read."""
         path = self.directory / "config.toml"
         try:
             config = parse_toml(read_text(path))
@@ -216,7 +216,7 @@ class RunRecords:
 
     @property
     def is_going_on(self) -> bool:
-        """Whether a process holds the run's lock."""
+        """True if a process holds the run's lock."""
         try:
             if not (self.directory / "lock").is_file():
                 return False
@@ -230,7 +230,7 @@ class RunRecords:
 
     @property
     def summary(self) -> Mapping[str, Any]:
-        """summary.json, which a run writes at its end; empty where there is none that can be read."""
+        """The parsed summary.json, which a run writes at its end; empty if it is missing or damaged."""
         try:
             found = parse_json(read_file(self.directory / "summary.json"))
         except (OSError, ValueError):
@@ -239,12 +239,12 @@ class RunRecords:
 
     @property
     def finished_steps(self) -> int:
-        """How many a run that has ended well has done; -1 where it has not."""
+        """The number of steps of a run that ended well; -1 for any other run."""
         steps = self.summary.get("steps", -1)
         return steps if is_step(steps) else -1
 
     def metrics(self) -> MetricTable:
-        """The same as columns."""
+        """Return the metrics as columns."""
         rows, broken = metric_rows(self.directory)
         names = sorted({name for row in rows for name in row} - {"step"})
         steps = np.array([row["step"] for row in rows], np.int64)
@@ -253,7 +253,7 @@ class RunRecords:
         )
 
     def health(self) -> list[HealthChange]:
-        """The lines of health.jsonl; one that was cut off by a crash is passed over."""
+        """Return the lines of health.jsonl; skip one that a crash cut off."""
         return [
             HealthChange(
                 row["step"], row["check"], row["state"], row["since"], row.get("says") or "", row.get("do") or ""
@@ -262,19 +262,19 @@ class RunRecords:
         ]
 
     def tools(self) -> Mapping[str, list[Mapping[str, Any]]]:
-        """JSON schemas of each set of tools that the policy was shown, by id; empty where none are recorded."""
+        """Return the JSON schemas of each set of tools that the policy was shown, by id; empty if none are recorded."""
         rows = json_rows(self.directory / ROLLOUTS / TOOLS)
         return {str(row["id"]): row["tools"] for row in rows if isinstance(row.get("tools"), list) and "id" in row}
 
     def steps(self) -> list[int]:
-        """Those whose rollouts are recorded, rising."""
+        """Return the steps with recorded rollouts, in ascending order."""
         return _numbers_of(self.directory / ROLLOUTS, "step-", ".jsonl")
 
     def steps_with_tokens(self) -> list[int]:
         return _numbers_of(self.directory / ROLLOUTS, "step-", ".safetensors")
 
     def step(self, step: int) -> RecordedStep:
-        """Raises DataError where it is not recorded."""
+        """Return a step's records. Raises DataError if it is not recorded."""
         if not is_step(step) or not self.rollouts_path(step).is_file():
             there = self.steps()
             which = f"{len(there)} are, from {there[0]} to {there[-1]}" if there else "no step is"
@@ -282,15 +282,15 @@ class RunRecords:
         return RecordedStep(self, step)
 
     def evaluation_steps(self) -> list[int]:
-        """Those after which held-out problems were evaluated; 0 is before the first step."""
+        """Return the steps after which held-out problems were evaluated; 0 is before the first step."""
         return _numbers_of(self.directory / ROLLOUTS, "eval-", ".jsonl")
 
     def checkpoint_steps(self) -> list[int]:
-        """Of the checkpoints that are there: `checkpoint.keep` bounds them."""
+        """Return the steps of the present checkpoints, at most `checkpoint.keep`."""
         return _numbers_of(self.directory / "checkpoints", "step-", "")
 
     def evaluation(self, step: int) -> list[EvaluatedProblem]:
-        """Raises DataError for a file that is damaged or not there."""
+        """Return an evaluation's problems. Raises DataError for a file that is damaged or missing."""
         path = self.directory / ROLLOUTS / f"eval-{step:06d}.jsonl"
         return [_problem(path, line, row) for line, row in enumerate(_whole_rows(path))]
 
@@ -299,7 +299,7 @@ class RunRecords:
 
 
 def json_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a file of JSON lines; an empty one for each line that is none. Nothing where there is no file."""
+    """Yield the objects of a JSON-lines file; an empty one for each line that is not an object. Yields nothing without a file."""
     try:
         lines = read_file(path).decode(errors="replace").splitlines()
     except OSError:
@@ -313,7 +313,7 @@ def json_rows(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def metric_rows(directory: Path) -> tuple[list[dict[str, float]], int]:
-    """Every step as metrics.jsonl has it; what was no finite number is NaN. And how many lines are broken."""
+    """Return every step of metrics.jsonl, with NaN for values that are not finite, and the number of broken lines."""
     steps, broken = [], 0
     for row in json_rows(directory / METRICS):
         if is_step(row.get("step")) and all(map(_is_number, row.values())):
@@ -324,7 +324,7 @@ def metric_rows(directory: Path) -> tuple[list[dict[str, float]], int]:
 
 
 def health_rows(directory: Path) -> list[dict[str, Any]]:
-    """The whole lines of health.jsonl."""
+    """Return the complete lines of health.jsonl."""
     return [
         row
         for row in json_rows(directory / HEALTH)
@@ -336,7 +336,7 @@ def health_rows(directory: Path) -> list[dict[str, Any]]:
 
 
 def _whole_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """Raises DataError for a file that cannot be read, or a line that is no JSON object."""
+    """Yield the rows of a file. Raises DataError if it cannot be read, or a line is not a JSON object."""
     try:
         lines = read_file(path).split(b"\n")
     except OSError as error:
@@ -352,7 +352,7 @@ def _whole_rows(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def episode_record(path: Path | str, step: int, line: int, row: Mapping[str, Any]) -> EpisodeRecord:
-    """Line `line`, from 0, of `path`, which is for the error: DataError for what is damaged."""
+    """Parse line `line`, from 0, of `path`, which only the error needs. Raises DataError for damaged data."""
     try:
         return EpisodeRecord(
             line=line,
@@ -411,7 +411,7 @@ def _problem(path: Path, line: int, row: Mapping[str, Any]) -> EvaluatedProblem:
 def _messages(row: Mapping[str, Any]) -> tuple[Message, ...]:
     messages = row.get("messages", [])
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
-        raise ValueError("its messages are no list of objects")
+        raise ValueError("its messages are not a list of objects")
     return tuple(messages)
 
 
@@ -454,5 +454,5 @@ def _numbers_of(folder: Path, prefix: str, suffix: str) -> list[int]:
 def _damaged(path: Path | str, line: int, what: str) -> DataError:
     return DataError(
         f"{path} is damaged: line {line + 1}: {what:.300}.",
-        remedy="It is not what the run wrote: copy it again from where it is whole, or remove the line.",
+        remedy="The run did not write this: copy the file again from an intact copy, or remove the line.",
     )

@@ -1,4 +1,4 @@
-"""Temporary directories of a role's process, named after it: what a killed one left is known, and removed by the next."""
+"""Temporary directories named after a role's process, so that the next one can remove what a killed one left."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from pathlib import Path
 
 
 def owned_prefix(role: str) -> str:
-    """For `tempfile`: the role, and which process this is."""
+    """Return a prefix for `tempfile`: the role, and this process's identity."""
     return f"atropos-{role}-{_namespace()}-{os.getpid()}-{_started(os.getpid()) or 0}-"
 
 
 @contextmanager
 def owned_directory(role: str) -> Iterator[Path]:
-    """A temporary directory, removed at the end; where this process is killed, by the next of its role."""
+    """Yield a temporary directory. It is removed at the end, or, if this process is killed, by the next one of its role."""
     sweep(role)
     with tempfile.TemporaryDirectory(prefix=owned_prefix(role)) as directory:
         yield Path(directory)
 
 
 def sweep(role: str) -> None:
-    """Remove what processes of this role and this user left that are no more. One whose end cannot be seen from here
-    (on another machine, or in another container) keeps its own."""
+    """Remove directories that ended processes of this role and user left. Directories of processes whose end cannot be seen from
+    here (on another machine, or in another container) are kept."""
     for path in Path(tempfile.gettempdir()).glob(f"atropos-{role}-{_namespace()}-*-*-*"):
         if not was_left(path.name, role):
             continue
@@ -40,16 +40,16 @@ def sweep(role: str) -> None:
 
 
 def was_left(name: str, role: str) -> bool:
-    """Whether something of this name (see `owned_prefix`) is of a process of this role, seen from here, that is no more."""
+    """True if a directory of this name (see `owned_prefix`) belongs to an ended process of this role that could be seen here."""
     pid, started = [*name.rsplit("-", 3), "", ""][1:3]  # a role may have a dash, and a name of tempfile's none
     if not (name.startswith(f"atropos-{role}-{_namespace()}-") and pid.isdecimal() and started.isdecimal()):
         return False
-    # with no /proc here, nobody's end can be seen
+    # without /proc, no process's end can be seen
     return _started(os.getpid()) is not None and _started(int(pid)) != int(started)
 
 
 def _namespace() -> int:
-    """Of process ids: the first one has the same number on every machine, and machines may share a directory."""
+    """Identify the namespace of process ids: machines may share a directory, and pids start at the same number on each."""
     try:
         number = os.stat("/proc/self/ns/pid").st_ino
     except OSError:
@@ -58,7 +58,7 @@ def _namespace() -> int:
 
 
 def _started(pid: int) -> int | None:
-    """When a process began, in clock ticks since boot. None: there is no such process."""
+    """Return when a process began, in clock ticks since boot, or None if there is no such process."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:

@@ -1,6 +1,6 @@
-"""`rollouts/step-000001.safetensors`: what a step knows of each token, in columns over all sequences (docs/records.md).
+"""`rollouts/step-000001.safetensors`: per-token values of a step, in columns over all sequences (docs/records.md).
 
-Any reader of safetensors opens it. Sequence s is `[sequence_offsets[s], sequence_offsets[s + 1])` of every token column.
+Any safetensors reader can open it. Sequence s is `[sequence_offsets[s], sequence_offsets[s + 1])` of every token column.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ OFFSETS = "sequence_offsets"  # [S + 1] int64
 
 @dataclass(frozen=True)
 class SequenceTokens:
-    """One token history. Floats are NaN where there is none; an optional column is None where the step has none."""
+    """One token history. Floats are NaN where there is no value; an optional column is None if the step has none."""
 
     ids: Tokens  # [T]
-    sampled: Bools  # [T] the policy chose it
-    trained: Bools  # [T] it entered the loss
+    sampled: Bools  # [T] sampled by the policy
+    trained: Bools  # [T] counted by the loss
     logprobs: Floats  # [T] the engine's, as sampled
-    versions: Versions  # [T] that sampled it, -1 where none did or nobody knows
-    advantages: Floats  # [T] as the loss took them
+    versions: Versions  # [T] policy version that sampled it; -1 if not sampled, or unknown
+    advantages: Floats  # [T] as the loss used them
     trainer_logprobs: Floats | None  # [T] of the policy before the update
     entropy: Floats | None  # [T] of that policy, in nats
     teacher_logprobs: Floats | None  # [T] of this token
@@ -47,13 +47,13 @@ class SequenceTokens:
 
     @property
     def replies(self) -> list[tuple[int, int]]:
-        """Where each run of sampled tokens begins and ends: the replies of the policy, in order."""
+        """Start and end of each run of sampled tokens: the policy's replies, in order."""
         edges = np.flatnonzero(np.diff(np.concatenate([[False], self.sampled, [False]]).astype(np.int8)))
         return [(int(start), int(end)) for start, end in zip(edges[::2], edges[1::2], strict=True)]
 
 
 def write_token_file(path: Path, columns: Mapping[str, NDArray[Any]]) -> int:
-    """Its size in bytes. Raises OSError."""
+    """Write the file and return its size in bytes. Raises OSError."""
     from safetensors.numpy import save
 
     content = save(dict(columns), {"format": FORMAT})
@@ -62,7 +62,7 @@ def write_token_file(path: Path, columns: Mapping[str, NDArray[Any]]) -> int:
 
 
 def sequences_of(columns: Mapping[str, NDArray[Any]]) -> list[SequenceTokens]:
-    """All sequences of columns that are in memory."""
+    """Return all sequences of columns that are in memory."""
     offsets = columns[OFFSETS]
 
     def cut(name: str, number: int) -> Any:
@@ -80,7 +80,7 @@ def sequences_of(columns: Mapping[str, NDArray[Any]]) -> list[SequenceTokens]:
 
 
 class TokenFile:
-    """A step's columns; each is read when it is requested. Raises DataError, here and there, for what is damaged."""
+    """A step's columns, each read when it is requested. Raises DataError for damaged data, at once or when it is read."""
 
     def __init__(self, path: Path) -> None:
         from safetensors import SafetensorError, safe_open
@@ -104,14 +104,14 @@ class TokenFile:
         return int(self.offsets[-1])
 
     def _column(self, name: str) -> NDArray[Any] | None:
-        """A column by its name: [N] or [S]. None where this step has none."""
+        """Return the column of this name, [N] or [S], or None if this step has none."""
         if name not in self.names:
             return None
         found: NDArray[Any] = self._file.get_tensor(name)
         return found
 
     def sequence(self, number: int) -> SequenceTokens:
-        """Reads no more than this one. Raises IndexError."""
+        """Read only this sequence. Raises IndexError."""
         if not 0 <= number < self.sequences:
             raise IndexError(f"{self.path} has {self.sequences} sequences, and no number {number}")
         start, end = int(self.offsets[number]), int(self.offsets[number + 1])
@@ -127,7 +127,7 @@ class TokenFile:
         )
 
     def of_episode(self, line: int) -> list[int]:
-        """The numbers of the sequences of an episode."""
+        """Return the numbers of an episode's sequences."""
         episodes = self.column("episodes")
         return [] if episodes is None else np.flatnonzero(episodes == line).tolist()
 
@@ -166,5 +166,5 @@ class TokenFile:
 def _damaged(path: Path, what: str) -> DataError:
     return DataError(
         f"{path} is damaged: {what}.",
-        remedy="It is not what the run wrote: copy it again from where it is whole, or remove it; the texts beside it stay.",
+        remedy="The run did not write this: copy the file again from an intact copy, or remove it; the texts next to it stay.",
     )

@@ -61,7 +61,7 @@ def environment(folder: Path, score: str) -> str:
         (("--env", "./sevens.py", "--set", "sampling.temperature=0"), ["sampling.temperature is 0", "evaluation.temperature"]),
         (("--env", "./sevens.py", "--set", "sampling.temperature=1e308"), ["must be 0 (greedy), or a number from 0.01 to 100"]),
         (("--env", "./sevens.py", "--set", "evaluation.temperature=1e-9"), ["must be 0 (greedy), or a number from 0.01 to 100"]),
-        (("--env", "./sevens.py", "--set", "reward.mean.use=environment"), ["reward/mean is a metric of the run's own"]),
+        (("--env", "./sevens.py", "--set", "reward.mean.use=environment"), ["reward/mean is one of the run's own metrics"]),
         (("missing.toml",), ["no run file missing.toml"]),
         ((), ["no environment to train on", "--env gsm8k"]),
         (("--env", "./sevens.py", "--bridge", "ipc"), ["bridge 'ipc' does not fit", "in_process", "Use --bridge local."]),
@@ -97,7 +97,7 @@ def test_a_run_file_that_is_not_toml_names_the_line(atropos, tmp_path):
     assert "not TOML" in ended.err
     assert "line 1" in ended.err
     (tmp_path / "rows.jsonl").write_text('{"prompt": "a"}\n')
-    assert "name an environment of them with --env" in atropos("run", "rows.jsonl").err
+    assert "name its environment with --env" in atropos("run", "rows.jsonl").err
     (tmp_path / "old run").mkdir()
     (tmp_path / "old run/config.toml").write_text("")
     assert "To continue the run in it: atropos resume 'old run'" in atropos("run", "old run").err

@@ -59,7 +59,7 @@ def test_a_checkpoint_of_a_run_is_named_by_its_step_and_figures_lie_with_the_run
     ended = atropos("eval", "run", "--step", "7")
     assert ended.code != 0
     assert "no checkpoint of step 7" in ended.err
-    assert "There is: 1, 2." in ended.err
+    assert "Choose one of: 1, 2." in ended.err
 
 
 def test_a_toy_policy_is_no_model_and_the_error_says_so(atropos, sevens):

@@ -87,7 +87,7 @@ def test_a_run_s_directory_that_is_in_use_is_named_for_resume_and_another_is_tak
     (tmp_path / "run" / "config.toml").touch()
     (tmp_path / "run" / "checkpoints" / "step-000001").mkdir()
     remedy = remedy_of(lambda: make_directory(tmp_path / "run"))
-    assert remedy == f"Choose another, or go on with what is there: atropos resume {tmp_path / 'run'}"
+    assert remedy == f"Choose another, or continue the run in it: atropos resume {tmp_path / 'run'}"
     assert make_directory(tmp_path / "another").is_dir()
 
 
@@ -144,8 +144,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "new environment Sums-Of-Mine": ("atropos new environment sums_of_mine", "new environment sums_of_mine"),
     "run --dry-run --env nowhere": ("`atropos plugins` lists what is installed.", "plugins"),
     "run --dry-run --env gsm8k --model ./nothing": (
-        "Name a directory that save_pretrained wrote. In a run file, ./ begins at that file's folder; elsewhere, and in a "
-        "flag, a path begins where the command is typed.",
+        "Name a directory that save_pretrained wrote. In a run file, ./ is relative to that file's folder; in a flag, a relative "
+        "path starts in the current directory.",
         "run --dry-run --env gsm8k --model tiny",
     ),
     "eval --model tiny --problems 8 --set training.steps=3": (

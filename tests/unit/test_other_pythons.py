@@ -67,11 +67,11 @@ def test_fine():
 
 
 def test_component():
-    raise AssertionError("there is no engine named 'hf'. There is: toy.")
+    raise AssertionError("there is no engine named 'hf'. Choose one of: toy.")
 
 
 def test_wrong():
-    raise AssertionError("there is no engine named 'hg'. There is: toy.")
+    raise AssertionError("there is no engine named 'hg'. Choose one of: toy.")
 """
 
 

@@ -52,7 +52,7 @@ def test_options_of_a_run_file_say_how_they_are_set_here(atropos: Callable[..., 
     ended = atropos("check", "calculator", "--set", "environment.calculator.turns=2")
     assert ended.code == 2 and "--set OPTION=VALUE, without environment.NAME" in ended.err, ended.err
     ended = atropos("check", "mine.toml")
-    assert ended.code == 2 and "is a run file, and what is looked at is one component" in ended.err
+    assert ended.code == 2 and "is a run file, and this command takes one component" in ended.err
 
 
 def test_what_an_error_says_to_do_is_what_is_said(atropos: Callable[..., Any], tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def test_a_component_has_its_options_with_type_default_and_meaning(capsys):
         (("gsm8",), "there is no component named 'gsm8'. Did you mean 'gsm8k'?"),
         (("csw", "--kind", "sink"), "there is no sink named 'csw'. Did you mean 'csv'?"),
         (("toy",), "'toy' is of the kinds engine, trainer. What to do: Say which: --kind engine"),
-        (("--kind", "sinks"), "there is no kind 'sinks'. There is: environment, reward"),
+        (("--kind", "sinks"), "there is no kind 'sinks'. Choose one of: environment, reward"),
     ],
 )
 def test_what_is_not_installed_is_named_with_what_is_near(arguments, wanted, capsys):

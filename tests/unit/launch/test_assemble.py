@@ -199,7 +199,7 @@ def test_a_second_engine_that_memory_cannot_be_shared_with_is_refused():
 
 
 def test_a_replica_is_of_the_same_kind():
-    with pytest.raises(ConfigError, match=r"engine\.replica\.b says only what differs"):
+    with pytest.raises(ConfigError, match=r"engine\.replica\.b may only list what differs"):
         plan(installed(**ENDS), engine__use="shm", engine__replica__b={"use": "gpu"})
 
 
@@ -219,7 +219,7 @@ def test_several_machines_are_for_a_trainer_that_can_span_them_and_a_launcher_th
     with pytest.raises(FitError, match=r"trainer\.machines = 2, and trainer 'shm' runs on one machine"):
         plan(installed(**ENDS), **chosen, trainer__use="shm")
     wide = offer("wide", carrying("copy"), several_machines=True, runs_in="process")
-    with pytest.raises(FitError, match=r"trainer\.machines = 2, and launcher 'local' has this machine alone") as caught:
+    with pytest.raises(FitError, match=r"trainer\.machines = 2, and launcher 'local' has only this machine") as caught:
         plan(installed(**{**ENDS, "trainers": [wide]}), **chosen, trainer__use="wide")
     assert "--launcher ray" in str(caught.value)
 

@@ -161,7 +161,7 @@ def test_an_offer_for_another_core_is_refused_by_name_and_only_when_requested(in
 
 def test_a_core_api_that_is_no_range_is_refused(install: Install) -> None:
     install("reward_odd", good("odd", ', core_api="newest"'))
-    with pytest.raises(PluginError, match="which is no version range"):
+    with pytest.raises(PluginError, match="which is not a version range"):
         load_plugins().registry.find("reward", "odd")
 
 
@@ -253,7 +253,7 @@ def test_a_near_miss_is_suggested_and_kinds_are_kept_apart() -> None:
         registry.find("reward", "numerc")
     with pytest.raises(UnknownComponent, match="Did you mean 'gsm8k'"):
         load_plugins().registry.find("environment", "GSM8K")
-    with pytest.raises(UnknownComponent, match="There is: local"):
+    with pytest.raises(UnknownComponent, match="Choose one of: local"):
         registry.find("bridge", "zzz")
 
 

@@ -245,7 +245,7 @@ def test_a_class_says_of_itself_what_a_plugin_says_in_its_provider(file: Path):
         ),
         ("curriculum", "Half", r"lacks settle\(\), state\(\) and load\(\)"),
         ("bridge", "Dumb", 'does not say how weights travel.*\n.*transports = {"in_process"}'),
-        ("bridge", "Far", "there is no transport 'pigeon'. There is: in_process"),
+        ("bridge", "Far", "there is no transport 'pigeon'. Choose one of: in_process"),
         ("sink", "NoModel", "Options is 7"),
         ("sink", "Nowhere", "runs_in is 'here' or 'process', not 'elsewhere'"),
         ("bridge", "Apart", 'runs_in = "process" is of engines, trainers and rewards; a bridge lives'),

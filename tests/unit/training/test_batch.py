@@ -142,7 +142,7 @@ def test_a_rollouts_further_columns_are_checked_and_counted():
     bare = rollout(1, 2)
     more = rollout(1, 2, ref_logprobs=np.zeros(3, np.float32), teacher=teacher(0, 1, 2))
     assert more.size_bytes == bare.size_bytes + 3 * 4 + 4 * 8 + 3 * (4 + 4)
-    with pytest.raises(DataError, match="a teacher speaks of 2 positions, but there are 3 tokens"):
+    with pytest.raises(DataError, match="a teacher has 2 positions, but there are 3 tokens"):
         rollout(1, 2, teacher=teacher(0, 1))
     with pytest.raises(DataError, match="'ref_logprobs' has shape"):
         rollout(1, 2, ref_logprobs=np.zeros(2, np.float32))
