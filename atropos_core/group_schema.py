@@ -40,7 +40,10 @@ LOGPROB_ROUNDING = (
     1e-3  # a logprob above 0 by less is rounding: in 32 bits log-softmax is off by 6e-5 at logits of 1,000
 )
 LOWEST_LOGPROB = -1e4  # servers that limit logprobs use -9999
-LEAST_TEMPERATURE, MOST_TEMPERATURE = 0.01, 100.0  # in addition to 0, which is greedy; vLLM also raises lower values to 0.01
+LEAST_TEMPERATURE, MOST_TEMPERATURE = (
+    0.01,
+    100.0,
+)  # in addition to 0, which is greedy; vLLM also raises lower values to 0.01
 MOST_CHARACTERS = 500  # of a name that is kept for every group: an environment, a task's id
 MOST_NAME = 200  # characters of a metric's or part's name
 LOOK_S = 0.2  # at tasks that are made as they are read, before a run begins

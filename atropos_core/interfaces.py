@@ -96,9 +96,7 @@ class Environment(ABC):
     """
 
     at_once: int | None = None  # most rollouts at the same time; waiting for a turn does not count against deadlines
-    repeats: bool = (
-        True  # a task can be run again. False: an endless stream; each rollout takes the next item
-    )
+    repeats: bool = True  # a task can be run again. False: an endless stream; each rollout takes the next item
     waits_for: str = ""  # an external service that rollouts depend on; if set, `atropos check` skips rollouts
 
     def __init_subclass__(cls, **keywords: Any) -> None:

@@ -150,9 +150,7 @@ class Rollout:
             if column is not None and not np.isfinite(column).all():
                 raise DataError(f"a rollout has a number in {name!r} that is not finite")
         if self.teacher is not None and len(self.teacher.offsets) != length + 1:
-            raise DataError(
-                f"a teacher has {len(self.teacher.offsets) - 1} positions, but there are {length} tokens"
-            )
+            raise DataError(f"a teacher has {len(self.teacher.offsets) - 1} positions, but there are {length} tokens")
 
     @property
     def size_bytes(self) -> int:

@@ -27,9 +27,7 @@ def add(app: typer.Typer) -> None:
 def audit(
     run: Annotated[
         Path,
-        typer.Argument(
-            help="A run directory; the run may still be running.", show_default=False, autocompletion=runs
-        ),
+        typer.Argument(help="A run directory; the run may still be running.", show_default=False, autocompletion=runs),
     ],
     step: Annotated[
         list[int] | None,

@@ -43,9 +43,7 @@ def add(app: typer.Typer) -> None:
 
 
 def export(
-    run: Annotated[
-        Path, typer.Argument(help="A run directory; the run may still be running.", show_default=False)
-    ],
+    run: Annotated[Path, typer.Argument(help="A run directory; the run may still be running.", show_default=False)],
     form: Annotated[
         Form,
         typer.Option(

@@ -13,9 +13,7 @@ def add(app: typer.Typer) -> None:
 
 
 def plot(
-    run: Annotated[
-        Path, typer.Argument(help="A run directory; the run may still be running.", show_default=False)
-    ],
+    run: Annotated[Path, typer.Argument(help="A run directory; the run may still be running.", show_default=False)],
     out: Annotated[
         Path | None, typer.Option("--out", help="The PNG's file. \\[default: plot.png in the run directory]")
     ] = None,

@@ -100,7 +100,9 @@ def differences(before: Mapping[str, Any], plan: Plan) -> Iterator[str]:
     from atropos_core.config.run_file import flatten
 
     now = dict(flatten(plan.resolved()))
-    if any(path.endswith(".code") for path in before):  # a checkpoint's settings contain digests of code, a run file does not
+    if any(
+        path.endswith(".code") for path in before
+    ):  # a checkpoint's settings contain digests of code, a run file does not
         now |= plan.code()
     for path in [*now, *(path for path in before if path not in now)]:
         if now.get(path) != before.get(path):

@@ -49,5 +49,7 @@ class ComponentOnDevices(Component):
 
 class TrainerComponent(ComponentOnDevices):
     machines: int = Field(
-        1, ge=1, description="machines that it spans, with these devices on each; more than one needs a launcher that has them"
+        1,
+        ge=1,
+        description="machines that it spans, with these devices on each; more than one needs a launcher that has them",
     )

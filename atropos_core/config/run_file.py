@@ -39,8 +39,7 @@ class Section(NoBooleanIsANumber):
 class EngineComponent(ComponentOnDevices):
     replica: dict[str, dict[str, Any]] = Field(
         default_factory=dict,
-        description="more engines: each [engine.replica.NAME] lists only what differs from [engine] "
-        "(devices, options)",
+        description="more engines: each [engine.replica.NAME] lists only what differs from [engine] (devices, options)",
     )
 
     def instances(self) -> dict[str, ComponentOnDevices]:
@@ -88,8 +87,7 @@ class SamplingSection(Section):
     max_tokens: int = Field(256, ge=1, description="longest reply, in tokens")
     temperature: Temperature = Field(
         1.0,
-        description="0.01 to 100; 1 leaves the policy's distribution as it is; 0, greedy, is only for "
-        "[evaluation]",
+        description="0.01 to 100; 1 leaves the policy's distribution as it is; 0, greedy, is only for [evaluation]",
     )
     top_p: float = Field(
         1.0,
@@ -257,9 +255,7 @@ class RunConfig(Section):
         "tiny", description="the policy: a directory, a Hugging Face id, or a name that a plugin knows, such as tiny"
     )
     seed: int = Field(0, ge=0, description="every random number of the run derives from it")
-    deterministic: bool = Field(
-        False, description="the same weights bit for bit, also after a kill and a resume (CPU)"
-    )
+    deterministic: bool = Field(False, description="the same weights bit for bit, also after a kill and a resume (CPU)")
     date: datetime.date | None = Field(
         None,
         description="the date for chat templates that ask for it, as 2026-01-31; unset: the day on which the run begins, "

@@ -1,1 +1,1 @@
-"""What keeps code and processes of others from hanging or ending us: deadlines, contained exits, and patience with who owes an answer."""
+"""Keep components and other processes from hanging or ending this one: deadlines, contained exits, patience."""

@@ -27,12 +27,12 @@ T = TypeVar("T")
 
 
 async def apart(function: Callable[..., T], *arguments: Any, **named: Any) -> T:
-    """Call the function in that thread. Raises what it raises. Cancelling does not stop the function."""
+    """Call the function in the thread of long jobs. Raises what it raises. Cancelling does not stop the function."""
     return await asyncio.get_running_loop().run_in_executor(_THREAD, partial(function, *arguments, **named))
 
 
 async def apart_if_long(value: Any, function: Callable[..., T], *arguments: Any, **named: Any) -> T:
-    """Call the function in that thread if `value`, its input, is long, or else at once."""
+    """Call the function in that thread if `value`, its input, is long; otherwise call it directly."""
     if is_long(value):
         return await apart(function, *arguments, **named)
     if _ALL.get():
@@ -42,8 +42,8 @@ async def apart_if_long(value: Any, function: Callable[..., T], *arguments: Any,
 
 @contextlib.contextmanager
 def all_apart() -> Iterator[None]:
-    """Within it, `apart_if_long` calls every function in a thread: with some chat templates a short text takes long too, and a client
-    can know that text. A short job then takes some 0.08 ms more, and other tasks have a turn before it is done."""
+    """Inside the block, `apart_if_long` calls every function in a thread: with some chat templates even a short text takes long,
+    and a client could know that text. A short job then takes about 0.08 ms more, and other tasks run before it is done."""
     before = _ALL.set(True)
     try:
         yield
@@ -52,7 +52,7 @@ def all_apart() -> Iterator[None]:
 
 
 def _new_threads() -> None:
-    """In a process that was forked: the threads of its parent are not there."""
+    """After a fork: the parent's threads do not exist here."""
     global _THREAD, _SHORT
     _THREAD, _SHORT = ThreadPoolExecutor(1, "apart"), ThreadPoolExecutor(1, "apart-short")
 
@@ -61,8 +61,8 @@ os.register_at_fork(after_in_child=_new_threads)
 
 
 def loads_in_turns(text: str, **options: Any) -> Any:
-    """As `json.loads`, in up to ten times its time: written in Python, so that other threads have their turn. The reader in C has
-    Python's lock until it has read everything. Raises ValueError, RecursionError."""
+    """Parse JSON like `json.loads`, in up to ten times its time: the reader is in Python, so that other threads can run. The one in
+    C holds Python's lock until it has read everything. Raises ValueError, RecursionError."""
     decoder = json.JSONDecoder(**options)
     decoder.scan_once = py_make_scanner(decoder)  # type: ignore[attr-defined] # as above
     return decoder.decode(text)
@@ -74,7 +74,8 @@ def is_long(value: Any) -> bool:
 
 
 def characters(value: Any, most: int, each: int = VALUE) -> int:
-    """The number of characters in a JSON value, with `each` added for each value in it. Exact up to `most`, or else some larger number."""
+    """Return the number of characters in a JSON value, plus `each` per value in it. Exact up to `most`; above it, some larger
+    number."""
     found, waiting = 0, [iter((value,))]
     while waiting and found <= most:
         for one in waiting[-1]:

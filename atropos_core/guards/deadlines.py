@@ -1,4 +1,4 @@
-"""Deadlines on what may never answer."""
+"""Deadlines on calls that may never return."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ T = TypeVar("T")
 
 
 async def within(what: Awaitable[T], deadline_s: float, name: str) -> T:
-    """The result of `what`, or DeadlineExceeded that names it. A TimeoutError of its own passes unchanged; where it
-    ends by a cancellation that came from inside it, or by what ends a process, that is an error like any other."""
+    """Await `what`, or raise DeadlineExceeded that names it. A TimeoutError of its own is passed on unchanged. If it ends by a
+    cancellation from inside it, or by what ends a process, that becomes an ordinary error."""
     try:
         async with asyncio.timeout(deadline_s) as limit:
             with contained(name):

@@ -1,4 +1,4 @@
-"""Several things that end at once, of which more than one may fail: one error is raised, and it names the others."""
+"""Raise one error when several things end together, with the other errors as notes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 
 def raise_first(ended: Iterable[object]) -> None:
-    """Raise the first exception among these, which the others are added to as notes. Others than exceptions are results."""
+    """Raise the first exception among these, with the others as notes. Other values are results and are ignored."""
     errors = [one for one in ended if isinstance(one, BaseException)]
     if errors:
         add_notes(errors[0], errors[1:], "and")
@@ -14,7 +14,7 @@ def raise_first(ended: Iterable[object]) -> None:
 
 
 def add_notes(error: BaseException, ended: Iterable[object], what: str) -> None:
-    """Each exception among these becomes a note of `error`, which is on its way."""
+    """Add each exception among these as a note to `error`, which is being raised."""
     for one in ended:
         if isinstance(one, Exception):
             error.add_note(f"{what}: {type(one).__name__}: {one}")

@@ -1,8 +1,8 @@
-"""Code of a component that would end the process which runs it: an error of that component, and no more.
+"""Turn component code that would end its process into an error of that component.
 
-`SystemExit` and `KeyboardInterrupt` pass through `except Exception`, and asyncio lets them out of a running loop, so
-that a rollout which calls `sys.exit` would end the run under a code that means something else. No Ctrl-C is among them: on
-a run's event loop that is a signal handler's business, and raises nothing.
+`SystemExit` and `KeyboardInterrupt` pass through `except Exception`, and asyncio lets them out of a running loop. A rollout that
+calls `sys.exit` would then end the run with a misleading exit code. Ctrl-C is not affected: on a run's event loop, a signal
+handler takes it, and nothing is raised.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 @contextmanager
 def contained(name: str, passing: tuple[type[BaseException], ...] = ()) -> Iterator[None]:
-    """Raises EndsProcess, which names `name` and the line, in place of what is no Exception. Cancellations pass, and what
-    is named."""
+    """Raise EndsProcess, with `name` and the line, instead of anything that is not an Exception. Cancellations and the exceptions in
+    `passing` are let through."""
     entered = _current()
     ordinary: tuple[type[BaseException], ...] = (Exception, *passing)
     try:
@@ -32,7 +32,7 @@ def contained(name: str, passing: tuple[type[BaseException], ...] = ()) -> Itera
     except ordinary:
         raise
     except BaseException as error:
-        asyncio = sys.modules.get("asyncio")  # no import of it for whoever has no loop, nor while Python shuts down
+        asyncio = sys.modules.get("asyncio")  # not imported: there may be no loop, or Python may be shutting down
         cancelled = asyncio is not None and isinstance(error, asyncio.CancelledError)
         thrown_away = isinstance(error, GeneratorExit) and _current() is not entered  # a coroutine, unfinished
         if cancelled or thrown_away:
@@ -41,8 +41,7 @@ def contained(name: str, passing: tuple[type[BaseException], ...] = ()) -> Itera
 
 
 def contain_tasks(loop: AbstractEventLoop, passing: tuple[type[BaseException], ...] = ()) -> None:
-    """Every task on `loop`, also one that a component starts for itself, ends with EndsProcess in place of what would end
-    the loop."""
+    """Make every task on `loop`, also those that a component starts, end with EndsProcess instead of ending the loop."""
     from asyncio import Task
 
     async def contain(work: Awaitable[Any]) -> Any:
@@ -61,12 +60,12 @@ def ends_process(name: str, error: BaseException) -> EndsProcess:
     detail = f"({error})" if str(error) else ""
     return EndsProcess(
         f"{name} raised {type(error).__name__}{detail}{innermost_line(error.__traceback__)}, which is how a process is ended",
-        remedy="Code of a component that cannot go on raises an ordinary exception: then it is data, and the run goes on.",
+        remedy="A component that cannot continue should raise an ordinary exception: that is recorded, and the run continues.",
     )
 
 
 def _current() -> Any:
-    """The task that runs, where there is one: no import of asyncio for whoever has no loop."""
+    """Return the running task, if any. asyncio is not imported if there is no loop."""
     asyncio = sys.modules.get("asyncio")
     try:
         return asyncio.current_task() if asyncio else None
@@ -75,13 +74,13 @@ def _current() -> Any:
 
 
 def innermost_line(trace: TracebackType | None) -> str:
-    """The innermost line of a component's own, as " in FILE:LINE, FUNCTION()"; empty where there is none."""
+    """Return the innermost line of a component's code, as " in FILE:LINE, FUNCTION()", or an empty string."""
     found = _own_line(trace)
     return f" in {Path(found.filename).name}:{found.lineno}, {found.name}()" if found else ""
 
 
 def file_and_line(trace: TracebackType | None) -> str:
-    """The same, as " (FILE:LINE)"."""
+    """Return the same line, as " (FILE:LINE)"."""
     found = _own_line(trace)
     return f" ({Path(found.filename).name}:{found.lineno})" if found else ""
 
@@ -90,13 +89,13 @@ _callers: list[str] = []  # folders outside core whose code calls components, an
 
 
 def calls_components(folder: Path) -> None:
-    """Say that the code in this folder calls components: no line of it is shown as the place where a component failed."""
+    """Mark a folder whose code calls components, so that its lines are never shown as the line where a component failed."""
     _callers.append(f"{folder}/")
 
 
 def _own_line(trace: TracebackType | None) -> FrameSummary | None:
-    """The innermost line outside the standard library, installed packages and this one; where there is none, the line
-    by which an installed package was entered, or the innermost of this one."""
+    """Return the innermost line outside the standard library, installed packages and this package. If there is none, return the
+    line that entered an installed package, or the innermost line of this package."""
     import sysconfig
     import traceback
 

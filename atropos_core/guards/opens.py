@@ -1,4 +1,4 @@
-"""Opening a component: said while it is waited for, bounded, and an error of its code is one line that names it."""
+"""Open a component: show the wait, limit it, and turn an error of its code into one line that names it."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ MODEL_DEADLINE_S = 1800.0  # model loading and compilation
 
 
 async def opened(named: str, component: object, deadline_s: float = OPEN_DEADLINE_S) -> Any:
-    """What `component.open()` gives; None where it has none. `named`: as a reader knows it, like "reward 'exact'". Raises
-    DeadlineExceeded, PluginError for what is no error of ours, and MemoryError as it is."""
+    """Return the result of `component.open()`, or None if it has no such method. `named`: its name for the user, like "reward
+    'exact'". Raises DeadlineExceeded, PluginError for any error that is not our own, and MemoryError unchanged."""
     if (start := getattr(component, "open", None)) is None:
         return None
     with console.waiting(f"{named} to open"), in_one_line(f"{named} could not open"):
         opening = start()
         if not inspect.isawaitable(opening):
             raise PluginError(
-                f"{named} could not open: its open() is no coroutine.", remedy="Begin it with `async def`."
+                f"{named} could not open: its open() is not a coroutine.", remedy="Begin it with `async def`."
             )
         return await within(opening, deadline_s, f"{named}: open()")
 
 
 @contextmanager
 def in_one_line(what: str) -> Iterator[None]:
-    """What a component's code raises inside becomes a PluginError that says `what`, and the line of that code."""
+    """Turn an exception of a component's code into a PluginError with `what` and the line of that code."""
     try:
         yield
     except (AtroposError, MemoryError):

@@ -1,6 +1,6 @@
-"""Whether another process still works at what it was called for: how long it has been silent, and what it does.
+"""Decide whether a busy process is still working or has hung, from how long it has been silent.
 
-A call may rightly take a minute or an hour, so how long is too long is learned from the calls before it.
+A call may take a minute or an hour, so the limit is learned from earlier calls.
 """
 
 from __future__ import annotations
@@ -17,25 +17,29 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True)
 class Patience:
-    """With a process that owes an answer: `[watch]` of the run file."""
+    """How long to wait for a process that has calls to answer: `[watch]` of the run file."""
 
-    say_s: float = 20.0  # of silence, before a line names process and call; half of it where the process is stopped
-    least_s: float = 120.0  # of silence, before it is given up
-    times: float = 10.0  # and so many times its usual call
+    say_s: float = (
+        20.0  # seconds of silence before a line names process and call; half of that if the process is stopped
+    )
+    least_s: float = 120.0  # seconds of silence before it is given up
+    times: float = 10.0  # and this multiple of its usual call
 
 
 DEFAULT_PATIENCE = Patience()
 
 
 class Owed:
-    """The calls that one process has not answered yet, by number. Times are of the event loop's clock. What was given up
-    at its own deadline is owed on: the next call takes over its silence."""
+    """The calls that a process has not answered yet, by number. Times are of the event loop's clock. If a call reaches its own
+    deadline, its silence counts on for the next call."""
 
     def __init__(self) -> None:
         self._pending: dict[int, tuple[str, float]] = {}  # kind, since
-        self._usual: dict[str, float] = {}  # the longest of each kind: an evaluation's calls beside those of a step
+        self._usual: dict[
+            str, float
+        ] = {}  # longest call of each kind: those of an evaluation take longer than those of a step
         self._silent_s = 0.0  # before `_since`
-        self._since: float | None = None  # when something was owed and nothing had been heard
+        self._since: float | None = None  # start of the present silence, with calls pending
         self._excused: Collection[str] = ()
         self._last = ""
 
@@ -45,7 +49,7 @@ class Owed:
         self._pending[number] = (kind, now)
 
     def excuse(self, kinds: Collection[str], now: float) -> None:
-        """Of calls of these kinds no answer is due: they wait for whoever called. It is called at every look."""
+        """Do not count calls of these kinds: they wait for their caller. Called at every look."""
         self._excused = kinds
         if not self._due():
             self.end_silence(now)
@@ -55,7 +59,7 @@ class Owed:
 
     @property
     def last(self) -> str:
-        """The kind of the call that is, or was, owed longest."""
+        """Return the kind of the call that is, or was, pending longest."""
         return min(self._due(), key=lambda entry: entry[1], default=(self._last,))[0]
 
     def answered(self, number: int, now: float) -> None:
@@ -63,14 +67,14 @@ class Owed:
             self._usual[entry[0]] = max(now - entry[1], self._usual.get(entry[0], 0.0))
 
     def given_up(self, number: int, now: float, *, late: bool) -> None:
-        """`late`: at its deadline, and not because nobody wants the answer any more."""
+        """Remove a call. `late`: it reached its deadline; False: the caller no longer wants the answer."""
         if self._pending.pop(number, None) is None or self._pending or self._since is None:
             return
         self._silent_s = self._silent_s + now - self._since if late else 0.0
         self._since = None
 
     def end_silence(self, now: float) -> None:
-        """Whatever it was that came: the process works."""
+        """End the silence: something arrived, so the process works."""
         self._silent_s, self._since = 0.0, None
         if self._pending:
             self._since, self._last = now, min(self._pending.values(), key=lambda entry: entry[1])[0]
@@ -79,21 +83,21 @@ class Owed:
         return 0.0 if self._since is None else self._silent_s + now - self._since
 
     def usual_s(self) -> float | None:
-        """The longest call so far of the pending kinds; None where one of them was never answered."""
+        """Return the longest earlier call of the pending kinds; None if one of them was never answered."""
         kinds = {kind for kind, _ in self._due()}
         if not kinds <= self._usual.keys():
             return None
         return max((self._usual[kind] for kind in kinds), default=None)
 
     def bound_s(self, patience: Patience) -> float | None:
-        """Of silence. Where nothing is known of a call, there is its own deadline."""
+        """Return the limit of silence; None if such a call was never answered, so that only its own deadline counts."""
         usual = self.usual_s()
         return None if usual is None else max(patience.least_s, patience.times * usual)
 
 
 @dataclass(frozen=True)
 class Seen:
-    """A process and all beneath it, at one moment."""
+    """A process and all its descendants at one moment."""
 
     stopped: tuple[tuple[int, str], ...]  # number and name of each that a signal or a debugger has stopped
     cpu_s: float
@@ -104,7 +108,7 @@ class Seen:
             return "it is on another machine, and cannot be looked at from here"
         if self.stopped:
             named = ", ".join(f"{name} (pid {pid})" for pid, name in self.stopped)
-            return f"{named} is stopped; to let it go on: kill -CONT {' '.join(str(pid) for pid, _ in self.stopped)}"
+            return f"{named} is stopped; to continue it: kill -CONT {' '.join(str(pid) for pid, _ in self.stopped)}"
         if before is None or seconds <= 0:
             return "it runs"
         share = (self.cpu_s - before.cpu_s) / seconds
@@ -112,7 +116,7 @@ class Seen:
 
 
 def look_at(pid: int) -> Seen | None:
-    """None where this kernel tells nothing of processes, or it has ended."""
+    """Look at a process; None if it has ended, or this kernel does not show processes."""
     found = _table()
     if pid not in found:
         return None
@@ -131,7 +135,7 @@ def look_at(pid: int) -> Seen | None:
 
 
 def is_stopped(pid: int) -> bool:
-    """By a signal or a debugger; False where it has ended, or is on another machine or in another container."""
+    """True if a signal or a debugger has stopped it. False if it has ended, or is on another machine or in another container."""
     try:
         return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0] in "Tt"
     except OSError:
@@ -139,7 +143,7 @@ def is_stopped(pid: int) -> bool:
 
 
 def _role(pid: int) -> str:
-    """What a process of ours is for, which is the last of its arguments; empty for others."""
+    """Return the role of one of our processes, which is its last argument; empty for others."""
     try:
         arguments = Path(f"/proc/{pid}/cmdline").read_text(errors="replace").rstrip("\0").split("\0")
     except OSError:
@@ -149,7 +153,7 @@ def _role(pid: int) -> str:
 
 
 def _table() -> dict[int, tuple[int, str, str, float]]:
-    """Parent, state, name and seconds of CPU time of every process."""
+    """Return parent, state, name and seconds of CPU time of every process."""
     found = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:

@@ -1,4 +1,4 @@
-"""Whether others still answer that are no children of this process: servers of which nothing can be seen, and processes here."""
+"""Watch servers, and processes that we did not start, for long silence."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from atropos_core.guards.patience import LOOK_S, Owed, Patience, is_stopped
 
 
 class ServerWatch:
-    """Over the calls to one server: says when it has answered none of them for long, and again each time that has doubled.
-    `needed`: it is given up at the bound; otherwise the calls have deadlines of their own, or another process has them."""
+    """Watches the calls to one server: warns when it has answered none for long, and again each time that time has doubled. If
+    `needed`, the server is given up at the limit; otherwise calls have their own deadlines, or another process watches it."""
 
     def __init__(self, name: str, patience: Patience, *, needed: bool) -> None:
-        self.excused: Collection[str] = ()  # kinds of calls of which no answer is due at present
+        self.excused: Collection[str] = ()  # kinds of calls that need no answer now
         self._name, self._patience, self._needed = name, patience, needed
         self._owed = Owed()
         self._numbers = itertools.count()
@@ -26,7 +26,7 @@ class ServerWatch:
 
     @asynccontextmanager
     async def call(self, kind: str) -> AsyncIterator[None]:
-        """Around one call. Raises ProcessSilent at the bound."""
+        """Watch one call. Raises ProcessSilent at the limit."""
         loop, number = asyncio.get_running_loop(), next(self._numbers)
         limit = asyncio.timeout(None)
         self._owed.begin(number, kind, loop.time())
@@ -74,14 +74,14 @@ class ServerWatch:
 
 
 async def stopped_too_long(name: str, pid: int, patience: Patience, owes: Callable[[], bool]) -> ProcessSilent:
-    """Names a process of this machine that is stopped while it owes something, and returns once it was so for
+    """Warn when a process of this machine is stopped while it has calls to answer. Return the error once that has lasted
     `patience.least_s`."""
     loop, since, reported = asyncio.get_running_loop(), None, False
     while True:
         await asyncio.sleep(min(LOOK_S, patience.say_s / 8))
         if not (owes() and is_stopped(pid)):
             if reported:
-                console.say(f"{name} (pid {pid}) goes on")
+                console.say(f"{name} (pid {pid}) continues")
             since, reported = None, False
             continue
         since = since or loop.time()
@@ -89,11 +89,11 @@ async def stopped_too_long(name: str, pid: int, patience: Patience, owes: Callab
         if stopped_s >= patience.least_s:
             return ProcessSilent(
                 f"{name} (pid {pid}) has been stopped for {stopped_s:.0f} s.",
-                remedy=f"To let it go on: kill -CONT {pid}. Where that takes longer, raise watch.least_s.",
+                remedy=f"To continue it: kill -CONT {pid}. If it must stay stopped for longer, raise watch.least_s.",
             )
         if not reported and stopped_s >= patience.say_s / 2:
             reported = True
             console.warn(
-                f"{name} (pid {pid}) is stopped, and is waited for; to let it go on: kill -CONT {pid}. It is given up after "
+                f"{name} (pid {pid}) is stopped, and is waited for; to continue it: kill -CONT {pid}. It is given up after "
                 f"{patience.least_s:.0f} s (watch.least_s)."
             )

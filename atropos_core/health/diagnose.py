@@ -83,7 +83,7 @@ def _stopped(directory: Path) -> list[Finding]:
     except (OSError, ValueError):
         return []
     return [
-        Finding("process", False, f"{name} (pid {pid}) is stopped", f"To let it go on: kill -CONT {pid}")
+        Finding("process", False, f"{name} (pid {pid}) is stopped", f"To continue it: kill -CONT {pid}")
         for pid, name in (seen.stopped if seen else ())
     ]
 

@@ -1,4 +1,4 @@
-"""Which of the groups that wait make the next batch: minimum allocations, then fair shares, then exact sums."""
+"""Choose which waiting groups make the next batch: minimum allocations, then fair shares, then exact sums."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ MOST_TRIED = 64  # ways to keep all minima
 
 
 class BatchSelector(Generic[T]):
-    """Chooses, and takes nothing. `retry_s` after a call that found no batch, one may be there though nothing else
-    happened; `held_up_by` is then the environment whose minimum it waited for, if that was the cause."""
+    """Chooses groups without taking them. After a call that found no batch, one may be possible in `retry_s`, even if nothing else
+    happens. `held_up_by` is the environment whose minimum it waited for, if that was the cause."""
 
     def __init__(self, queues: EnvironmentQueues[T], grace_s: float, clock: Callable[[], float]) -> None:
         self.grace_s = grace_s
@@ -27,12 +27,12 @@ class BatchSelector(Generic[T]):
         self._queues = queues
         self._clock = clock
         self._passed_over: tuple[int, float] | None = (
-            None  # the first group in order, where no batch had it, and since when
+            None  # the first group in order, if no batch contained it, and since when
         )
         self._warned_no_sum = False
 
     def done(self) -> None:
-        """A batch was taken, or nobody wants one any more."""
+        """Called when a batch was taken, or is no longer wanted."""
         self.held_up_by = None
 
     def form(self, want: Want, *, stuck: bool) -> list[GroupRecord[T]] | None:
@@ -61,9 +61,9 @@ class BatchSelector(Generic[T]):
         return due + list(islice(self._others(due), want.size - len(due)))
 
     def _form_sum(self, total: int, quotas: dict[str, int], want: Want, stuck: bool) -> list[GroupRecord[T]] | None:
-        """Groups of `total` sequences: the first in order with all minima; else the minima without it, which then waits, though
-        not for ever; else it without some of them. Where there is no such sum: the largest below it that has the first, once
-        it is clear that waiting cannot help."""
+        """Return groups of `total` sequences. Try the first group in order with all minima; then the minima without that group,
+        which may wait only for a limited time; then that group without some minima. If there is no such sum and waiting cannot
+        help, return the largest smaller sum with the first group."""
         queues, now = self._queues, self._clock()
         first = next(queues.in_order(), None)
         if first is None or (queues.waiting_sequences < total and not stuck):
@@ -103,7 +103,7 @@ class BatchSelector(Generic[T]):
         return self._completed([first], first.label.sequences + below)
 
     def _completed(self, forced: list[GroupRecord[T]], total: int) -> list[GroupRecord[T]] | None:
-        """With the earliest others that make `total` sequences of it; None where none do."""
+        """Add the earliest other groups that complete `total` sequences; None if there are none."""
         rest = total - sum(record.label.sequences for record in forced)
         if rest < 0:
             return None
@@ -113,7 +113,7 @@ class BatchSelector(Generic[T]):
         return forced + _earliest(self._others(forced), rest)
 
     def _other_minima(self, quotas: Mapping[str, int], total: int) -> Iterator[list[GroupRecord[T]]]:
-        """Groups that keep every minimum, though they are not the oldest of their environments: those of the smallest sums first."""
+        """Yield other groups that satisfy every minimum, not the oldest of their environments; the smallest sums first."""
         sums: list[list[tuple[int, str]]] = []
         sending = {name: quota for name, quota in quotas.items() if quota and self._queues.by_name[name].waiting}
         of_each = max(1, int(MOST_TRIED ** (1 / max(len(sending), 1))))
@@ -138,7 +138,7 @@ class BatchSelector(Generic[T]):
 
 
 def _earliest(records: Iterator[GroupRecord[T]], total: int) -> list[GroupRecord[T]]:
-    """Of those that make `total` sequences; some do."""
+    """Return the earliest groups that make `total` sequences; there must be some."""
     seen: list[GroupRecord[T]] = []
 
     def sizes() -> Iterator[int]:

@@ -1,4 +1,4 @@
-"""What the hub reports of itself: its figures, why no batch can be formed, and why a group cannot come in."""
+"""The hub's reports: its figures, why no batch can be formed, and why a group has no room."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _of(queue: EnvironmentQueue[Any]) -> EnvironmentStatus:
 
 
 def why_no_batch(ledger: Ledger[Any]) -> str | None:
-    """Why the batch that was last requested cannot be formed; None where nothing is missing."""
+    """Say why the last requested batch cannot be formed; None if nothing is missing."""
     unmet, queues = ledger.unmet, ledger.queues
     if unmet is None:
         return None
@@ -63,7 +63,7 @@ def why_no_batch(ledger: Ledger[Any]) -> str | None:
 
 
 def full(ledger: Ledger[Any], label: Label) -> HubFull:
-    """For a group that found no room in time."""
+    """Return the error for a group that found no room in time."""
     return HubFull(
         f"the hub had no room for a group of {label.environment!r} ({label.size_bytes / 1e6:.3g} MB) in time: "
         f"{_fill(ledger)} are used.",
@@ -72,23 +72,23 @@ def full(ledger: Ledger[Any], label: Label) -> HubFull:
 
 
 def too_small(ledger: Ledger[Any], want: Want) -> HubFull:
-    """For a batch that the whole hub cannot hold."""
+    """Return the error for a batch that is larger than the hub."""
     kept = f", {ledger.trained_groups} of them trained but in no checkpoint yet" if ledger.trained_groups else ""
     return HubFull(
         f"the hub is full ({_fill(ledger)}) with {ledger.queues.waiting} groups waiting, and the step needs {want}: neither can "
-        f"go on. It holds {len(ledger.records)} groups{kept}.",
+        f"continue. It holds {len(ledger.records)} groups{kept}.",
         remedy=f"Raise {' and '.join(_short(ledger))}, lower training.groups_per_step, group_size or sampling.max_tokens, or "
         "save checkpoints more often.",
     )
 
 
 def is_small(ledger: Ledger[Any]) -> bool:
-    """Less room is left than two of the groups in the hub take. With more, it is only giants that do not fit."""
+    """True if less room is left than two of the hub's groups take. With more room, only giant groups do not fit."""
     return bool(_short(ledger))
 
 
 def _short(ledger: Ledger[Any]) -> list[str]:
-    """The options whose bounds leave so little room."""
+    """Return the options whose limits leave so little room."""
     limits, queues, held = ledger.limits, ledger.queues, len(ledger.records)
     bound, found = limits.sequences, []
     if held * (limits.size_bytes - queues.held_bytes) < 2 * queues.held_bytes:
@@ -99,7 +99,7 @@ def _short(ledger: Ledger[Any]) -> list[str]:
 
 
 def check_name(name: str) -> None:
-    """Raises DataError for half of a surrogate pair: whoever writes such a name down fails, in somebody else's call."""
+    """Raises DataError for half of a surrogate pair, which cannot be encoded and would fail later, in another caller's call."""
     if name.isascii():
         return
     try:
@@ -109,7 +109,7 @@ def check_name(name: str) -> None:
 
 
 def check_fits(limits: Limits, label: Label) -> None:
-    """Raises DataError."""
+    """Raises DataError for a group that is larger than the hub."""
     if label.sequences < 1 or label.size_bytes < 0:
         raise DataError(f"a group of task {label.task!r} has {label.sequences} sequences and {label.size_bytes} bytes")
     check_name(label.environment)

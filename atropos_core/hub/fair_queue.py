@@ -1,8 +1,8 @@
-"""Fairness between environments: whose group is next, who must be part of a batch, and who may fill the hub.
+"""Fairness between environments: whose group is next, which groups a batch must include, and which environments may fill the hub.
 
-Weighted fair queuing by start times (Goyal, Vin and Cheng 1996, "Start-time Fair Queuing", equations 4 and 5), in
-sequences: a queue's `passed` grows by sequences / weight with every group that it gives, and the queue that has passed
-least is next. A queue that was empty starts at the time of those that were not, so silence earns nothing.
+Weighted fair queuing by start times (Goyal, Vin and Cheng 1996, "Start-time Fair Queuing", equations 4 and 5), in sequences.
+Each group that a queue gives adds sequences / weight to its `passed`, and the queue with the lowest `passed` is next. A queue
+that was empty starts at the level of the others, so silence earns nothing.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Offer(Generic[T]):
 
 @dataclass(slots=True)
 class EnvironmentQueue(Generic[T]):
-    """One environment: what waits of it, oldest first, and what all of it takes."""
+    """One environment: its waiting groups, the oldest first, and the totals of all its groups."""
 
     name: str
     last_put: float  # or when it was registered
@@ -54,7 +54,7 @@ class EnvironmentQueue(Generic[T]):
 
 
 class EnvironmentQueues(Generic[T]):
-    """Every environment that is registered, waits or has groups here, with the sums over all."""
+    """Every environment that is registered, waits or has groups in the hub, with the totals over all."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
@@ -65,7 +65,7 @@ class EnvironmentQueues(Generic[T]):
         self.held_sequences = 0
         self.sizes: Counter[int] = Counter()  # how many groups of each number of sequences wait
         self._weights = 0.0  # of all queues
-        self._fair = False  # somebody has requested a share
+        self._fair = False  # True once a share was requested
         self._virtual = 0.0
 
     def queue(self, name: str, now: float) -> EnvironmentQueue[T]:
@@ -106,7 +106,7 @@ class EnvironmentQueues(Generic[T]):
         return queue
 
     def requeue(self, returned: list[GroupRecord[T]]) -> None:
-        """Each goes back to where it stood in its queue, and what it cost its queue is given back."""
+        """Put each group back where it was in its queue, and refund its cost to the queue."""
         by_lane: dict[str, list[GroupRecord[T]]] = {}
         for record in sorted(returned, key=lambda record: record.id):
             by_lane.setdefault(record.label.environment, []).append(record)
@@ -160,7 +160,7 @@ class EnvironmentQueues(Generic[T]):
     # -- who is next
 
     def in_order(self) -> Iterator[GroupRecord[T]]:
-        """What waits, in the order of service. Lazy: a batch costs what it looks at, whatever waits behind."""
+        """Yield waiting groups in the order of service. Lazy: a batch costs only the groups that it looks at."""
         heads = []
         for queue in self.by_name.values():
             rest = iter(queue.waiting.values())
@@ -177,12 +177,12 @@ class EnvironmentQueues(Generic[T]):
                 heapq.heapreplace(heads, (passed, after.id, after, weight, rest))
 
     def mark_time(self) -> None:
-        """A batch is about to be taken: from now on a queue that was empty starts where the hindmost stands."""
+        """Called before a batch is taken: from now on, a queue that was empty starts at the lowest level of the others."""
         least = min((queue.passed for queue in self.by_name.values() if queue.waiting), default=self._virtual)
         self._virtual = max(self._virtual, least)
 
     def quotas(self, want: Want) -> dict[str, int]:
-        """How much of a batch each environment with a minimum is due. Minima beyond a whole are scaled down."""
+        """Return how much of a batch is due to each environment with a minimum. Minima above a whole batch are scaled down."""
         minima = {
             queue.name: queue.minimum for queue in self.by_name.values() if queue.minimum > 0 and not queue.silent
         }
@@ -190,7 +190,7 @@ class EnvironmentQueues(Generic[T]):
         return {name: int(want.size * minimum / scale + 1e-9) for name, minimum in minima.items()}
 
     def due(self, want: Want, quotas: dict[str, int]) -> list[GroupRecord[T]]:
-        """The groups that `quotas` put into a batch: each queue's oldest, until its quota is reached or it is empty."""
+        """Return the groups that `quotas` put into a batch: each queue's oldest, until its quota is reached or it is empty."""
         chosen: list[GroupRecord[T]] = []
         room = want.size
         for name, quota in quotas.items():
@@ -207,14 +207,14 @@ class EnvironmentQueues(Generic[T]):
     # -- who may come in
 
     def fits(self, label: Label) -> bool:
-        """Whether the limits have room for it."""
+        """True if the limits leave room for it."""
         bound = self.limits.sequences
         return self.held_bytes + label.size_bytes <= self.limits.size_bytes and (
             bound is None or self.held_sequences + label.sequences <= bound
         )
 
     def may_take(self, label: Label) -> bool:
-        """Whether fairness lets this environment have the room: the last quarter is for those below their share."""
+        """True if fairness lets this environment take the room: the last quarter is for those below their share."""
         if len(self.by_name) < 2:
             return True
         queue = self.by_name.get(label.environment)
@@ -231,6 +231,6 @@ class EnvironmentQueues(Generic[T]):
         return own / (self._weights + (0.0 if queue else own))
 
     def offering(self) -> list[EnvironmentQueue[T]]:
-        """EnvironmentQueues in which somebody waits for room, the one that holds least of its share first."""
+        """Return the queues that have groups waiting for room, the one that holds least of its share first."""
         some: Iterable[EnvironmentQueue[T]] = (queue for queue in self.by_name.values() if queue.offers)
         return sorted(some, key=lambda queue: queue.held_bytes / queue.weight)

@@ -1,11 +1,12 @@
-"""The hub: scored groups between those that roll out and the one that trains.
+"""The hub: scored groups between rollouts and the trainer.
 
-Bounded, first in first out within an environment, fair between environments, leased, aware of policy versions. A
-group's life: `put` (waits while the hub is full), `lease`, then `give_back` or `trained` (its update is in the
-trainer's memory), and `commit` once a durable checkpoint holds the update: it is never served again. One session at a
-time leases; a session that is opened, or that is silent for `lease_s`, ends the one before, and whatever that one had
-not committed waits again. With a store, all of this outlives the process. Ids and the numbers of sessions mean
-something in this hub only, and after the process only with the store: another begins with the same ones.
+Bounded, first in first out within an environment, fair between environments, leased, aware of policy versions. The life of a
+group: `put` (waits while the hub is full); `lease`; then `give_back`, or `trained` (its update is in the trainer's memory);
+and `commit` once a durable checkpoint holds the update, after which it is never served again.
+
+One session at a time leases. A session ends when another one is opened, or when it is silent for `lease_s`; then everything that
+it has not committed waits again. With a store, all of this outlives the process. Group ids and session numbers are local to one
+hub. Without a store they start again in the next process.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ KEYS = 100_000  # groups whose idempotency keys are remembered
 
 
 class Hub(Generic[T]):
-    """All decisions are synchronous; `put` and `lease` only add the waiting. `on_dropped` is called with each group that
-    no trainer will see and the cause: "stale", what a session dropped it for, or "damaged" on the disk, then with the payload
-    None. Without `keep_trained` a group is let go once it is trained, for a trainer that draws it again where it dies before
-    the commit."""
+    """All decisions are synchronous; `put` and `lease` only add the waiting. `on_dropped` is called with each group that no trainer
+    will see, and the cause: "stale", a session's reason for dropping it, or "damaged" on the disk, then with the payload None.
+    Without `keep_trained`, a group is freed once it is trained. That is for a trainer that draws it again if it dies before the
+    commit."""
 
     def __init__(
         self,
@@ -62,14 +63,14 @@ class Hub(Generic[T]):
             self._restore(store)
 
     def __len__(self) -> int:
-        """Groups that wait to be leased."""
+        """The number of groups that wait to be leased."""
         return self.ledger.queues.waiting
 
     # -- environments
 
     def share(self, environment: str, *, weight: float = 1.0, minimum: float = 0.0) -> None:
-        """Register an environment: `weight` is its part of the batches beside the others' weights, `minimum` the part
-        of every batch (0 to 1) that is its own while it has groups."""
+        """Register an environment. `weight` is its part of the batches, relative to the other weights. `minimum` is the part of
+        every batch (0 to 1) that is reserved for it while it has groups."""
         diagnostics.check_name(environment)
         if not (weight > 0 and 0 <= minimum <= 1):
             raise DataError(
@@ -80,22 +81,22 @@ class Hub(Generic[T]):
         self.proceed()
 
     def forget(self, environment: str) -> None:
-        """It is no longer registered. What it has sent stays."""
+        """Unregister an environment. The groups that it has sent stay."""
         self.ledger.queues.forget(environment)
         self.proceed()
 
     # -- in
 
     def knows(self, key: str) -> bool:
-        """Whether a group came under this key, among the last 100,000."""
+        """True if a group came under this key, among the last 100,000."""
         return _digest(key) in self._keys
 
     def labels(self) -> Iterator[tuple[int, Label]]:
-        """Of all that is in the hub, by id."""
+        """Yield id and label of all groups in the hub."""
         return ((record.id, record.label) for record in self.ledger.records.values())
 
     def admits(self, label: Label) -> bool:
-        """Whether a put would be taken now."""
+        """True if a put of this group would not have to wait now."""
         ledger = self.ledger
         queues = ledger.queues
         diagnostics.check_fits(ledger.limits, label)
@@ -110,7 +111,7 @@ class Hub(Generic[T]):
         return queues.may_take(label)
 
     def try_put(self, payload: T, label: Label, *, key: str | None = None) -> int | None:
-        """The group's id, or None where there is no room now. A key seen before returns the former id."""
+        """Put a group and return its id, or None if there is no room now. A known key returns the earlier id."""
         self.refuse_when_closed()
         digest = _digest(key)
         if digest is not None and digest in self._keys:
@@ -123,8 +124,8 @@ class Hub(Generic[T]):
         return taken
 
     async def put(self, payload: T, label: Label, *, key: str | None = None, deadline_s: float | None = None) -> int:
-        """The group's id, once it is in the hub and written. A key seen before returns the former id and stores nothing.
-        Raises HubFull at the deadline, StoreFull on a full disk, DataError for what could never fit, HubClosed."""
+        """Put a group and return its id, once it is in the hub and written. A known key returns the earlier id and stores nothing.
+        Raises HubFull at the deadline, StoreFull on a full disk, DataError for a group that can never fit, HubClosed."""
         taken = self.try_put(payload, label, key=key)
         if taken is None:
             taken = await self._put_later(payload, label, key, deadline_s)
@@ -133,7 +134,7 @@ class Hub(Generic[T]):
         return taken
 
     async def _put_later(self, payload: T, label: Label, key: str | None, deadline_s: float | None) -> int:
-        """There is no room for it now."""
+        """Put a group for which there is no room now."""
         digest, loop = _digest(key), asyncio.get_running_loop()
         end = None if deadline_s is None else loop.time() + deadline_s
         while True:
@@ -192,8 +193,8 @@ class Hub(Generic[T]):
         return record.id
 
     def _admit_offers(self) -> bool:
-        """Let in who waits for room: the environment that has least of its share first; its oldest group is never
-        passed by because it is large."""
+        """Admit groups that wait for room. The environment that holds least of its share is first, and its oldest group is never
+        skipped for being large."""
         admitted = False
         while self.ledger.offers:
             for queue in self.ledger.queues.offering():
@@ -218,8 +219,8 @@ class Hub(Generic[T]):
             offer.answer.set_exception(error)
 
     def _let_past(self) -> bool:
-        """Let in from behind and beside a group that does not fit, until a batch is there: what the trainer lacks must
-        not wait for room that only the trainer can make."""
+        """If the next group does not fit, admit smaller ones until a batch can be formed. Otherwise the trainer would wait for
+        groups, and the groups for room that only the trainer can free."""
         admitted = False
         if self.ledger.starving and self.ledger.is_stuck():
             for queue in self.ledger.queues.offering():
@@ -232,8 +233,8 @@ class Hub(Generic[T]):
     # -- out
 
     def open(self, holder: str, committed: Iterable[int] = ()) -> Session[T]:
-        """A new session. The one before is over; of what it leased and trained, the groups named in `committed` (they
-        are in the opener's checkpoint) are settled and the others wait again."""
+        """Open a new session and end the one before. Of the groups that it leased and trained, those in `committed` (which are in
+        the opener's checkpoint) are settled, and the others wait again."""
         self.refuse_when_closed()
         self.settle([record for id in committed if (record := self.ledger.records.get(id)) is not None])
         if self.ledger.store:
@@ -245,7 +246,7 @@ class Hub(Generic[T]):
         return self.current
 
     def session(self, number: int) -> Session[T]:
-        """The session of that number. Raises LeaseLost where it is over."""
+        """Return the session of that number. Raises LeaseLost if it has ended."""
         self.tick()
         if self.current is None or self.current.number != number:
             cause = f"session {self._sessions} was opened"
@@ -257,7 +258,7 @@ class Hub(Generic[T]):
         return self.current
 
     def tick(self) -> None:
-        """End the session whose lease ran out. To be called about once a second where there is a `lease_s`."""
+        """End the session if its lease ran out. Call this about once a second if there is a `lease_s`."""
         current = self.current
         if current and self.lease_s is not None and self.ledger.clock() - current.renewed > self.lease_s:
             self.end_session(current, f"it was not renewed for {self.lease_s:g} s")
@@ -269,7 +270,7 @@ class Hub(Generic[T]):
         self.proceed()
 
     def _end_session(self, cause: str) -> None:
-        """Without a word to the store: what a session had leased waits again on replay as well."""
+        """End the session without telling the store: on replay, what the session had leased waits again as well."""
         if self.current is None:
             return
         self.current.ended = cause
@@ -293,7 +294,7 @@ class Hub(Generic[T]):
         self.ledger.queues.requeue(returned)
 
     def settle(self, some: Sequence[GroupRecord[T]], cause: str | None = None) -> None:
-        """They leave the hub: committed, or dropped for a `cause`."""
+        """Remove groups from the hub: committed, or dropped for a `cause`."""
         if not some:
             return
         dropped = [self.ledger.with_payload(record) for record in some] if cause is not None else []
@@ -318,7 +319,7 @@ class Hub(Generic[T]):
     # -- batches
 
     def form_batch(self, want: Want, version: int) -> list[GroupRecord[T]] | None:
-        """A batch, if one can be formed now."""
+        """Return a batch, if one can be formed now."""
         self._drop_stale(version)
         self.ledger.unmet = want
         while self._admit_offers() | self._let_past():
@@ -355,7 +356,7 @@ class Hub(Generic[T]):
             heapq.heapify(self.ledger.by_version)
 
     def _drop_stale(self, version: int) -> None:
-        """Also what comes in for what goes, where that is stale as well."""
+        """Drop stale groups, also those that are admitted into the room of others."""
         if self.max_staleness is None:
             return
         while stale := self._take_stale(version - self.max_staleness):
@@ -379,7 +380,7 @@ class Hub(Generic[T]):
     # -- progress
 
     def proceed(self) -> None:
-        """Do all that has become possible: puts that fit, leases that can be filled."""
+        """Do everything that has become possible: puts that fit, leases that can be filled."""
         while self._admit_offers() | self._serve():
             pass
         if (
@@ -415,11 +416,11 @@ class Hub(Generic[T]):
             raise HubClosed("the hub is closed: the run is ending")
 
     async def close(self) -> None:
-        """Twice is fine."""
+        """Close the hub; may be called twice."""
         self.stop()
 
     def stop(self) -> None:
-        """Wake everyone who waits, with HubClosed. What is in the hub stays in the store, and can still be settled."""
+        """Wake every waiting caller with HubClosed. The hub's groups stay in the store, and can still be settled."""
         self._closed = True
         closed = HubClosed("the hub is closed: the run is ending")
         for queue in list(self.ledger.queues.by_name.values()):
@@ -434,16 +435,16 @@ class Hub(Generic[T]):
     # -- what is known
 
     def status(self) -> HubStatus:
-        """Takes the same time whatever the number of groups."""
+        """Return the figures. Takes the same time for any number of groups."""
         return diagnostics.status(self.ledger)
 
     def state(self) -> Mapping[str, Any]:
-        """For the checkpoint that `commit` follows, of a run whose hub is in its own process."""
+        """Return the state for the checkpoint that `commit` follows, if the hub is in the run's own process."""
         committed = self.ledger.committed + self.ledger.trained_groups + len(self.ledger.let_go)
         return {"next": self._next, "committed": committed, "stale": self.ledger.dropped["stale"]}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Raises KeyError, TypeError, ValueError."""
+        """Restore a state. Raises KeyError, TypeError, ValueError."""
         counts = [int(state[name]) for name in ("next", "committed", "stale")]
         self._next, self.ledger.committed, self.ledger.dropped["stale"] = counts
 

@@ -1,4 +1,4 @@
-"""The right of one trainer to lease from the hub, and what it may do with what it leased."""
+"""A trainer's right to lease from the hub, and its operations on leased groups."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from atropos_core.hub.hub import Hub
 
 T = TypeVar("T")
-RESUME = "Resume the trainer from its last checkpoint: it opens a session of its own."
+RESUME = "Resume the trainer from its last checkpoint, which opens a new session."
 
 
 @dataclass(slots=True, eq=False)
@@ -29,7 +29,7 @@ class LeaseRequest(Generic[T]):
 
 
 class Session(Generic[T]):
-    """One trainer's right to lease. Every method raises LeaseLost once it is over: what it had leased may be another's."""
+    """One trainer's right to lease. Every method raises LeaseLost after its end: its groups may be leased by another session."""
 
     def __init__(self, hub: Hub[T], number: int, holder: str, now: float) -> None:
         self.number = number
@@ -39,7 +39,7 @@ class Session(Generic[T]):
         self._hub = hub
 
     def try_lease(self, want: Want, version: int) -> list[GroupRecord[T]] | None:
-        """A batch, or None where none can be formed now."""
+        """Return a batch, or None if none can be formed now."""
         self.renew()
         if self._hub.ledger.requests:
             return None
@@ -49,8 +49,8 @@ class Session(Generic[T]):
         return batch
 
     async def lease(self, want: Want, version: int, deadline_s: float) -> list[GroupRecord[T]]:
-        """The next groups, none with a token more than `max_staleness` versions behind `version`: all that is wanted
-        or nothing. Raises DeadlineExceeded, which says why no batch could be formed; HubFull where none ever can."""
+        """Return the next groups, none with a token more than `max_staleness` versions behind `version`: all that is wanted, or
+        nothing. Raises DeadlineExceeded with the reason why no batch could be formed, and HubFull if none ever can."""
         self._hub.refuse_when_closed()
         if (batch := self.try_lease(want, version)) is not None:
             return batch
@@ -82,7 +82,7 @@ class Session(Generic[T]):
                 hub.proceed()
 
     def give_back(self, ids: Iterable[int]) -> None:
-        """Undo a lease: the groups go back to where they stood. What already waits or is settled is passed over."""
+        """Undo a lease: the groups return to their positions. Groups that already wait or are settled are skipped."""
         self.renew()
         some = [record for id in ids if (record := self._hub.ledger.out.get(id)) is not None]
         if trained := [record.id for record in some if record.state == "trained"]:
@@ -94,8 +94,8 @@ class Session(Generic[T]):
         self._hub.proceed()
 
     def trained(self, ids: Iterable[int]) -> None:
-        """Their update is in the trainer's memory. Raises LeaseLost for a group that this session has not leased; what
-        is trained or settled already is passed over, so that the call can be repeated."""
+        """Mark groups whose update is in the trainer's memory. Raises LeaseLost for a group that this session has not leased. Groups
+        that are trained or settled are skipped, so that the call can be repeated."""
         self.renew()
         hub = self._hub
         some = []
@@ -117,8 +117,8 @@ class Session(Generic[T]):
         hub.proceed()
 
     def commit(self, ids: Iterable[int] | None = None) -> int:
-        """They are inside a durable checkpoint, without `ids` everything that was trained. Returns how many that
-        settles now; what is settled already, or never was, is passed over."""
+        """Settle groups that are in a durable checkpoint; without `ids`, all trained ones. Returns how many are settled now. Groups
+        that are settled already, or unknown, are skipped."""
         self.renew()
         hub = self._hub
         if ids is None:
@@ -133,8 +133,8 @@ class Session(Generic[T]):
         return len(settled) + len(gone)
 
     def drop(self, ids: Iterable[int], cause: str) -> int:
-        """They leave the hub though no trainer has seen them: counted and reported under this cause, not as committed.
-        Returns how many; what is settled already, or never was, is passed over."""
+        """Remove groups that no trainer has seen. They are counted and reported under this cause, not as committed. Returns how
+        many. Groups that are settled already, or unknown, are skipped."""
         self.renew()
         some = [record for id in dict.fromkeys(ids) if (record := self._hub.ledger.records.get(id)) is not None]
         self._hub.settle(some, cause)
@@ -143,7 +143,7 @@ class Session(Generic[T]):
 
     @property
     def holds(self) -> Mapping[int, str]:
-        """The ids that are leased to it or trained by it, with which of the two."""
+        """Return the ids that it has leased or trained, with which of the two."""
         self.renew()
         return {id: record.state for id, record in self._hub.ledger.out.items()} | dict.fromkeys(
             self._hub.ledger.let_go, "trained"
@@ -151,21 +151,20 @@ class Session(Generic[T]):
 
     @property
     def commit_due(self) -> bool:
-        """More than half of the hub is taken by trained groups that no checkpoint holds: save one now, or the hub
-        fills for good."""
+        """True if trained groups without a checkpoint take more than half of the hub: save one now, or the hub fills for good."""
         hub, limits = self._hub, self._hub.ledger.limits
         by_sequences = limits.sequences is not None and 2 * hub.ledger.trained_sequences > limits.sequences
         return 2 * hub.ledger.trained_bytes > limits.size_bytes or by_sequences
 
     def renew(self) -> None:
-        """Every call renews; this one does nothing else."""
+        """Renew the session. Every call does; this one does nothing else."""
         self._hub.tick()
         if self.ended:
             raise self.lost()
         self.renewed = self._hub.ledger.clock()
 
     def close(self) -> None:
-        """End it: what it leased and trained without a commit waits again. Twice is fine."""
+        """End the session: what it leased or trained without a commit waits again. May be called twice."""
         if not self.ended:
             self._hub.end_session(self, "it was closed")
 

@@ -1,4 +1,4 @@
-"""What the hub holds, and how each group of it stands: the one state that the hub, its session and its diagnostics share."""
+"""The groups in the hub and their states, shared by the hub, its session and its diagnostics."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class Ledger(Generic[T]):
-    """The hub changes it; whoever else reads it does so between two turns of the event loop."""
+    """Only the hub changes it; other code reads it between two turns of the event loop."""
 
     def __init__(
         self,
@@ -47,14 +47,14 @@ class Ledger(Generic[T]):
 
     @property
     def starving(self) -> bool:
-        """The batch that was last requested needs more than waits: now fairness must not keep anything out."""
+        """True if the last requested batch needs more than waits: now fairness must not keep anything out."""
         want, queues = self.unmet, self.queues
         if want is None:
             return False
         return (queues.waiting if want.groups else queues.waiting_sequences) < want.size
 
     def is_stuck(self) -> bool:
-        """Somebody waits for room that only the trainer can make."""
+        """True if a group waits for room that only the trainer can free."""
         if not self.offers:
             return False
         queues = self.queues
@@ -66,7 +66,7 @@ class Ledger(Generic[T]):
         self.trained_sequences += sign * record.label.sequences
 
     def with_payload(self, record: GroupRecord[T]) -> GroupRecord[T]:
-        """A copy for others. Its payload is None where the store's is damaged."""
+        """Return a copy for other code. Its payload is None if the store's is damaged."""
         payload: T | None = record.payload
         if payload is None and self.store is not None:
             try:

@@ -1,4 +1,4 @@
-"""What the hub keeps of a group, the limits and sizes of batches, and the figures of its status."""
+"""Records of groups in the hub, limits and sizes of batches, and the figures of its status."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ State = Literal["waiting", "leased", "trained"]
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """All that the hub knows of a payload."""
+    """Everything that the hub knows of a payload."""
 
     environment: str
     sequences: int
@@ -26,7 +26,7 @@ class Label:
 
     @classmethod
     def of(cls, group: ScoredGroup, size_bytes: int | None = None) -> Label:
-        """`size_bytes` is what the payload takes where that is not the group itself."""
+        """`size_bytes` is the size of the payload if that is not the group itself."""
         drawn = group.draw
         return cls(
             environment=drawn.environment,
@@ -40,8 +40,8 @@ class Label:
 
 @dataclass(frozen=True, slots=True)
 class Want:
-    """The size of a batch, in exactly one of the two. `sequences` is met exactly, out of whole groups, where it can be;
-    the largest sum below it is given where the sizes that wait can never add up to it."""
+    """The size of a batch, in either groups or sequences. `sequences` is met exactly with whole groups if possible; if the waiting
+    sizes can never add up to it, the largest smaller sum is given."""
 
     groups: int | None = None
     sequences: int | None = None
@@ -55,7 +55,7 @@ class Want:
         return self.groups or self.sequences or 0
 
     def of(self, label: Label) -> int:
-        """How much of this wish a payload fulfils."""
+        """Return how much of this size a payload contributes."""
         return 1 if self.groups else label.sequences
 
     def __str__(self) -> str:
@@ -64,7 +64,7 @@ class Want:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Of everything in the hub: waiting, leased, trained and not committed."""
+    """Limits on everything in the hub: waiting, leased, and trained but not committed."""
 
     size_bytes: int
     sequences: int | None = None
@@ -74,10 +74,10 @@ class Limits:
 
 @dataclass(slots=True)
 class GroupRecord(Generic[T]):
-    """One group in the hub. Who leases it, or hears that it was dropped, gets a copy as it is then, with the payload."""
+    """One group in the hub. Callers that lease it, or learn that it was dropped, get a copy with the payload."""
 
     id: int
-    payload: T  # None in the hub's own record while only the store has it, and in a copy where that is damaged
+    payload: T  # None in the hub's own record while only the store has it, and in a copy if that is damaged
     label: Label
     since: float  # of the hub's clock: when it was put
     state: State = "waiting"
@@ -86,7 +86,7 @@ class GroupRecord(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentStatus:
-    """One environment in the hub's status. The first three speak of what waits."""
+    """One environment in the hub's status. The first three fields count waiting groups."""
 
     groups: int
     sequences: int
@@ -99,7 +99,7 @@ class EnvironmentStatus:
 
 @dataclass(frozen=True, slots=True)
 class HubStatus:
-    """The hub's figures. The first three speak of what waits to be leased."""
+    """The hub's figures. The first three fields count groups that wait to be leased."""
 
     groups: int
     sequences: int
@@ -119,22 +119,22 @@ class HubStatus:
 
 @dataclass(frozen=True, slots=True)
 class Restored(Generic[T]):
-    """What a store knows from before: `records` in the order of ids, none with a payload in memory."""
+    """What a store has kept: `records` in the order of ids, without payloads in memory."""
 
     records: Sequence[GroupRecord[T]]
     keys: Sequence[tuple[bytes, int]]
     next_id: int
     committed: int
     session: int  # the number of the last one
-    holder: str | None  # None where that one was over
+    holder: str | None  # None if that session had ended
 
 
 class Store(Protocol[T]):
-    """Where the hub writes before it acts. Every method but `read` may raise StoreFull, and has then changed nothing."""
+    """Storage that the hub writes before it acts. All methods but `read` may raise StoreFull, and then have changed nothing."""
 
     def restored(self, now: float) -> Restored[T]: ...
     def put(self, id: int, payload: T, label: Label, key: bytes | None) -> None: ...
-    def read(self, id: int) -> T: ...  # DataError where it is no longer whole
+    def read(self, id: int) -> T: ...  # raises DataError if it is damaged
     def mark(self, ids: Sequence[int], state: State) -> None: ...
     def settle(self, ids: Sequence[int], *, committed: bool) -> None: ...  # they are never served again
     def session(self, number: int, holder: str | None) -> None: ...  # nothing is leased or trained after it

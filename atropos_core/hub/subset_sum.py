@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 
 def reachable(counts: Mapping[int, int], bound: int) -> int:
-    """Bit s is set where groups can add up to s, given how many there are of each size. Takes a few shifts per size,
+    """Return bits: bit s is set if groups can add up to s, given how many there are of each size. Takes a few shifts per size,
     whatever the number of groups."""
     mask, bits = (1 << (bound + 1)) - 1, 1
     for size, count in counts.items():
@@ -21,18 +21,18 @@ def reachable(counts: Mapping[int, int], bound: int) -> int:
 
 
 def largest(bits: int, bound: int) -> int:
-    """The largest sum in `bits` that is not above `bound`."""
+    """Return the largest sum in `bits` that is at most `bound`."""
     return (bits & ((1 << (bound + 1)) - 1)).bit_length() - 1
 
 
 def multiples(sizes: Iterable[int], total: int) -> bool:
-    """Whether groups of these sizes, any number of each, could add up to `total`."""
+    """True if groups of these sizes, any number of each, could add up to `total`."""
     return bool(reachable(dict.fromkeys(sizes, total), total) >> total & 1)
 
 
 def earliest(sizes: Iterable[int], total: int) -> list[int]:
-    """Indices of items that add up to `total`, out of the shortest run of first items that can; among those the later
-    ones are left out where earlier ones do. There must be such a sum."""
+    """Return indices of items that add up to `total`, from the shortest prefix that has such items; within it, earlier items are
+    preferred. There must be such a sum."""
     if total == 0:
         return []
     mask, bits = (1 << (total + 1)) - 1, 1

@@ -199,7 +199,8 @@ def _close_to_others(directory: Path) -> None:
             make_private(each)
     except OSError as error:
         raise RunDirectoryError(
-            f"the run directory {directory} cannot be used: {error.strerror}.", remedy="Use one that only you can write to."
+            f"the run directory {directory} cannot be used: {error.strerror}.",
+            remedy="Use one that only you can write to.",
         ) from error
 
 

@@ -188,7 +188,9 @@ class Provider(Generic[T_co]):
     # trainer: merges the adapter saved in one directory into a whole model in another, empty directory
     merge: Callable[[Path, Path], None] | None = None
     several_devices: bool = False  # engine, trainer: one instance may span several
-    several_machines: bool = False  # launcher: it can start processes on other machines; trainer: it may be `OverMachines`
+    several_machines: bool = (
+        False  # launcher: it can start processes on other machines; trainer: it may be `OverMachines`
+    )
     # launcher: the files by which a scheduler starts the run; None to start here and now
     render: Callable[[Any, PlannedRun], SchedulerFiles | None] = lambda options, run: None
     requires: frozenset[str] = frozenset()  # modules that must be installed ("vllm"), packages ("gem-llm"), or "cuda"

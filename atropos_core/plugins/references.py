@@ -203,7 +203,9 @@ def _said(kind: str, made: Any, name: str) -> Mapping[str, Any]:
             "engine, trainer and bridge have to share one.",
         )
     if wrong := sorted(set(given) - set(get_args(Transport))):
-        raise ConfigError(f"{name!r}: there is no transport {wrong[0]!r}. Choose one of: {', '.join(get_args(Transport))}.")
+        raise ConfigError(
+            f"{name!r}: there is no transport {wrong[0]!r}. Choose one of: {', '.join(get_args(Transport))}."
+        )
     carried = frozenset(given)
     return {**said, "transports": lambda options: carried}
 

@@ -23,7 +23,7 @@ def check_core_api(offer: Offer) -> None:
         fits = SpecifierSet(wanted).contains(__version__, prereleases=True)
     except InvalidSpecifier as error:
         raise PluginError(
-                f"{offer.kind} {offer.provider.name!r} of {offer.distribution} has core_api={wanted!r}, which is not a version range"
+            f"{offer.kind} {offer.provider.name!r} of {offer.distribution} has core_api={wanted!r}, which is not a version range"
         ) from error
     if not fits:
         raise PluginError(

@@ -1,1 +1,1 @@
-"""A component in a process of its own, and the calls to it."""
+"""Components in child processes, and the calls to them."""

@@ -1,10 +1,10 @@
-"""A component in a process of its own: how that is started, watched and ended.
+"""A component in a child process: how it is started, watched and ended.
 
-This is the supervisor's half; `proxies.py` has the interfaces that it is called by. The child's is `child_main.py`. A launcher
-starts the process: here (`local.py`), or on another machine.
+This is the supervisor's side; `proxies.py` has the interfaces through which it is called, and `child_main.py` is the child's
+side. A launcher starts the process: here (`local.py`), or on another machine.
 
-A child writes to a log file, and ends when its supervisor does: by the closed connection, and by PR_SET_PDEATHSIG where the kernel
-has it.
+A child writes to a log file. It ends when its supervisor does: because the connection closes, and by PR_SET_PDEATHSIG if the
+kernel has it.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from atropos_core.processes.local import LocalLauncher
 from atropos_core.processes.rpc import Peer
 
 START_DEADLINE_S = 300.0  # imports; building a component
-OPEN_DEADLINE_S = 1800.0  # model loading and compilation; an engine with a server of its own has a shorter one
-CLOSE_DEADLINE_S = 10.0  # an engine ends a server of its own within 6
-ENDING_S = 1.0  # for it to end by itself, or by SIGTERM
+OPEN_DEADLINE_S = 1800.0  # model loading and compilation; an engine that starts a server has a shorter one
+CLOSE_DEADLINE_S = 10.0  # an engine ends its server within 6
+ENDING_S = 1.0  # for it to end after a request, or after SIGTERM
 STEP_DEADLINE_S = 3600.0
 CALL_DEADLINE_S = 60.0
 SAMPLES = frozenset({"sample", "logprobs", "top_logprobs"})  # what an engine leaves waiting while it is paused
@@ -34,7 +34,7 @@ LOG_LINES = 12  # of a dead child's log, in the error
 
 
 class Child:
-    """One child process that hosts one component. Only this object ends it."""
+    """A child process with one component. Only this object ends it."""
 
     def __init__(
         self, role: str, process: StartedProcess, peer: Peer, log: Path, patience: Patience, *, needed: bool
@@ -64,9 +64,9 @@ class Child:
         needed: bool = False,
         launcher: Launcher | None = None,
     ) -> Child:
-        """Start the process and have it build its component (`atropos_core.processes.child_main` says what `build` holds). `program` is
-        the module that runs there: one that ends in `atropos_core.processes.child_main.main`. `needed`: by a run, which ends when this
-        process is given up; the calls of others have deadlines of their own. `launcher`: who starts it; None: a process of this machine."""
+        """Start the process and have it build its component (for `build` see `atropos_core.processes.child_main`). `program` is the
+        module to run, which ends in `atropos_core.processes.child_main.main`. `needed`: the run needs this process, and ends
+        when it is given up; without it, calls have their own deadlines. `launcher` starts the process; None: on this machine."""
         process = await (launcher or LocalLauncher()).start(
             role,
             program,
@@ -92,7 +92,7 @@ class Child:
 
     @classmethod
     def of(cls, role: str, process: StartedProcess, log: Path, patience: Patience, *, needed: bool = False) -> Child:
-        """Of a process that has been started, and answers on its connection."""
+        """Wrap a process that has been started, and answers on its connection."""
         child = cls(role, process, None, log, patience, needed=needed)  # type: ignore[arg-type] # the peer needs the child to explain its end
         child.peer = Peer(
             process.connection, role, {"waits": child._waits_for}, on_lost=child._explain, state=child._state
@@ -101,7 +101,7 @@ class Child:
         return child
 
     def _explain(self) -> AtroposError:
-        """Called when the socket has closed: the process has ended or is about to."""
+        """Return the error for a closed socket: the process has ended or is about to."""
         until = time.monotonic() + 2.0
         while (how := self.process.ended()) is None and time.monotonic() < until:
             time.sleep(0.005)
@@ -115,11 +115,11 @@ class Child:
         return f"{self.role} ({self.process.named})"
 
     def _look(self) -> Seen | None:
-        """None where this kernel tells nothing, or it has ended."""
+        """Look at the process; None if it has ended, or this kernel does not show processes."""
         return ELSEWHERE if self.process.pid is None else look_at(self.process.pid)
 
     async def _watch(self) -> None:
-        """Say so where it owes an answer and is silent for long, again each time that has doubled; give it up at the bound."""
+        """Warn of a long silence while calls are pending, and again each time it has doubled; give the process up at the limit."""
         loop, owed = asyncio.get_running_loop(), self.peer.owed
         warned_s, before, looked = 0.0, None, loop.time()
         while not self.peer.lost.is_set():
@@ -152,18 +152,18 @@ class Child:
             before, looked = seen, now
 
     async def _waits_for(self, number: int, what: str | None) -> None:
-        """Called by it, where a `console.waiting` of its own begins, and with None where that ends."""
+        """Called by the child when a `console.waiting` begins there, and with None when it ends."""
         if what is not None:
             self._waits[number] = console.begin_wait(f"{self.role}: {what}")
         elif (wait := self._waits.pop(number, None)) is not None:
             console.end_wait(wait)
 
     def _waits_for_us(self) -> Collection[str]:
-        """Kinds of calls that it cannot answer before this process has done its part."""
+        """Return the kinds of calls that it cannot answer before this process has done its part."""
         return (SAMPLES if self.paused else frozenset()) | ({"step"} if self.peer.is_called else set())
 
     def _wrote_within(self, seconds: float) -> str:
-        """The last line of its log, where it is new: it may say what the process waits for."""
+        """Return the last line of its log if that is recent: it may say what the process waits for."""
         try:
             is_new = time.time() - self.log.stat().st_mtime < seconds
         except OSError:
@@ -172,7 +172,7 @@ class Child:
 
     def _outlook(self, bound_s: float | None) -> str:
         if not self._needed:
-            return "The call has a deadline of its own."
+            return "The call has its own deadline."
         if bound_s is None:
             return "It is the first such call: its own deadline holds."
         return f"It is given up after {bound_s:.0f} s (watch.least_s, watch.times)."
@@ -186,12 +186,12 @@ class Child:
         )
 
     def _state(self) -> str:
-        """What a late answer's error says of the process, where there is something to say."""
+        """Return what a late answer's error should say about the process, if anything."""
         seen = self._look()
         return f": {seen.says(None, 0.0)}" if seen is not None and seen.stopped else ""
 
     async def close(self) -> None:
-        """End the process: by a request first, then by SIGTERM, then by SIGKILL to the group that it leads."""
+        """End the process: by a request, then by SIGTERM, then by SIGKILL to its process group."""
         if self.process.ended() is None and not self.peer.lost.is_set():
             try:
                 await self.peer.call("close", deadline_s=CLOSE_DEADLINE_S)
@@ -209,7 +209,7 @@ class Child:
             await self.kill()
 
     async def kill(self) -> None:
-        """End it, with all that it started, at once."""
+        """End it at once, with everything that it started."""
         self._hang_up()
         self.process.kill()
         await self._ended(CLOSE_DEADLINE_S)
@@ -231,7 +231,7 @@ class Child:
 
 
 def tail_of_log(log: Path, count: int = LOG_LINES) -> str:
-    """The last lines of a child's log, for an error; empty where it has none."""
+    """Return the last lines of a child's log, for an error; empty without a log."""
     try:
         lines = log.read_text(errors="replace").splitlines()[-count:]
     except OSError:

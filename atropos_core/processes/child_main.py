@@ -1,8 +1,7 @@
-"""The child's half of hosting: `python -m atropos_core.processes.child_main CONNECTION ROLE`, started by launchers alone. CONNECTION is
-a descriptor of this process, or the HOST:PORT of a supervisor on another machine.
+"""The child's side: `python -m atropos_core.processes.child_main CONNECTION ROLE`, which only launchers start. CONNECTION is a file
+descriptor of this process, or the HOST:PORT of a supervisor on another machine.
 
-It builds one component through the same plugin loading as the supervisor's and answers calls on it until the supervisor
-hangs up or dies.
+It loads plugins as the supervisor does, builds one component, and answers calls on it until the supervisor hangs up or ends.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Host:
-    """One component, and the calls that reach it."""
+    """One component, and the calls to it."""
 
     def __init__(self) -> None:
         self.peer: Peer
@@ -55,8 +54,8 @@ class Host:
         }
 
     async def build(self, wanted: dict[str, Any]) -> None:
-        """`wanted`: kind, name, options, the fields of a RunContext as `context`, and the supervisor's module path; or kind
-        "function" and a name."""
+        """Build the component. `wanted` has kind, name, options, the fields of a RunContext as `context`, and the supervisor's module
+        path; or the kind "function" and a name."""
         from atropos_core.plugins.manager import load_plugins
         from atropos_core.plugins.provider import RunContext
         from atropos_core.plugins.references import load_reference
@@ -80,7 +79,7 @@ class Host:
             self.offer(wanted["kind"], offer.provider.build(options, context))
 
     def offer(self, kind: str, component: Any) -> None:
-        """Answer calls on this component from here on."""
+        """Answer calls on this component from now on."""
         self.component = component
         if isinstance(component, Engine | Trainer):
             for name in methods(Engine if isinstance(component, Engine) else Trainer):
@@ -96,11 +95,11 @@ class Host:
                 raise ConfigError(
                     f"{type(component).__name__} keeps what it has learned with the run, and would lose it in a process of "
                     "its own, which ends at a deadline.",
-                    remedy='Take runs_in = "process" from it; what it is made of may have processes of their own.',
+                    remedy='Remove runs_in = "process" from it; its parts may use processes of their own.',
                 )
             self.peer.handlers |= {"open": self.open_reward, "reward": self.reward}
         else:
-            raise ConfigError(f"a {kind} cannot be hosted in a process of its own")
+            raise ConfigError(f"a {kind} cannot run in a child process")
 
     async def open(self) -> ModelInfo:
         with without_collector():
@@ -145,8 +144,8 @@ class Host:
 
 
 def _require_shared(log: Path, model: Path) -> None:
-    """Raises RunDirectoryError, ConfigError on a machine that has not what is read and written by path. `log`: a file that the supervisor
-    has made there."""
+    """Raises RunDirectoryError or ConfigError if this machine does not share the directories that are used by path. `log`: a file
+    that the supervisor has made there."""
     here = socket.gethostname()
     if not log.exists():
         raise RunDirectoryError(
@@ -161,7 +160,7 @@ def _require_shared(log: Path, model: Path) -> None:
 
 
 def with_directory(method: Handler) -> Handler:
-    """The same, of a directory that travels as text."""
+    """Wrap a method so that its directory can be sent as text."""
 
     async def call(directory: str, *arguments: Any) -> Any:
         return await method(Path(directory), *arguments)
@@ -183,7 +182,7 @@ async def serve(connection: socket.socket, host: Host) -> None:
 
 
 def end_with_parent() -> None:
-    """The supervisor, or who started this process for it on this machine."""
+    """End this process with its parent: the supervisor, or the process that started it here for the supervisor."""
     parent = os.getppid()
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -192,7 +191,7 @@ def end_with_parent() -> None:
 
 
 def main(made: type[Host] = Host) -> None:
-    where = sys.argv[1]  # the role after it is for whoever lists processes
+    where = sys.argv[1]  # the role after it is for listings of processes
     end_with_parent()
     connection = socket.socket(fileno=int(where)) if where.isdecimal() else dial(where)
     connection.set_inheritable(False)

@@ -1,8 +1,8 @@
-"""How a child on another machine gets its connection: it dials the supervisor, and both prove that they know one secret.
+"""How a child on another machine gets its connection: it dials the supervisor, and both prove that they know the same secret.
 
-The secret is in the child's environment, where the launcher has put it, and is never sent: each end sends 32 random bytes, and answers
-the other's with an HMAC (RFC 2104, SHA-256) of both. What follows is neither encrypted nor signed: the network between the machines of
-a cluster is taken to be the cluster's own, as Ray's and torch.distributed's traffic takes it.
+The launcher puts the secret into the child's environment. It is never sent: each end sends 32 random bytes, and answers the
+other's with an HMAC (RFC 2104, SHA-256) of both. The later traffic is neither encrypted nor signed: like Ray's and
+torch.distributed's, it relies on a private network between the machines of a cluster.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _BYTES = 32
 
 
 class Listener:
-    """Where children on other machines reach this process."""
+    """Listens for children on other machines."""
 
     def __init__(self, host: str, port: int = 0) -> None:
-        """`host`: an address of this machine that the others know it by; port 0 is any free one. Raises OSError."""
+        """`host`: the address by which other machines reach this one; port 0 is any free one. Raises OSError."""
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._sock = socket.create_server((host, port), family=family)
         self._sock.setblocking(False)
@@ -39,8 +39,8 @@ class Listener:
         self._accepting = asyncio.get_running_loop().create_task(self._accept())
 
     def expect(self, known: str = "") -> tuple[str, asyncio.Future[socket.socket]]:
-        """A secret, and the connection of the child that will know it. Cancel the future to expect it no longer. `known`: a secret that the
-        child has already, in hexadecimal digits; else a new one."""
+        """Return a secret, and a future for the connection of the child that knows it. Cancel the future to stop expecting it.
+        `known`: a secret that the child already has, in hexadecimal; otherwise a new one is made."""
         secret = bytes.fromhex(known) or secrets.token_bytes(_BYTES)
         future: asyncio.Future[socket.socket] = asyncio.get_running_loop().create_future()
         self._pending[secret] = future
@@ -61,7 +61,7 @@ class Listener:
             await self._room.acquire()
             try:
                 connection, _ = await loop.sock_accept(self._sock)
-            except OSError:  # it went away meanwhile, or there are no descriptors left
+            except OSError:  # the child has hung up, or there are no descriptors left
                 self._room.release()
                 await asyncio.sleep(0.05)
                 continue
@@ -74,7 +74,7 @@ class Listener:
         self._room.release()
 
     async def _prove(self, connection: socket.socket) -> None:
-        """Hand it to whoever expects it, or hang up."""
+        """Give the connection to the future that expects it, or hang up."""
         loop, ours = asyncio.get_running_loop(), secrets.token_bytes(_BYTES)
         connection.setblocking(False)
         try:
@@ -108,8 +108,8 @@ async def _receive(connection: socket.socket) -> bytes:
 
 
 def dial(address: str, known: str = "") -> socket.socket:
-    """The connection to the supervisor at HOST:PORT, by the secret in this process's environment, which is taken out of it, or by a
-    `known` one. Raises DeadlineExceeded where nobody answers, ProcessDied for one that does not know the secret."""
+    """Connect to the supervisor at HOST:PORT. The secret is `known`, or is removed from this process's environment. Raises
+    DeadlineExceeded if nothing answers, and ProcessDied if the other end does not know the secret."""
     secret = bytes.fromhex(known or os.environ.pop(SECRET))
     host, _, port = address.rpartition(":")
     try:
@@ -117,7 +117,7 @@ def dial(address: str, known: str = "") -> socket.socket:
     except OSError as error:
         raise DeadlineExceeded(
             f"the supervisor at {address} cannot be reached from this machine ({socket.gethostname()}): {error}.",
-            remedy="The address that the supervisor gives must be one of its own that the other machines reach.",
+            remedy="The supervisor must give an address of its own that the other machines can reach.",
         ) from error
     connection.settimeout(DIAL_DEADLINE_S)  # strangers may be before it
     ours = secrets.token_bytes(_BYTES)
@@ -150,7 +150,7 @@ def _proof(secret: bytes, who: bytes, supervisors: bytes, childs: bytes) -> byte
 
 
 def _keep(connection: socket.socket) -> None:
-    """Small messages leave at once; a machine that is gone is noticed."""
+    """Send small messages at once, and notice a machine that is gone."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     with suppress(AttributeError, OSError):  # other systems than Linux have their own

@@ -1,4 +1,4 @@
-"""The bridge's way into the process of an engine or a trainer, be it a child or this one."""
+"""A bridge's connection to the process of an engine or a trainer: a child, or this one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from atropos_core.processes.rpc import Peer
 
 
 class PeerEndpoint(Endpoint):
-    """The bridge's way into a child."""
+    """A bridge's connection to a child."""
 
     def __init__(self, peer: Peer) -> None:
         self._peer = peer
@@ -32,7 +32,7 @@ class PeerEndpoint(Endpoint):
 
 
 class LocalEndpoint(Endpoint):
-    """The bridge's way to a component in its own process."""
+    """A bridge's connection to a component in its own process."""
 
     def __init__(self, component: Any) -> None:
         self.component = component

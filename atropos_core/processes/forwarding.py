@@ -1,5 +1,5 @@
-"""What stands before an engine or a trainer: each method of the interface is sent on by `forward`, here and nowhere else. Whoever
-times, hosts or routes calls says there how."""
+"""Base classes of wrappers of an engine or a trainer: each method of the interface goes through `forward`. Subclasses time, host
+or route calls there."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ Method = Callable[..., Awaitable[T]]  # of Engine or Trainer
 
 
 def methods(interface: type[Engine | Trainer]) -> list[str]:
-    """The names of what there is to forward."""
+    """Return the names of the methods to forward."""
     return [name for name, value in vars(interface).items() if inspect.iscoroutinefunction(value)]
 
 
 class Forwarding(ABC):
-    """Calls that somebody else answers."""
+    """An object that passes calls on to another one."""
 
     endpoint: Endpoint
 
     @abstractmethod
     async def forward(self, method: Method[T], *arguments: Any) -> T:
-        """What `method` of whoever is behind this returns for all of its `arguments`."""
+        """Return what `method` of the object behind this one returns for `arguments`."""
 
 
 class ForwardingEngine(Forwarding, Engine):

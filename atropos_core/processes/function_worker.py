@@ -1,4 +1,4 @@
-"""A plain function in a process of its own, for what is heavy on the CPU or may never return."""
+"""A plain function in a child process, for work that is heavy on the CPU or may never return."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from atropos_core.processes.replaceable import ReplaceableChild
 
 
 class Worker:
-    """Calls `"pkg.mod:function"` in a child process, one call at a time; the child starts with the first call, and is
-    replaced where a call hangs. Arguments and results are what `atropos_core.codec` can carry."""
+    """Calls `"pkg.mod:function"` in a child process, one call at a time. The child starts with the first call, and is replaced if a
+    call hangs. Arguments and results must be values that `atropos_core.codec` can encode."""
 
     def __init__(
         self, function: str, log: Path = Path("/dev/null"), environment: Mapping[str, str] | None = None
@@ -22,11 +22,10 @@ class Worker:
         self._process = ReplaceableChild(lambda: Child.start(role, build, log, threads=1, environment=environment))
 
     async def call(self, *arguments: Any, deadline_s: float) -> Any:
-        """What the function returns. Raises DeadlineExceeded, WorkerLost where the process ended meanwhile, or what the
-        function raised."""
+        """Call the function. Raises DeadlineExceeded, WorkerLost if the process ended meanwhile, or what the function raised."""
         try:
             return await self._process.call("call", *arguments, deadline_s=deadline_s)
-        except ProcessDied as error:  # of a run that would be the end; nobody but this call needs this process
+        except ProcessDied as error:  # which would end the run, but only this call needs this process
             raise WorkerLost(str(error)) from error
 
     async def close(self) -> None:

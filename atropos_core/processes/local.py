@@ -1,4 +1,4 @@
-"""The launcher `local`: processes of this machine, each behind one end of a socket pair."""
+"""The launcher `local`: processes of this machine, each with one end of a socket pair."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from atropos_core.launchers import Launcher, Machine, StartedProcess
 
 
 class LocalProcess(StartedProcess):
-    """A child of this process. It leads a process group of its own: a Ctrl-C in the terminal reaches the supervisor alone."""
+    """A child of this process. It leads its own process group, so that a Ctrl-C in the terminal reaches only the supervisor."""
 
     def __init__(self, popen: subprocess.Popen[bytes], connection: socket.socket) -> None:
         self.popen = popen
@@ -24,13 +24,13 @@ class LocalProcess(StartedProcess):
         self.connection = connection
 
     def ended(self) -> str | None:
-        """What it started ends with it: until it has been waited for, the number of its group is surely its own. By SIGTERM,
-        which a tracker of shared memory outlives to clean up."""
+        """Return how it ended. The processes that it started are ended first, while the group's id cannot be reused because it has
+        not been waited for. They get SIGTERM, which a shared-memory tracker survives long enough to clean up."""
         unwaited = os.WEXITED | os.WNOHANG | os.WNOWAIT
         if self.popen.returncode is None:
             if os.waitid(os.P_PID, self.pid, unwaited) is None:
-                return None  # and not poll(): it might end just now, and be waited for with its group still there
-            with suppress(ProcessLookupError):  # it ended before it had a group of its own
+                return None  # without poll(), which could reap it now, with its group still running
+            with suppress(ProcessLookupError):  # it ended before it had its own group
                 os.killpg(self.pid, signal.SIGTERM)
         code = self.popen.poll()
         return None if code is None else how_ended(code)
@@ -46,12 +46,12 @@ class LocalProcess(StartedProcess):
             return
         try:
             os.killpg(self.pid, number)
-        except ProcessLookupError:  # it has no group of its own yet
+        except ProcessLookupError:  # it does not have its own group yet
             os.kill(self.pid, number)
 
 
 class LocalLauncher(Launcher):
-    """On this machine."""
+    """Starts processes on this machine."""
 
     def __init__(self) -> None:
         self._started: list[LocalProcess] = []
@@ -80,7 +80,7 @@ class LocalLauncher(Launcher):
 
 
 def how_ended(code: int) -> str:
-    """An exit code in words; negative: the signal."""
+    """Describe an exit code; negative: the signal."""
     if code >= 0:
         return f"ended with exit code {code}"
     memory = " (the kernel does that when memory runs out)" if code == -signal.SIGKILL else ""

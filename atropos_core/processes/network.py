@@ -1,4 +1,4 @@
-"""By which network interface ranks reach each other: gloo and NCCL would guess, and guess wrong on machines with several."""
+"""Choose the network interface between ranks: on machines with several, gloo and NCCL may guess wrong."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _NAMED_BY = {"GLOO_SOCKET_IFNAME": "{}", "NCCL_SOCKET_IFNAME": "={}"}  # NCCL ta
 
 
 def use_the_way_to(host: str, port: int) -> None:
-    """Have gloo and NCCL use the interface that leads to this address, unless the environment names one. Raises FitError where none has an
-    address of this machine."""
+    """Make gloo and NCCL use the interface that leads to this address, unless the environment names one. Raises FitError if no
+    interface has this machine's address on that way."""
     if sys.platform != "linux" or all(name in os.environ for name in _NAMED_BY):
         return
     own = own_address(host, port)
@@ -33,7 +33,7 @@ def use_the_way_to(host: str, port: int) -> None:
 
 
 def own_address(host: str, port: int) -> str:
-    """Of this machine, on the way to another. Nothing is sent."""
+    """Return this machine's address on the way to another one. Nothing is sent."""
     with socket.socket(_family(host), socket.SOCK_DGRAM) as probe:
         probe.connect((host, port))
         return str(probe.getsockname()[0])
@@ -56,7 +56,7 @@ def interface_of(address: str) -> str | None:
 
 
 def listen(host: str) -> socket.socket:
-    """At a port that is free because it is already taken. Raises OSError."""
+    """Listen at a port chosen by the system, so that no other process can take it. Raises OSError."""
     return socket.create_server((host, 0), family=_family(host))
 
 

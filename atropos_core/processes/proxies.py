@@ -1,4 +1,4 @@
-"""Engines, trainers and rewards in child processes, behind the interfaces that they have in process."""
+"""Engines, trainers and rewards in child processes, with the same interfaces as in this process."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ DEADLINES_S = {  # of a call; `sample` brings its own
 
 
 class Hosted(Forwarding):
-    """A component in a child process, which ends with it."""
+    """A component in a child process. When it is closed, the process ends."""
 
     def __init__(self, child: Child) -> None:
         self.child = child
@@ -63,10 +63,10 @@ class HostedEngine(Hosted, ForwardingEngine):
 
 
 class HostedTrainer(Hosted, ForwardingTrainer):
-    """A trainer in a child process. Its `writing` calls back into this one."""
+    """A trainer in a child process. Its `writing` calls back into this process."""
 
     def __init__(self, child: Child, others: Sequence[Child] = ()) -> None:
-        """`others`: on the other machines that it spans."""
+        """`others`: its processes on the other machines that it spans."""
         super().__init__(child)
         self._others = others
         self._writing: Writing | None = None
@@ -97,12 +97,12 @@ class HostedTrainer(Hosted, ForwardingTrainer):
 
 
 class HostedReward(Reward):
-    """A reward in a child process that is replaced where it hangs or has ended: only the call that it was at has failed."""
+    """A reward in a child process, which is replaced if it hangs or ends: only the call in progress fails."""
 
     queues = True
 
     def __init__(self, start: Callable[[], Awaitable[Child]], deadline_s: float, named: str = "") -> None:
-        """`named`: what an error of its `open` calls it; empty: by the process's role."""
+        """`named`: its name in an error of `open`; empty: the process's role."""
 
         async def start_and_open() -> Child:
             child = await start()
@@ -118,8 +118,8 @@ class HostedReward(Reward):
         self._metrics: Metrics = {}
 
     async def open(self) -> None:
-        """Start the process, unless it runs, and open the reward there, in each process anew. Raises what building or
-        opening it raises."""
+        """Start the process unless it runs, and open the reward in it; a new process opens it again. Raises what building or opening
+        raises."""
         await self._process.open()
 
     async def __call__(self, task: Task, episodes: Sequence[Episode]) -> Floats:
@@ -128,12 +128,12 @@ class HostedReward(Reward):
             rewards, self._metrics = await self._process.call(
                 "reward", task, list(episodes), deadline_s=self._deadline_s
             )
-        except ProcessDied as error:  # no more than this call: whoever runs on and on without a reward ends by that
+        except ProcessDied as error:  # only this call fails; a run whose rewards keep failing ends by that
             raise RemoteError(Exception.__str__(error), remedy=error.remedy) from error
         return rewards
 
     def metrics(self) -> Metrics:
-        """What the reward over there reported after its last call."""
+        """Return the metrics that the reward in the child reported after its last call."""
         return self._metrics
 
     async def close(self) -> None:

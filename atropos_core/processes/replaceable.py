@@ -1,4 +1,4 @@
-"""A child process for calls that are heavy on the CPU or may never return: what hangs is ended, and made anew."""
+"""A child process for calls that are heavy on the CPU or may never return. If one hangs, the process is ended and replaced."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from atropos_core.processes.child import Child
 
 
 class ReplaceableChild:
-    """Answers one call at a time: ending the process must not take another call along. A call that passes its deadline,
-    or is cancelled, ends the process, whatever it was computing. The next call gets a new one, also where the code over
-    there, or the kernel, has ended it."""
+    """Answers one call at a time, so that ending the process cannot fail another call. A call that passes its deadline, or is
+    cancelled, ends the process. The next call gets a new one, also if the code there, or the kernel, has ended it."""
 
     def __init__(self, start: Callable[[], Awaitable[Child]]) -> None:
         self._start = start
@@ -21,7 +20,7 @@ class ReplaceableChild:
         self._turn = asyncio.Lock()
 
     async def open(self) -> Child:
-        """The process, started unless it runs. Raises what building its component there raises."""
+        """Return the process, started unless it runs. Raises what building its component raises."""
         if self._child is not None and self._child.peer.lost.is_set():
             await self._end()
         if self._child is None:
@@ -29,7 +28,7 @@ class ReplaceableChild:
         return self._child
 
     async def call(self, method: str, *arguments: Any, deadline_s: float) -> Any:
-        """What is answered. Raises DeadlineExceeded, ProcessDied, or what was raised over there."""
+        """Call a method in the process. Raises DeadlineExceeded, ProcessDied, or what was raised there."""
         async with self._turn:
             child = await self.open()
             try:
@@ -39,7 +38,7 @@ class ReplaceableChild:
                 raise
 
     async def close(self) -> None:
-        """End the process: at once where it is at a call, which it may never finish."""
+        """End the process: at once if it is busy with a call, which it may never finish."""
         if self._turn.locked():
             await self._end()
         child, self._child = self._child, None

@@ -1,9 +1,9 @@
-"""Calls between a process and its own child, both ways, over one Unix socket pair; or one TCP connection, which carries no
-descriptors, where a launcher has put the child on another machine.
+"""Calls in both directions between a process and its child, over a Unix socket pair. If a launcher has put the child on another
+machine, they use a TCP connection, which cannot carry file descriptors.
 
-All calls that are made in one turn of the event loop travel in one frame and are started together, in order, at the
-other end: an engine sees a whole batch at once, and sees the same one every time. File descriptors travel with the call
-that names them. When the other end goes away, every waiting call ends at once.
+All calls made in one turn of the event loop travel in one frame and are started together, in order, at the other end, so that
+an engine always sees the same whole batch. File descriptors travel with the call that names them. When the other end goes
+away, every waiting call ends at once.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _MAX_DESCRIPTORS = 32
 
 
 class Reply:
-    """What a handler returns to send descriptors along with its value. They are closed here once sent."""
+    """A handler's result with descriptors. They are closed here once sent."""
 
     def __init__(self, value: Any, descriptors: Sequence[int]) -> None:
         self.value = value
@@ -45,8 +45,8 @@ class Reply:
 
 
 class Peer:
-    """One end. `handlers` answers the other end's calls: `await handlers[method](*arguments)`; a handler named in
-    `takes_descriptors` gets `descriptors=[...]` as well, and owns them."""
+    """One end of the connection. `handlers` answers the other end's calls: `await handlers[method](*arguments)`. A handler named in
+    `takes_descriptors` also gets `descriptors=[...]`, and owns them."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class Peer:
     async def call(
         self, method: str, *arguments: Any, descriptors: Sequence[int] = (), deadline_s: float | None = None
     ) -> Any:
-        """The value that the other end's handler returns. Raises what it raised (RemoteError for foreign classes),
+        """Call the other end's handler and return its value. Raises what it raised (RemoteError for foreign classes),
         DeadlineExceeded, or ProcessDied. Cancelling the call cancels the handler."""
         value, given = await self.call_with_descriptors(
             method, *arguments, descriptors=descriptors, deadline_s=deadline_s
@@ -118,26 +118,26 @@ class Peer:
 
     @property
     def is_remote(self) -> bool:
-        """Whether the other end may be on another machine."""
+        """True if the other end may be on another machine."""
         return self._sock.family != socket.AF_UNIX
 
     @property
     def own_host(self) -> str:
-        """The address of this machine on the way to the other end; "" where that is a process of this machine."""
+        """This machine's address on the way to the other end; "" if that is a process of this machine."""
         return str(self._sock.getsockname()[0]) if self.is_remote else ""
 
     @property
     def other_host(self) -> str:
-        """The address of the other end's machine; "" where that is a process of this one."""
+        """The address of the other end's machine; "" if that is this one."""
         return str(self._sock.getpeername()[0]) if self.is_remote else ""
 
     @property
     def is_called(self) -> bool:
-        """Whether the other end waits for an answer of this one."""
+        """True if the other end waits for an answer."""
         return bool(self._running)
 
     def lose(self, error: AtroposError) -> None:
-        """Hang up: waiting calls end with `error`."""
+        """Hang up; waiting calls end with `error`."""
         self._lose(error)
 
     def close(self) -> None:
@@ -221,7 +221,7 @@ class Peer:
         try:
             self._take_frames()
         except DataError as error:
-            self._lose(ProcessDied(f"{self.name} sent what is no message: {error}"))
+            self._lose(ProcessDied(f"{self.name} sent an invalid message: {error}"))
 
     def _take_frames(self) -> None:
         while len(self._inbox) >= PREFIX_BYTES:
@@ -295,7 +295,7 @@ class Peer:
 
 
 def as_received(name: str, error: BaseException) -> Exception:
-    """What a caller gets where `error` was raised at the other end, which is called `name`."""
+    """Return the exception for a caller when `error` was raised at the other end, which is called `name`."""
     return _rebuild(name, **_describe(error))
 
 

@@ -1,4 +1,4 @@
-"""Keywords of Python as the flags that they mean. What is given as an object becomes a component of its own name."""
+"""Turn keyword arguments into the equivalent flags. A component that is given as an object gets a name of its own."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from atropos_core.plugins.references import OBJECT, place_of, provider_of
 
 
 class Arguments:
-    """What a call was given, as flags: `changes` are texts for --set."""
+    """The arguments of a call, as flags: `changes` are texts for --set."""
 
     def __init__(self, settings: Mapping[str, Any] | None = None) -> None:
         self.changes: list[str] = []
@@ -27,7 +27,7 @@ class Arguments:
             self._change(path, value)
 
     def one(self, kind: str, component: Any) -> str | None:
-        """Its name, for a flag as --engine."""
+        """Return the component's name for a flag such as --engine."""
         if component is None:
             return None
         name, options = self._read(kind, component)
@@ -36,7 +36,7 @@ class Arguments:
         return name
 
     def several(self, kind: str, components: Any) -> list[str] | None:
-        """Their names, for a flag as --env: one component, a list of them, or a mapping that names them."""
+        """Return the names for a flag such as --env, from one component, a list of them, or a mapping from names."""
         if components is None:
             return None
         names = []
@@ -51,7 +51,7 @@ class Arguments:
         return names
 
     def add(self, kind: str, components: Any) -> None:
-        """As --set KIND.NAME.use=..., each."""
+        """Add --set KIND.NAME.use=... for each component."""
         for given, component in _each(components) if components is not None else ():
             name, options = self._read(kind, component)
             for option, value in {"use": name, **options}.items():
@@ -59,7 +59,7 @@ class Arguments:
 
     @contextmanager
     def given(self) -> Iterator[None]:
-        """Inside, the objects are found by the names that flags have for them."""
+        """Inside the block, the objects can be found by the names that the flags use."""
         token = GIVEN.set(tuple(offer for _, offer in self._offers.values()))
         try:
             yield
@@ -75,7 +75,7 @@ class Arguments:
         self.changes.append(f"{path}={toml_value(_plain(path, value))}")
 
     def _read(self, kind: str, component: Any) -> tuple[str, dict[str, Any]]:
-        """The name of a component, and the options beside it."""
+        """Return the name of a component, and its options."""
         if isinstance(component, Mapping):
             if "use" not in component:
                 raise ConfigError(
@@ -90,9 +90,9 @@ class Arguments:
         return self._name(kind, component), {}
 
     def _name(self, kind: str, made: Any) -> str:
-        """By which the object is found: its place, where another process can import it, or one that is for this call."""
+        """Return a name for the object: its reference if another process can import it, otherwise one for this call."""
         if kind not in KINDS:
-            raise ConfigError(f"{made!r} was given where no component can be: {kind!r}.")
+            raise ConfigError(f"{made!r} was given for {kind!r}, which is not a kind of component.")
         own = made.name if isinstance(made, Provider) else getattr(made, "__name__", type(made).__name__)
         name = f"{OBJECT}{re.sub(r'[^0-9A-Za-z_]', '_', own).strip('_') or kind}"
         provider = provider_of(kind, made, name)  # raises what is wrong with it, by its name
@@ -116,7 +116,7 @@ def _each(components: Any) -> Sequence[tuple[str | None, Any]]:
 
 
 def _plain(path: str, value: Any) -> Any:
-    """As TOML can hold it."""
+    """Return the value in a form that TOML can hold."""
     if isinstance(value, Path):
         return str(value)
     if isinstance(value, (list, tuple)):
@@ -129,7 +129,7 @@ def _plain(path: str, value: Any) -> Any:
         what = "an object" if not inspect.isclass(value) else "a class"
         raise ConfigError(
             f"{path} was given {what}, {value!r}; a run file holds texts, numbers, true and false, lists and tables.",
-            remedy="A component is given where its kind is named: environment=..., or "
+            remedy="A component is given by the keyword of its kind: environment=..., or "
             + ", ".join((*NAMED[1:], *SINGLE))
             + ".",
         )

@@ -1,4 +1,4 @@
-"""A command that is called as a function: it blocks until its end, also where an event loop runs already, as in a notebook."""
+"""Call a command as a function. It blocks until its end, even if an event loop is running, as in a notebook."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 def blocking(work: Callable[[], T]) -> T:
-    """What `work` returns. It may run an event loop of its own: where one runs here, it has a thread, and Ctrl-C, which
+    """Call `work` and return its result. If an event loop runs here, `work` gets a thread with its own loop, and a Ctrl-C, which
     arrives here, is passed on to it as a request to end."""
     if not _in_a_loop():
         return _with_named_errors(work)
@@ -27,7 +27,7 @@ def blocking(work: Callable[[], T]) -> T:
     def run() -> None:
         try:
             result.set_result(context.run(_with_named_errors, work))
-        except BaseException as error:  # noqa: BLE001 - it is raised where the call was made
+        except BaseException as error:  # noqa: BLE001 - the caller raises it
             result.set_exception(error)
 
     thread = Thread(target=run, name="atropos")

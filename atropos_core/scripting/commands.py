@@ -1,5 +1,5 @@
-"""`atropos run` and the others as functions: each takes what the command takes, does what it does, and returns what it
-found. Keywords are the command's flags; `set` is its --set."""
+"""`atropos run` and the other commands as functions. Each takes the command's flags as keywords (`set` is --set), does the same,
+and returns its result."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def run(
     set: Settings | None = None,
     directory: str | Path | None = None,
 ) -> RunResult:
-    """Train a policy, and return when it has ended: `atropos run`. Ctrl-C pauses it, and the result says so; a second one
-    ends it at once. Raises AtroposError."""
+    """Train a policy and return when it has ended: `atropos run`. Ctrl-C pauses it, which the result says; a second one ends it at
+    once. Raises AtroposError."""
     from atropos_core.cli.run import warn_of_broken
     from atropos_core.launch.assemble import make_plan
     from atropos_core.launch.supervisor import make_directory, new_directory
@@ -98,8 +98,8 @@ def resume(
     steps: int | None = None,
     set: Settings | None = None,
 ) -> RunResult:
-    """Go on with a run from its last whole checkpoint: `atropos resume`. What the run was given as objects is given again,
-    by the same keywords; everything else is in the run directory. Raises AtroposError."""
+    """Continue a run from its last complete checkpoint: `atropos resume`. Objects that the run was given must be given again, by
+    the same keywords; everything else is in the run directory. Raises AtroposError."""
     from atropos_core.cli.resume import take_up
 
     directory = _directory(run)
@@ -137,8 +137,8 @@ def evaluate(
     set: Settings | None = None,
     out: str | Path | None = None,
 ) -> EvaluationResult:
-    """Evaluate a model, a checkpoint of a run, or a model behind an OpenAI-compatible URL, on held-out problems:
-    `atropos eval`. Raises AtroposError."""
+    """Evaluate a model, a run's checkpoint, or a model behind an OpenAI-compatible URL on held-out problems: `atropos eval`. Raises
+    AtroposError."""
     from atropos_core.cli.evaluate import evaluated
 
     arguments = Arguments(set)
@@ -181,8 +181,8 @@ def process(
     seed: int | None = None,
     set: Settings | None = None,
 ) -> Path:
-    """Run tasks without training, and keep the scored groups, one a line of the new file `out`, which is returned, or a data
-    set in one of the forms of `export`: `atropos process`. Raises AtroposError; ConfigError where no installed plugin has that command."""
+    """Run tasks without training, and write the scored groups, one per line, or a data set in one of `export`'s forms: `atropos
+    process`. Returns the new file `out`. Raises AtroposError; ConfigError if no installed plugin has that command."""
     arguments = Arguments(set)
     env, rewards = arguments.several("environment", environment), arguments.several("reward", reward)
     of = arguments.one("engine", engine)
@@ -215,8 +215,8 @@ def export(
     push: str | None = None,
     public: bool = False,
 ) -> Exported | ExportedPolicy:
-    """A run's rollouts as a data set, or (`"hf"`) its policy as a model directory, and with `push` to the hub: `atropos
-    export --as FORM`. Raises AtroposError."""
+    """Export a run's rollouts as a data set, or (`"hf"`) its policy as a model directory, and upload it with `push`: `atropos export
+    --as FORM`. Raises AtroposError."""
     from atropos_core.cli.export import pushed
 
     steps = [step] if isinstance(step, int) else list(step or ())
@@ -235,7 +235,7 @@ def check(
     options: Mapping[str, Any] | None = None,
     skip: Sequence[str] = (),
 ) -> CheckResult:
-    """Put a component through the contract of its kind: `atropos check`. Raises AtroposError for what is no component."""
+    """Test a component against the contract of its kind: `atropos check`. Raises AtroposError if it is not a component."""
     from atropos_core.plugins.manager import load_plugins
 
     checks = load_plugins().checks()
@@ -243,7 +243,7 @@ def check(
 
 
 def doctor(run: str | Path | RunResult | None = None) -> CheckResult:
-    """Look at this machine, or at a run, going on or ended: `atropos doctor`."""
+    """Check this machine, or a running or finished run: `atropos doctor`."""
     if run is None:
         from atropos_core.launch.machine_checks import examine
 
@@ -255,9 +255,9 @@ def doctor(run: str | Path | RunResult | None = None) -> CheckResult:
 
 
 def view(*runs: str | Path | RunResult, port: int = 0) -> View:
-    """Serve the page of these runs on this machine, or of the newest in runs/: `atropos view`. Returns once it can be opened,
-    at `url`; `close()` ends it, and so does the end of this process. `save_view` writes it as a file. Raises AtroposError;
-    ConfigError where no installed plugin has that command."""
+    """Serve the page of these runs on this machine, or of the newest in runs/: `atropos view`. Returns once it can be opened, at
+    `url`. `close()` ends it, and so does the end of this process. `save_view` writes it as a file. Raises AtroposError;
+    ConfigError if no installed plugin has that command."""
     _of_a_plugin("view")
     directories = [_directory(run) for run in runs]
     for directory in directories:
@@ -268,8 +268,8 @@ def view(*runs: str | Path | RunResult, port: int = 0) -> View:
 def save_view(
     *runs: str | Path | RunResult, out: str | Path, megabytes: float | None = None, force: bool = False
 ) -> Path:
-    """The same page as one file that opens anywhere, `out`, which is returned: `atropos view --html`. It is at most `megabytes`
-    large, and written over a file that is there only with `force`. Raises AtroposError."""
+    """Write the same page as one file, `out`, that can be opened anywhere: `atropos view --html`. Returns `out`. The file has at most
+    `megabytes`, and replaces an existing file only with `force`. Raises AtroposError."""
     call, path = _of_a_plugin("view"), Path(out)
     most = {} if megabytes is None else {"html_mb": megabytes}
     blocking(lambda: call([_directory(run) for run in runs], html=path, force=force, **most))
@@ -277,7 +277,7 @@ def save_view(
 
 
 def installed() -> InstalledPlugins:
-    """What is installed: `atropos plugins`. (`atropos_core.plugins` is the package of the plugin system.)"""
+    """List what is installed: `atropos plugins`. (`atropos_core.plugins` is the package of the plugin system.)"""
     from atropos_core.plugins.manager import load_plugins
 
     loaded = load_plugins()
@@ -303,7 +303,7 @@ def _executed(plan: Plan, directory: Path, *, resume: bool = False) -> RunResult
 
 
 def _of_a_plugin(command: str) -> Callable[..., Any]:
-    """What a command calls that a plugin brings."""
+    """Return the function behind a plugin's command."""
     from atropos_core.cli import make_app
 
     callback = next((one.callback for one in make_app().registered_commands if one.name == command), None)

@@ -1,4 +1,4 @@
-"""What calls from Python return."""
+"""The results that calls from Python return."""
 
 from __future__ import annotations
 
@@ -24,29 +24,29 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RunResult:
-    """A run that has ended, or was paused."""
+    """A run that has finished or was paused."""
 
     directory: Path
-    exit_reason: Literal["finished", "paused"]  # "paused": by Ctrl-C, with everything saved; resume() goes on
+    exit_reason: Literal["finished", "paused"]  # "paused": by Ctrl-C, with everything saved; resume() continues it
     summary: Summary | None = field(default=None, repr=False)  # of a run that has finished
 
     @cached_property
     def metrics(self) -> Mapping[str, NDArray[np.float64]]:
-        """[n] each, by the names of metrics.jsonl, and "step": one value for each step that was recorded, from the evaluation
-        before training (step 0) on; NaN where a step has none. Empty where the run has no sink `jsonl`."""
+        """[n] each, by the names of metrics.jsonl, and "step". One value per recorded step, starting with the evaluation before
+        training (step 0); NaN if a step has none. Empty if the run has no sink `jsonl`."""
         table = RunRecords(self.directory).metrics()
         return {"step": table.steps.astype(np.float64), **table.columns} if len(table.steps) else {}
 
     @property
     def steps(self) -> int:
-        """That were trained."""
+        """The number of trained steps."""
         if self.summary is not None:
             return self.summary.steps
         return int(self.metrics["step"][-1]) if self.metrics else 0
 
     @property
     def before(self) -> Metrics:
-        """The evaluation before the first step, by names as "eval/accuracy"; empty where there was none."""
+        """The evaluation before the first step, by names such as "eval/accuracy"; empty if there was none."""
         return dict(self.summary.before) if self.summary is not None else self._evaluated(0)
 
     @property
@@ -56,18 +56,18 @@ class RunResult:
 
     @property
     def policy(self) -> Path:
-        """The model directory of the last checkpoint: what `model=` takes."""
+        """The model directory of the last checkpoint, which `model=` accepts."""
         return self.directory / "checkpoints" / f"step-{self.steps:06d}" / "policy"
 
     def plot(self, out: Path | str | None = None) -> Picture:
-        """Rewards, held-out evaluations and health findings as a PNG, plot.png in the run directory or `out`. Raises FitError
-        where matplotlib is not installed, DataError where no step was recorded."""
+        """Draw rewards, held-out evaluations and health findings as a PNG: plot.png in the run directory, or `out`. Raises FitError
+        if matplotlib is not installed, DataError if no step was recorded."""
         from atropos_core.launch.picture import draw
 
         return Picture(draw(self.directory, None if out is None else Path(out)))
 
     def frame(self) -> pandas.DataFrame:
-        """The metrics, one row a step. Raises FitError where pandas is not installed."""
+        """Return the metrics, one row per step. Raises FitError if pandas is not installed."""
         frame = _pandas().DataFrame(dict(self.metrics))
         return frame.astype({"step": int}).set_index("step") if len(frame) else frame
 
@@ -84,7 +84,7 @@ class RunResult:
 
 @dataclass(frozen=True)
 class Picture:
-    """A PNG, which a notebook shows."""
+    """A PNG that a notebook displays."""
 
     path: Path
 
@@ -100,13 +100,13 @@ class EvaluationResult:
     intervals: Mapping[str, Share]  # those that are accuracies, with their 95 % interval
     seconds: float
     tokens: int | None  # sampled; None: the server of --model-url does not say
-    figures: Path | None  # the files that hold it, where there are some
+    figures: Path | None  # the files with the results, if they were written
     replies: Path | None
 
 
 @dataclass(frozen=True)
 class CheckResult:
-    """What a contract found of a component."""
+    """The findings of a component's contract tests."""
 
     kind: str
     findings: Sequence[Finding]

@@ -1,4 +1,4 @@
-"""The page of `atropos view` from Python: its server is a process of its own, which ends with this one."""
+"""The page of `atropos view` from Python. Its server is a child process, which ends with this one."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class View:
         return self._process.poll() is None
 
     def close(self) -> None:
-        """End the server; it may be called twice."""
+        """End the server; may be called twice."""
         atexit.unregister(self.close)
         _end(self._process)
 
@@ -53,14 +53,14 @@ class View:
         return f"View({self.url!r})" if self.is_open else "View(closed)"
 
     def _repr_html_(self) -> str:
-        """A link, for a notebook: the page lets nothing frame it."""
+        """A link for a notebook, because the page cannot be shown in a frame."""
         if not self.is_open:
             return "closed"
         return f'<a href="{html.escape(self.url)}" target="_blank" rel="noopener">Look at the runs</a>'
 
 
 def serve(directories: Sequence[Path], port: int) -> View:
-    """Raises AtroposError with what the command says where it cannot, DeadlineExceeded where it says nothing in 60 s."""
+    """Start the server. Raises AtroposError with the command's message if it fails, DeadlineExceeded after 60 s of silence."""
     process = subprocess.Popen(
         [sys.executable, "-m", __name__, "view", *map(str, directories), "--port", str(port)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, "COLUMNS": "1000"},
@@ -86,7 +86,7 @@ def serve(directories: Sequence[Path], port: int) -> View:
 
 
 def _read(stream: IO[str], lines: queue.Queue[str | None]) -> None:
-    """To its end, so that the server never waits for a reader."""
+    """Read the stream to its end, so that the server never waits for a reader."""
     for line in stream:
         lines.put(line.strip())
     lines.put(None)
@@ -106,7 +106,7 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 
 def _end_with_the_caller() -> None:
-    """Its end of standard input closes when it ends, however it does."""
+    """End with the caller: this process's standard input closes when the caller ends, however it does."""
     sys.stdin.buffer.read()
     os.kill(os.getpid(), signal.SIGTERM)
 

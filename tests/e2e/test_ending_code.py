@@ -100,7 +100,7 @@ def test_what_ends_a_process_is_a_failed_rollout_with_its_cause(atropos, tmp_pat
         assert all(text in cause for cause in causes[way]), (way, causes[way])
     assert [line["step"] for line in metrics_of(tmp_path / "run")] == [1, 2], "written once: no fork ran on"
     assert (tmp_path / "run/summary.json").is_file()
-    assert "handler of its own for SIGTERM" in ended.err
+    assert "replaced the run's handler for SIGTERM" in ended.err
 
 
 LIMIT = "resource.setrlimit(resource.RLIMIT_AS, (1 << 32, 1 << 32))"  # `ulimit -v`, in mid-run

@@ -90,7 +90,7 @@ def test_an_ensemble_that_would_lose_what_it_learned_in_a_process_of_its_own_is_
     ended = atropos("run", "run.toml", "--steps", "1", "--dir", "run", **path)
     assert ended.code == 2
     assert "Ensemble keeps what it has learned with the run" in ended.err
-    assert 'Take runs_in = "process" from it' in ended.err
+    assert 'Remove runs_in = "process" from it' in ended.err
 
 
 def test_a_member_that_would_lose_what_it_learned_is_refused_before_anything_is_run(atropos, sevens, path, tmp_path):

@@ -70,4 +70,4 @@ def test_a_toy_policy_is_no_model_and_the_error_says_so(atropos, sevens):
         == 0
     )
     ended = atropos("eval", "run")
-    assert ended.code == 1 and "a table that only a run of its own takes up" in " ".join(ended.err.split()), ended.err
+    assert ended.code == 1 and "a table that only its own run can load" in " ".join(ended.err.split()), ended.err

@@ -97,7 +97,7 @@ def test_what_open_raises_is_one_line_with_the_component_and_its_line(
 def test_an_open_that_is_no_coroutine_is_named(atropos: Callable[..., Any], write: Callable[..., str]) -> None:
     ended = atropos("run", write(reward("NoCoroutine")), "--dir", "out")
     assert ended.code == 2, ended.err
-    assert "PluginError reward 'bonus' could not open: its open() is no coroutine." in ended.err
+    assert "PluginError reward 'bonus' could not open: its open() is not a coroutine." in ended.err
     assert "Begin it with `async def`." in ended.err
 
 

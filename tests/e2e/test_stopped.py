@@ -36,7 +36,7 @@ def stop(run: RunningRun, role: str) -> psutil.Process:
     """Stop a process of this run, and see it named with what lets it go on."""
     stopped = run.children[role]
     stopped.send_signal(signal.SIGSTOP)
-    says(run, f"{role} (pid {stopped.pid}) is stopped; to let it go on: kill -CONT {stopped.pid}")
+    says(run, f"{role} (pid {stopped.pid}) is stopped; to continue it: kill -CONT {stopped.pid}")
     return stopped
 
 

@@ -144,7 +144,7 @@ def test_a_stopped_supervisor_is_named_by_the_process_that_waits_for_it(sevens, 
     child.suspend()
     printed = run.stderr.readline()
     child.resume()
-    assert f"is stopped; to let it go on: kill -CONT {child.pid}" in printed
+    assert f"is stopped; to continue it: kill -CONT {child.pid}" in printed
     run.stderr.close()
     assert run.wait(60) == 0
 

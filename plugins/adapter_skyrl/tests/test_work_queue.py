@@ -199,7 +199,7 @@ async def test_a_worker_that_is_stopped_is_named_and_at_the_bound_its_work_goes_
         assert stopped.exitcode == 0, "it finds its rings closed, and ends as for any asker that has gone"
     text = capfd.readouterr().err
     assert (
-        f"a worker (pid {stopped.pid}) is stopped, and is waited for; to let it go on: kill -CONT {stopped.pid}" in text
+        f"a worker (pid {stopped.pid}) is stopped, and is waited for; to continue it: kill -CONT {stopped.pid}" in text
     )
     assert "is shut out" in text and "has been stopped for" in text
 

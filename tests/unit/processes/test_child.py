@@ -723,7 +723,7 @@ async def test_a_process_that_is_stopped_or_hangs_is_named_and_given_up_at_the_b
     assert f"engine (pid {child.process.pid}) has given no answer to sample() for" in printed
     for text in (printed, str(raised.value)):
         assert (
-            f"is stopped; to let it go on: kill -CONT {child.process.pid}" if not how else "uses no CPU time"
+            f"is stopped; to continue it: kill -CONT {child.process.pid}" if not how else "uses no CPU time"
         ) in text
     assert "watch.least_s" in printed and "watch.times" in str(raised.value)
     for _ in range(500):

@@ -267,7 +267,7 @@ async def test_what_is_no_frame_ends_the_connection_with_a_named_error():
     waiting = asyncio.ensure_future(peer.call("anything", deadline_s=5))
     await asyncio.sleep(0)
     theirs.sendall(b"GET / HTTP/1.1\r\n\r\n")
-    with pytest.raises(ProcessDied, match="the engine sent what is no message"):
+    with pytest.raises(ProcessDied, match="the engine sent an invalid message"):
         await waiting
     theirs.close()
 
