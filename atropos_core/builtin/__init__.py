@@ -1,1 +1,1 @@
-"""Components that need nothing but numpy, registered through the same entry point as anyone's."""
+"""Components that need only numpy, registered through an entry point like those of other plugins."""

@@ -42,7 +42,7 @@ class GroupAdvantageOptions(Options):
     divide_by_std: bool | None = Field(
         None,
         description='divide by the group\'s standard deviation; false: Dr.GRPO. Unset: true with baseline = "group", '
-        "which alone may have it",
+        "which only that baseline may have",
     )
 
     @model_validator(mode="after")
@@ -54,7 +54,7 @@ class GroupAdvantageOptions(Options):
         return self
 
     def announced(self) -> dict[str, str | bool]:
-        """What a transform before it may ask: which common offset or factor of the rewards ends here."""
+        """What an earlier transform may need to know: which common offset or factor of the rewards is removed here."""
         return {"baseline": self.baseline, "divided": self.baseline == "group" and self.divide_by_std is not False}
 
 

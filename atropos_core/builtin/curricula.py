@@ -14,10 +14,10 @@ from atropos_core.types import Draw, ScoredGroup
 
 
 class OrderedCurriculum(Curriculum):
-    """Draw number i is the same in every run with one seed, whenever and wherever it is requested.
+    """Draw number i is the same in every run with one seed, whenever and in whichever process it is requested.
 
-    A draw that was handed out and never settled (the run died meanwhile) is handed out again first, or, where nothing
-    runs its environment now, once something does.
+    A draw that was handed out but not settled, because the run died, is handed out again first. If nothing runs its environment at
+    that time, it waits until something does.
     """
 
     def __init__(self, seed: int, *, shuffled: bool) -> None:

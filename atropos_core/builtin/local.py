@@ -21,7 +21,7 @@ class LocalBridge(Bridge):
         self._engines = engines
         for end in (trainer, *(engine.endpoint for engine in engines)):
             if not isinstance(end, LocalEndpoint):
-                raise FitError("bridge 'local' joins parts of one process, and one of these has a process of its own.")
+                raise FitError("bridge 'local' joins parts of one process, but one of these is in a child process.")
         source = trainer.component.weights  # type: ignore[attr-defined] # a LocalEndpoint, checked above
         for engine in engines:
             sink = engine.endpoint.component  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""The built-in components. What they are made of is imported when a run names them."""
+"""The built-in components. Their modules are imported when a run names them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TOY_MODEL = Path(__file__).parent / "toy_model"
 
 
 def _of(module: str, make: Callable[[Any, Any, RunContext], Any]) -> Callable[[Any, RunContext], Any]:
-    """`build` that imports `atropos_core.builtin.MODULE` first: make(module, options, context)."""
+    """Return a `build` that imports `atropos_core.builtin.MODULE` first: make(module, options, context)."""
     return lambda options, context: make(import_module(f"atropos_core.builtin.{module}"), options, context)
 
 
@@ -28,7 +28,7 @@ def _in_process(options: object) -> frozenset[Transport]:
 
 
 def _in_the_run(options: object, devices: object) -> Mapping[str, str]:
-    """Of the toy's options: it is numpy in the run's own process."""
+    """Return why the toy's devices and threads have no effect: it is numpy in the run's own process."""
     return dict.fromkeys(("devices", "threads"), "which runs in the run's own process, on the CPU")
 
 
@@ -38,9 +38,9 @@ def atropos_rewards() -> Iterable[Provider[Reward]]:
         return Provider(name, summary, options, _of("rewards", make))
 
     yield made("environment", "the score that the environment gave", NoOptions, lambda m, o, c: m.EnvironmentReward())
-    yield made("exact", "1 where the reply is the answer", f"{CONFIG}:ExactOptions", lambda m, o, c: m.ExactReward(o))
+    yield made("exact", "1 if the reply is the answer", f"{CONFIG}:ExactOptions", lambda m, o, c: m.ExactReward(o))
     yield made(
-        "numeric", "1 where its last number is right", f"{CONFIG}:NumericOptions", lambda m, o, c: m.NumericReward(o)
+        "numeric", "1 if its last number is right", f"{CONFIG}:NumericOptions", lambda m, o, c: m.NumericReward(o)
     )
     yield made("format", "the share of patterns it has", f"{CONFIG}:FormatOptions", lambda m, o, c: m.FormatReward(o))
     yield made(

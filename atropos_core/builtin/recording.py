@@ -1,4 +1,4 @@
-"""A step as its two files of rollouts: one line an episode, and columns over all of their tokens (docs/records.md)."""
+"""A step's two files of rollouts: one line per episode, and columns over all of their tokens (docs/records.md)."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ NOTHING = np.float32(np.nan)
 
 
 def tools_id(tools: Sequence[Mapping[str, Any]]) -> str:
-    """Under which a set of tools stands in `tools.jsonl`."""
+    """Return the id of a set of tools in `tools.jsonl`."""
     return hashlib.sha256(json.dumps(list(tools)).encode()).hexdigest()[:16]
 
 
 def rows(settled: Sequence[SettledGroup], *, tokens: bool) -> list[dict[str, Any]]:
-    """One an episode, and one for each rollout that failed. With `tokens`, each says which sequences it is."""
+    """Return one row per episode and per failed rollout. With `tokens`, each row lists its sequences."""
     made: list[dict[str, Any]] = []
     sequence = 0
     for one in settled:
@@ -66,7 +66,7 @@ def rows(settled: Sequence[SettledGroup], *, tokens: bool) -> list[dict[str, Any
 
 
 def token_columns(record: StepRecord) -> dict[str, NDArray[Any]] | None:
-    """Over the rollouts of all settled groups, in their order. None where there are none."""
+    """Return columns over the rollouts of all settled groups, in their order, or None if there are none."""
     rollouts: list[Rollout] = []
     trained: list[NDArray[np.bool_]] = []
     advantages: list[Floats] = []
@@ -110,7 +110,7 @@ def token_columns(record: StepRecord) -> dict[str, NDArray[Any]] | None:
 
 
 def _of_trainer(record: StepRecord, columns: Mapping[str, NDArray[Any]]) -> Iterator[tuple[str, Floats]]:
-    """The trainer's columns, from the order of the batch into that of the groups."""
+    """Yield the trainer's columns, reordered from the batch to the groups."""
     starts = [
         (one.batch_start, sum(len(r.tokens) for e in one.group.episodes for r in e.rollouts)) for one in record.settled
     ]
@@ -139,7 +139,7 @@ def _joined(rollouts: Sequence[Rollout], columns: Sequence[Floats | None]) -> Fl
 
 
 def _of_own(tokens: NDArray[np.int32], teacher: TopK | None) -> Floats:
-    """[T] what the teacher says of the token itself; NaN where it says nothing of it."""
+    """Return [T] the teacher's logprob of each token; NaN where the teacher has none for it."""
     made = np.full(len(tokens), NOTHING)
     if teacher is not None:
         of = np.repeat(np.arange(len(tokens)), np.diff(teacher.offsets))

@@ -26,7 +26,7 @@ class EnvironmentReward(Reward):
 
 
 class ExactReward(Reward):
-    """1 where the last reply is the task's answer, to the letter; else 0."""
+    """1 if the last reply is exactly the task's answer; else 0."""
 
     def __init__(self, options: ExactOptions) -> None:
         self._options = options
@@ -60,8 +60,8 @@ class NumericReward(Reward):
 
 
 class FormatReward(Reward):
-    """The share of the patterns that the last reply has in it. Those that name a thinking tag are searched in the whole reply, the
-    others in the reply without its reasoning (`replies.searched`)."""
+    """The share of the patterns that the last reply contains. Patterns that name a thinking tag are searched in the whole reply, others
+    in the reply without its reasoning (`replies.searched`)."""
 
     def __init__(self, options: FormatOptions) -> None:
         self._patterns = [re.compile(pattern, re.DOTALL) for pattern in options.patterns]
@@ -86,12 +86,12 @@ class LengthReward(Reward):
 
 
 def last_message(episode: Episode) -> Message:
-    """The last assistant message; empty if there is none."""
+    """Return the last assistant message; empty if there is none."""
     return next((one for one in reversed(episode.messages) if one.get("role") == "assistant"), {})
 
 
 def last_reply(episode: Episode) -> str:
-    """The content of the last assistant message, without its reasoning and tool calls; empty if there is none."""
+    """Return the content of the last assistant message, without reasoning and tool calls; empty if there is none."""
     return str(last_message(episode).get("content") or "")
 
 

@@ -24,8 +24,8 @@ TEXTS, TOKENS = ".jsonl", ".safetensors"
 
 
 class JsonlSink(Sink):
-    """`metrics.jsonl`, one object a step; `rollouts/step-000001.jsonl`, one line an episode; and beside it, in a file of the
-    same name that ends in `.safetensors`, what is known of each token.
+    """Writes `metrics.jsonl`, one object per step; `rollouts/step-000001.jsonl`, one line per episode; and the same name with
+    `.safetensors`, which holds the values of each token.
 
     A resumed run cuts metrics.jsonl back to the checkpoint and removes the rollouts after it.
     """
@@ -90,7 +90,7 @@ class JsonlSink(Sink):
         return bool(self._every) and step % self._every == 0
 
     def _write_rollouts(self, path: Path, record: StepRecord) -> None:
-        """The texts last: whoever finds them finds the tokens as well."""
+        """Write the texts last, so that a reader who finds them also finds the tokens."""
         columns = token_columns(record) if self._tokens else None
         if columns is not None:
             beside = path.with_suffix(TOKENS)
@@ -101,7 +101,7 @@ class JsonlSink(Sink):
         write_whole(path, json_bytes("".join(f"{line}\n" for line in lines)))
 
     def _write_tools(self, record: StepRecord) -> None:
-        """Each set of tools once in a run, whole, before a row names it."""
+        """Write each set of tools once per run, complete, before a row refers to it."""
         fresh = {tools_id(one.tools): one.tools for one in record.settled if one.tools}
         path = self._rollouts / TOOLS
         if not fresh.keys() - self._tools_there.keys():
@@ -111,7 +111,7 @@ class JsonlSink(Sink):
         write_whole(path, json_bytes("".join(f"{line}\n" for line in lines)))
 
     def _make_room(self) -> None:
-        """Remove the oldest files of tokens beyond the bound. The newest stays, whatever its size."""
+        """Remove the oldest files of tokens above the limit. The newest stays, whatever its size."""
         while len(self._sizes) > 1 and sum(self._sizes.values()) > self._most_bytes:
             oldest = next(iter(self._sizes))
             oldest.unlink(missing_ok=True)
@@ -145,7 +145,7 @@ class JsonlSink(Sink):
 
 
 class ConsoleSink(Sink):
-    """Progress for a person: a live bar on a terminal, a line now and then elsewhere."""
+    """Shows progress: a live bar on a terminal, elsewhere a line now and then."""
 
     def __init__(self, steps: int) -> None:
         self._steps = steps

@@ -1,7 +1,7 @@
-"""A policy of one small table, its engine and its trainer: everything that a run does, in numpy, in one process.
+"""A policy of one small table, with engine and trainer: a complete run in numpy, in one process.
 
-For tests of environments, rewards and plugins, where a language model would only be slow. The table holds the logits of
-the next token given the last one; the trainer is plain REINFORCE on the batch's advantages (Williams 1992).
+For tests of environments, rewards and plugins, where a language model would only be slow. The table holds the logits of the
+next token given the last one. The trainer is plain REINFORCE on the batch's advantages (Williams 1992).
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class ToyTrainer(Trainer):
 
 
 def _cut(scores: Table, sampling: Sampling) -> Table:
-    """The `top_k` likeliest, and of those the fewest that hold `top_p`; the rest at minus infinity."""
+    """Keep the `top_k` likeliest, and of those the fewest that hold `top_p`; set the rest to minus infinity."""
     if not sampling.truncated:
         return scores
     order = np.argsort(-scores, kind="stable")[: sampling.top_k or len(scores)]

@@ -1,4 +1,4 @@
-"""Transforms: group advantages, and leaving flat groups out."""
+"""Transforms: compute group advantages, and drop flat groups."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from atropos_core.types import Episode, ScoredGroup
 
 
 class GroupAdvantage(Transform):
-    """Each episode's reward against the other episodes of its task. A group that has advantages keeps them: an earlier transform, or the
-    worker that sent it, computed them."""
+    """Computes advantages from each episode's reward relative to the other episodes of its task. A group that has advantages keeps
+    them: an earlier transform, or the worker that sent it, computed them."""
 
     def __init__(self, options: GroupAdvantageOptions) -> None:
         self._baseline = options.baseline
@@ -28,9 +28,9 @@ class GroupAdvantage(Transform):
 
 
 class DropFlat(Transform):
-    """Leaves out groups that teach the policy nothing and cost a training pass: every advantage is 0, or, where none have
-    been computed yet, all rewards are equal. Those that bring something else to learn from stay: advantages of their
-    own, a teacher's tokens, supervised data."""
+    """Drops groups that cost a training pass and teach the policy nothing: every advantage is 0, or, if none have been computed yet,
+    all rewards are equal. Groups with something else to learn from are kept: own advantages, a teacher's tokens, supervised
+    data."""
 
     async def __call__(self, groups: Sequence[ScoredGroup]) -> Sequence[ScoredGroup]:
         return [group for group in groups if not _is_idle(group) or any(map(_teaches, group.episodes))]
@@ -41,7 +41,7 @@ def _is_idle(group: ScoredGroup) -> bool:
 
 
 def _teaches(episode: Episode) -> bool:
-    """Whether the policy learns from the episode whatever its reward."""
+    """True if the policy learns from the episode whatever its reward."""
     return any(
         rollout.sft
         or rollout.teacher is not None

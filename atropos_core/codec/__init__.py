@@ -1,4 +1,4 @@
-"""Records <-> bytes: how anything crosses a process boundary here. `frames` is the form; `columns`, how a scored group lies in it."""
+"""Records <-> bytes: how data crosses process boundaries. `frames` is the format; `columns` is the layout of a scored group in it."""
 
 from atropos_core.codec.frames import (
     MAGIC,

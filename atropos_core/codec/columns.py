@@ -1,7 +1,7 @@
 """A scored group as columns: one array for all of its rollouts, one list for all of its episodes.
 
-So it is written, sent and checked: what would be forty arrays of a few hundred entries each is five. A `ScoredGroup` is made
-of it for whoever trains on it, with views of these arrays.
+It is written, sent and checked in this form: five arrays instead of forty arrays of a few hundred entries each. The trainer gets a
+`ScoredGroup` made from it, whose arrays are views of these.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _ARRAYS = attrgetter(*_DTYPES)
 
 @dataclass(slots=True)
 class GroupColumns:
-    """G episodes of S rollouts of N tokens, all of them together. Raises DataError where these do not fit one another."""
+    """G episodes of S rollouts with N tokens in total. Raises DataError if the columns do not fit one another."""
 
     draw: Draw
     task: Task
@@ -54,11 +54,11 @@ class GroupColumns:
     lengths: list[int]  # [S]
     tokens: Tokens  # [N]
     sampled: Bools  # [N]
-    trained: Bools  # [N] the same array as `sampled` where they are alike
+    trained: Bools  # [N] the same array as `sampled` if they are equal
     policy_version: Versions  # [N]
-    logprobs: Floats | None  # [N] 0 where the rollout has none
-    advantages: Floats | None  # [N] the same
-    ref_logprobs: Floats | None  # [N] the same
+    logprobs: Floats | None  # [N] 0 if the rollout has none
+    advantages: Floats | None  # [N] as above
+    ref_logprobs: Floats | None  # [N] as above
     lacking: Mapping[str, list[bool]]  # [S] for each of these three that some rollouts have and others have not
     temperature: list[float]  # [S]
     truncated: list[bool]  # [S]
@@ -86,7 +86,7 @@ class GroupColumns:
             raise DataError(f"episodes of {sum(rollouts)} rollouts together, but there are {len(lengths)}")
 
     def refuse_other_types(self) -> None:
-        """Raises DataError for columns that came from elsewhere and are not what they must be."""
+        """Raises DataError for columns from outside that have a wrong type."""
         if self.teachers is not None and {*map(type, self.teachers)} - {TopK, type(None)}:
             raise DataError("a group has a teacher that is none")
         if self.details is not None and any(type(one) is not tuple or len(one) != 3 for one in self.details):
@@ -105,8 +105,8 @@ class GroupColumns:
 
     @classmethod
     def of(cls, group: ScoredGroup) -> GroupColumns | None:
-        """None where a column is not of its type, so that it is no group; or where rollouts share one array of tokens, which
-        as records is written once."""
+        """Return the columns, or None if a column has the wrong type, so that it is not a group, or if rollouts share one array of
+        tokens, which is written only once as records."""
         episodes = group.episodes
         if type(group.draw) is not Draw or type(episodes) is not tuple or not episodes:
             return None
@@ -164,7 +164,7 @@ class GroupColumns:
         )
 
     def group(self) -> ScoredGroup:
-        """The same as records, whose arrays are views of these."""
+        """Return the group as records whose arrays are views of these."""
         bounds = list(pairwise(accumulate(self.lengths, initial=0)))
         alike, nothing = self.trained is self.sampled, [None] * len(bounds)
 
@@ -215,7 +215,7 @@ class GroupColumns:
 
 
 def by_rollout(values: NDArray[Any], lengths: list[int]) -> NDArray[Any] | None:
-    """[S] where each rollout has one value at all of its tokens, None where it has not."""
+    """Return [S] if each rollout has one value at all of its tokens, otherwise None."""
     starts = np.fromiter(accumulate(lengths[:-1], initial=0), np.int64, len(lengths))
     if not lengths or min(lengths) == 0:
         return None

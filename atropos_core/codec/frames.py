@@ -1,12 +1,12 @@
-"""Records <-> bytes: how anything crosses a process boundary here.
+"""Records <-> bytes: how data crosses process boundaries.
 
-A frame is a JSON header and raw buffers. The header mirrors the value; arrays and bytes in it are references into the
-buffers, records are tagged with their class name. No pickle: what arrives can only be one of the records below, a
-container, a number, text or an array. A million tokens cost 9.4 MB and 1.6 ms this way, 37.5 MB and 1.2 s as JSON lists.
+A frame is a JSON header and raw buffers. The header mirrors the value; arrays and bytes in it are references into the buffers,
+and records are tagged with their class name. There is no pickle: a frame can only contain the records below, containers, numbers,
+text and arrays. A million tokens cost 9.4 MB and 1.6 ms this way, 37.5 MB and 1.2 s as JSON lists.
 
-An array whose entries are all one value is that value in the header and a read-only view of it when decoded; one that is
-there several times is written once; flags are written as bits. So a short frame can stand for long arrays: how long, is
-bounded at both ends. A scored group is written as its columns (`atropos_core.codec.columns`).
+An array with only one value is stored as that value in the header, and decoded as a read-only view. An array that occurs several
+times is written once. Flags are written as bits. So a short frame can stand for long arrays; both ends limit how long. A scored
+group is written as its columns (`atropos_core.codec.columns`).
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ _HEADER = json.JSONEncoder(separators=(",", ":"), check_circular=False)
 
 
 def encode(value: Any) -> list[Buffer]:
-    """The buffers of one frame, in order, for a scatter-gather write. Raises DataError for what has no encoding."""
+    """Return the buffers of one frame, in order, for a scatter-gather write. Raises DataError for a value without an encoding."""
     body: list[Buffer] = []
     size = implied = 0
     written: dict[int, tuple[Any, dict[str, Any]]] = {}  # holds each array, so that no other gets its id
@@ -104,8 +104,8 @@ def encode(value: Any) -> list[Buffer]:
         return {"~a": [dtype.str, list(item.shape), put(item.tobytes(), length)]}
 
     def put_columns(columns: GroupColumns) -> list[Any]:
-        """An array of the type and length that its place implies is where it begins. `trained` None: as `sampled`. Versions as
-        a list: one for each rollout. A list of one entry: all are like it."""
+        """Encode columns. An array of the expected type and length is stored as its offset. `trained` None: as `sampled`. Versions as
+        a list: one for each rollout. A list of one entry: all are equal to it."""
         values = list(_COLUMNS(columns))
         alike = values[_TRAINED] is values[_SAMPLED]
         if (versions := by_rollout(columns.policy_version, columns.lengths)) is not None:
@@ -175,12 +175,12 @@ def encode_bytes(value: Any) -> bytes:
 
 
 def framed(header: bytes, *body: Buffer) -> bytes:
-    """A frame whose header was written by hand: where a record is written often and always looks the same."""
+    """Return a frame with a header that was written by hand, for a record that is written often and always looks the same."""
     return b"".join((PREFIX.pack(MAGIC, len(header), sum(map(len, body))), header, *body))
 
 
 def frame_size(prefix: Buffer) -> int:
-    """Bytes that follow the first PREFIX_BYTES of a frame. Raises DataError where these are not a frame's."""
+    """Return the number of bytes after the first PREFIX_BYTES of a frame. Raises DataError if these are not a frame's."""
     magic, header, body = PREFIX.unpack_from(prefix)
     if magic != MAGIC:
         raise DataError(f"not a frame of this program: it begins with {bytes(magic)!r}")
@@ -188,9 +188,8 @@ def frame_size(prefix: Buffer) -> int:
 
 
 def decode(frame: Buffer, *, most_bytes: int | None = None, loads: Callable[[str], Any] = json.loads) -> Any:
-    """The value of one whole frame. Arrays are views of `frame` (read-only where it is). Raises DataError, also where its
-    arrays would hold more than `most_bytes`. `loads` reads the header, which is JSON, and may raise what `json.loads` does, or
-    DataError."""
+    """Decode one whole frame. Arrays are views of `frame` (read-only if it is). Raises DataError, also if its arrays would hold more
+    than `most_bytes`. `loads` parses the header, which is JSON, and may raise what `json.loads` does, or DataError."""
     view = memoryview(frame)
     if len(view) < PREFIX_BYTES or len(view) != PREFIX_BYTES + frame_size(view):
         raise DataError(f"a frame of {len(view)} bytes is cut short or too long")
@@ -307,7 +306,7 @@ def decode(frame: Buffer, *, most_bytes: int | None = None, loads: Callable[[str
 
 
 def _once(values: list[Any]) -> list[Any]:
-    """A list of one entry where all are that one."""
+    """Return a list of one entry if all entries are equal."""
     first = values[0]
     if len(values) > 1 and values.count(first) == len(values) and {*map(repr, values)} == {repr(first)}:
         return [first]
@@ -315,14 +314,14 @@ def _once(values: list[Any]) -> list[Any]:
 
 
 def _many(values: list[Any], count: int) -> list[Any]:
-    """What `_once` was given."""
+    """Undo `_once`."""
     if type(values) is not list or len(values) not in (1, count):
         raise DataError(f"a group with {count} of something has a list of other length")
     return values if len(values) == count else values * count
 
 
 def _only_value(item: np.ndarray[Any, Any]) -> int | None:
-    """The bits that every entry has, or None where they differ. Bits: 0.0 is not -0.0, and nan is itself."""
+    """Return the bits that every entry has, or None if they differ. Comparing bits: 0.0 is not -0.0, and nan equals itself."""
     word = _WORDS.get(item.dtype.itemsize)
     if word is None or not item.ndim:
         return None

@@ -1,1 +1,1 @@
-"""Rollouts and policies in the forms that other libraries read (docs/export.md)."""
+"""Export rollouts and policies in forms that other libraries read (docs/export.md)."""

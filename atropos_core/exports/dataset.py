@@ -1,4 +1,4 @@
-"""Rollouts into one file, in one of the forms, with the count of what is left out and why."""
+"""Write rollouts into one file, in one of the forms, and count what is left out, with the reasons."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ USED_BY = {
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written."""
+    """The result of an export."""
 
     path: Path
     form: str
     written: int  # rows
-    left_out: Mapping[str, int]  # by the reason: episodes, or groups where the reason says so
+    left_out: Mapping[str, int]  # reason -> episodes, or groups if the reason says so
     without_tokens: Mapping[str, int]  # of the form `parquet`: episodes whose row has no tokens, by the reason
-    url: str | None = None  # on the hub, where it was pushed
+    url: str | None = None  # on the hub, if it was pushed
 
 
 def selection_of(
@@ -40,7 +40,7 @@ def selection_of(
     min_margin: float | None = None,
     keep_cut_off: bool = False,
 ) -> Selection:
-    """Raises ConfigError for an option that this form, or none, has no use for."""
+    """Return the selection. Raises ConfigError for an option that this form does not use."""
     given = {"min_reward": min_reward, "only_correct": only_correct or None, "best_per_group": best_per_group}
     given |= {"min_margin": min_margin, "keep_cut_off": keep_cut_off or None}
     for name, value in given.items():
@@ -53,12 +53,12 @@ def selection_of(
 
 
 class DatasetExport:
-    """One file that groups are added to. It is there, whole, after `finish`; `discard` leaves nothing behind."""
+    """One file that groups are added to. It appears, complete, after `finish`; `discard` leaves nothing behind."""
 
     def __init__(self, form: str, path: Path, selection: Selection) -> None:
-        """Raises ConfigError for another name than the form wants, RunDirectoryError where the file is there already."""
+        """Raises ConfigError if the name does not fit the form, RunDirectoryError if the file exists."""
         if form not in FORMS:
-            raise ConfigError(f"there is no form {form!r} of a data set.", remedy=f"There are {', '.join(FORMS)}.")
+            raise ConfigError(f"there is no form {form!r} of a data set.", remedy=f"Choose one of: {', '.join(FORMS)}.")
         columns, self._rows = FORMS[form]
         if form == "parquet" and path.suffix != ".parquet":
             raise ConfigError(f"{path}: --as parquet writes parquet.", remedy="Name it NAME.parquet.")
@@ -76,7 +76,7 @@ class DatasetExport:
             self._without_tokens[group.why_no_tokens] += len(group.episodes)
 
     def finish(self) -> Exported:
-        """Raises DataError where there is not a single row; there is no file then."""
+        """Finish the file. Raises DataError if it has no rows, and then leaves no file."""
         if not self.written:
             self.discard()
             reasons = "; ".join(f"{count} times: {reason}" for reason, count in self.left_out.most_common())

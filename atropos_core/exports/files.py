@@ -1,4 +1,4 @@
-"""A file of rows that appears whole, or not at all: JSON lines, or parquet."""
+"""A file of rows, as JSON lines or parquet, that appears complete or not at all."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ ROW_GROUP_ROWS = 10_000
 
 
 def new_file(path: Path, columns: Mapping[str, Column]) -> RowFile:
-    """Raises ConfigError for a name of another kind, RunDirectoryError where it is there already or cannot be written."""
+    """Make a file. Raises ConfigError for an unknown suffix, RunDirectoryError if it exists or cannot be written."""
     kinds: dict[str, type[RowFile]] = {".jsonl": JsonLines, ".parquet": Parquet}
     if path.suffix not in kinds:
         raise ConfigError(
-            f"{path}: what to write is told by the name's end.", remedy="Name it NAME.jsonl or NAME.parquet."
+            f"{path}: the end of the name must say the format.", remedy="Name it NAME.jsonl or NAME.parquet."
         )
     refuse_existing(path)
     try:
@@ -31,7 +31,7 @@ def new_file(path: Path, columns: Mapping[str, Column]) -> RowFile:
 
 
 class RowFile:
-    """`finish` puts it under its name, `discard` leaves nothing behind."""
+    """`finish` moves it to its name, `discard` leaves nothing behind."""
 
     def __init__(self, path: Path, columns: Mapping[str, Column]) -> None:
         """Raises OSError."""
@@ -56,7 +56,7 @@ class RowFile:
             raise _unwritable(self.path, error) from error
 
     def discard(self) -> None:
-        """Does nothing after `finish`."""
+        """Remove the unfinished file. Does nothing after `finish`."""
         self._file.close()
         self._partial.unlink(missing_ok=True)
 
@@ -72,7 +72,7 @@ class JsonLines(RowFile):
 
 
 class Parquet(RowFile):
-    """Read by pandas, polars and `datasets`, which gives a column of JSON as objects (5.0 and later)."""
+    """Read by pandas, polars and `datasets`, which returns JSON columns as objects (5.0 and later)."""
 
     def __init__(self, path: Path, columns: Mapping[str, Column]) -> None:
         try:

@@ -38,7 +38,7 @@ ROWS: dict[str, Column] = {
 
 
 def sft_rows(group: ExportedGroup, selection: Selection, left_out: LeftOut) -> Iterator[Row]:
-    """One an episode that is worth imitating."""
+    """Yield one row per episode that is worth imitating."""
     kept = []
     for episode, messages in usable(group, selection, left_out):
         if selection.only_correct and not episode.correct:
@@ -56,9 +56,9 @@ def sft_rows(group: ExportedGroup, selection: Selection, left_out: LeftOut) -> I
 
 
 def dpo_rows(group: ExportedGroup, selection: Selection, left_out: LeftOut) -> Iterator[Row]:
-    """At most one pair: of those that differ in their last reply alone, the one of the largest margin. What precedes is the
-    prompt. A pair that parts earlier has messages after that which no policy wrote, and a preference loss would train
-    them: there is none of it."""
+    """Yield at most one pair: of those that differ only in their last reply, the one with the largest margin. The prompt is
+    everything before. A pair that differs earlier has later messages that no policy wrote, and a preference loss would train
+    them, so it is skipped."""
     kept = usable(group, selection, left_out)
     rewards = [reward_of(episode) for episode, _ in kept]
     order = sorted(itertools.permutations(range(len(kept)), 2), key=lambda pair: rewards[pair[1]] - rewards[pair[0]])
@@ -90,7 +90,7 @@ def dpo_rows(group: ExportedGroup, selection: Selection, left_out: LeftOut) -> I
 
 
 def token_rows(group: ExportedGroup, selection: Selection, left_out: LeftOut) -> Iterator[Row]:
-    """One a token history, with the episode that it is of; an episode without any has one row as well."""
+    """Yield one row per token history, with its episode; an episode without any also has one row."""
     nothing: Row = dict.fromkeys(ROWS)
     for episode in group.episodes:
         row = nothing | _episode_columns(episode)
@@ -109,7 +109,7 @@ FORMS: Mapping[str, tuple[Mapping[str, Column], Callable[[ExportedGroup, Selecti
 
 
 def _tools(group: ExportedGroup, episode: EpisodeRecord) -> list[Any] | None:
-    """As TRL gives them to the chat template; None where there were none, or none are recorded."""
+    """Return the tools as TRL passes them to the chat template, or None if there were none, or none were recorded."""
     return list(group.tools.get(episode.tools or "", ())) or None
 
 

@@ -1,4 +1,4 @@
-"""Groups of rollouts as exports take them: from a run's records, or as they come from live rollouts."""
+"""Groups of rollouts for exports: from a run's records, or from live rollouts."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from atropos_core.types import ScoredGroup
 
 @dataclass(frozen=True)
 class ExportedGroup:
-    """The episodes of one draw, those that failed as well."""
+    """The episodes of one draw, including failed ones."""
 
     step: int  # 0 of live rollouts
     episodes: Sequence[EpisodeRecord]
-    sequences: Callable[[EpisodeRecord], Sequence[SequenceTokens]]  # reads them; none where no tokens are recorded
-    why_no_tokens: str = ""  # empty where there are tokens
+    sequences: Callable[[EpisodeRecord], Sequence[SequenceTokens]]  # reads them; none if no tokens are recorded
+    why_no_tokens: str = ""  # empty if there are tokens
     tools: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)  # by EpisodeRecord.tools
 
 
 def recorded_groups(records: RunRecords, steps: Sequence[int] = ()) -> Iterator[ExportedGroup]:
-    """Of these steps, or of all, in order; one step at a time is in memory. Raises DataError where a step is not recorded, or
-    nothing is."""
+    """Yield groups of these steps, or of all, in order, with one step in memory at a time. Raises DataError if a step is not recorded,
+    or nothing is."""
     recorded = records.steps()
     if not recorded:
         raise DataError(
@@ -45,7 +45,7 @@ def recorded_groups(records: RunRecords, steps: Sequence[int] = ()) -> Iterator[
 
 
 def live_group(group: ScoredGroup, tools: tuple[Mapping[str, Any], ...] = ()) -> ExportedGroup:
-    """A group that nobody has trained: what is trained of it is what a loss would count. `tools`: that the policy was shown."""
+    """Make a group that was not trained: tokens count as trained if a loss would count them. `tools`: shown to the policy."""
     settled = [SettledGroup(group, None, tools=tools)]
     lines = [json.loads(json.dumps(row, default=str)) for row in rows(settled, tokens=True)]
     episodes = [episode_record(f"draw {group.draw.id}", 0, number, line) for number, line in enumerate(lines)]

@@ -1,5 +1,5 @@
-"""What was exported, to the Hugging Face hub, by huggingface_hub: in one commit of a new repository, with the token from where that
-library looks for it (`hf auth login`, HF_TOKEN)."""
+"""Upload an export to the Hugging Face Hub, as one commit of a new repository, with the token that huggingface_hub finds (`hf auth
+login`, HF_TOKEN)."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 class Hub:
-    """One repository that is to be. Raises before anything is exported: ConfigError for its name, FitError without the library,
-    AccessRefused for whoever is not logged in, ApiError where the hub gives no answer."""
+    """The repository to create. Raises before anything is exported: ConfigError for its name, FitError without the library,
+    AccessRefused if the user is not logged in, ApiError if the hub does not answer."""
 
     def __init__(self, name: str, *, public: bool) -> None:
         if not NAME.fullmatch(name):
-            raise ConfigError(f"--push {name!r} is no repository.", remedy="As --push OWNER/NAME")
+            raise ConfigError(f"--push {name!r} is not a repository.", remedy="As --push OWNER/NAME")
         try:
             import huggingface_hub
         except ModuleNotFoundError as error:
@@ -35,19 +35,19 @@ class Hub:
         self._api: Any = huggingface_hub.HfApi(library_name="atropos")
         if not huggingface_hub.get_token():
             raise AccessRefused(
-                "--push: nobody is logged in to the hub.", remedy="hf auth login, or export HF_TOKEN=..."
+                "--push: you are not logged in to the hub.", remedy="hf auth login, or export HF_TOKEN=..."
             )
         self._call("whoami")
 
     def push(self, made: Exported | ExportedPolicy, records: RunRecords) -> str:
-        """The address of the new repository. Raises ApiError; ConfigError for one that is there already, or an adapter that loads
-        on this machine alone."""
+        """Upload, and return the address of the new repository. Raises ApiError, and ConfigError if it exists, or for an adapter that
+        only this machine could load."""
         kind = "model" if isinstance(made, ExportedPolicy) else "dataset"
         add = self._library.CommitOperationAdd
         if isinstance(made, ExportedPolicy):
             if made.kind == "adapter" and hub_base(records) is None:
                 raise ConfigError(
-                    f"the adapter in {made.path} names a base model that is a directory of this machine: nobody else could load it.",
+                    f"the adapter in {made.path} names a base model that is a directory of this machine: others could not load it.",
                     remedy="Push a whole model: --merged.",
                 )
             files = [add(path_in_repo=name, path_or_fileobj=str(made.path / name)) for name in made.files]
@@ -95,7 +95,7 @@ def _form(made: Exported | ExportedPolicy) -> str:
 
 
 def dataset_card(made: Exported, records: RunRecords) -> str:
-    """README.md of a data set, with the metadata by which `load_dataset` finds its file."""
+    """Return README.md of a data set, with the metadata by which `load_dataset` finds its file."""
     names = ", ".join(f"`{name}`" for name in sorted(records.config.get("environment", {})))
     metadata = {
         "configs": [{"config_name": "default", "data_files": [{"split": "train", "path": made.path.name}]}],

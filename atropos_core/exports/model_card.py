@@ -1,5 +1,5 @@
-"""README.md of an exported policy: metadata that the hub reads (https://huggingface.co/docs/hub/model-cards), and what a person
-wants to know of the run. Without time or place: the same run gives the same card."""
+"""README.md of an exported policy: metadata for the hub (https://huggingface.co/docs/hub/model-cards), and a summary of the run for
+people. It has no times or paths, so the same run gives the same card."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _SHARE = re.compile(r"eval/(.+/)?(accuracy|pass@)")
 
 
 def hub_base(records: RunRecords) -> str | None:
-    """The model of the hub that the run began with; None where it was a directory, or a name that a plugin knows."""
+    """Return the hub model that the run started from, or None for a directory or a name that a plugin knows."""
     model = str(records.config.get("model", ""))
     return model if _HUB_ID.fullmatch(model) and not Path(model).exists() else None
 
 
 def evaluations(records: RunRecords) -> tuple[Mapping[str, float], Mapping[str, float]]:
-    """The metrics "eval/..." of the first evaluation and of the last, empty where there was none."""
+    """Return the metrics "eval/..." of the first and the last evaluation, empty if there was none."""
     rows, _ = metric_rows(records.directory)
     found = [
         {name: value for name, value in row.items() if name.startswith("eval/") and math.isfinite(value)}
@@ -43,7 +43,7 @@ def evaluations(records: RunRecords) -> tuple[Mapping[str, float], Mapping[str, 
 
 
 def model_card(records: RunRecords, step: int, kind: str) -> str:
-    """`kind`: "model", "adapter", "merged adapter". `step`: of the checkpoint."""
+    """Return the card. `kind`: "model", "adapter", "merged adapter". `step`: of the checkpoint."""
     config = records.config
     names = sorted(config.get("environment", {}))
     model = str(config.get("model", "?"))
@@ -87,7 +87,7 @@ _KINDS = {
 
 
 def _metadata(records: RunRecords, step: int, kind: str, names: list[str]) -> str:
-    """YAML, whose values are written as JSON, which YAML contains."""
+    """Return YAML, with values written as JSON, which is valid YAML."""
     base = hub_base(records)
     values: dict[str, Any] = {
         "library_name": "peft" if kind == "adapter" else "transformers",
@@ -180,7 +180,7 @@ def _shown_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _without_paths(value: Any) -> Any:
-    """The values with only the last part of what is an absolute path."""
+    """Return the values with absolute paths cut to their last part."""
     if isinstance(value, Mapping):
         return {name: _without_paths(one) for name, one in value.items()}
     if isinstance(value, list):

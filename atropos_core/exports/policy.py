@@ -19,9 +19,9 @@ ADAPTER = "adapter_config.json"
 ONLY_FOR_TRAINING = (
     "trainer_state.pt",
     "trainer_state",
-)  # the optimiser's moments: larger than the policy, and of no use to whoever loads it
+)  # the optimizer's moments: larger than the policy, and not needed to load it
 
-Merge = Callable[[Path, Path], None]  # an adapter's directory into a new, empty one, as a whole model
+Merge = Callable[[Path, Path], None]  # merges an adapter's directory into a whole model in a new, empty directory
 
 
 @dataclass(frozen=True)
@@ -31,11 +31,11 @@ class ExportedPolicy:
     kind: str  # "model", "adapter", or "merged adapter"
     files: tuple[str, ...]
     size_bytes: int
-    url: str | None = None  # on the hub, where it was pushed
+    url: str | None = None  # on the hub, if it was pushed
 
 
 def checkpoint_of(records: RunRecords, step: int | None, warn: Callable[[str], None]) -> Checkpoint:
-    """The checkpoint of this step, or the newest that is whole. Raises CheckpointError."""
+    """Return the checkpoint of this step, or the newest complete one. Raises CheckpointError."""
     checkpoints = Checkpoints(records.directory / "checkpoints")
     found = checkpoints.latest(warn) if step is None else checkpoints.at(step)
     if found is None:
@@ -47,9 +47,9 @@ def checkpoint_of(records: RunRecords, step: int | None, warn: Callable[[str], N
 
 
 def export_policy(records: RunRecords, checkpoint: Checkpoint, out: Path, merge: Merge | None = None) -> ExportedPolicy:
-    """Into the new directory `out`, which appears whole or not at all. With `merge`, an adapter is made one with its base model.
-    Raises ConfigError for a policy that is no Hugging Face model, or no adapter where there is `merge`; RunDirectoryError where
-    `out` is there already or cannot be written."""
+    """Write the policy into the new directory `out`, which appears complete or not at all. With `merge`, merge an adapter into its base
+    model. Raises ConfigError for a policy that is not a Hugging Face model, or is not an adapter although there is `merge`, and
+    RunDirectoryError if `out` exists or cannot be written."""
     policy = checkpoint.policy
     is_adapter = (policy / ADAPTER).is_file()
     if not is_adapter and not (policy / "config.json").is_file():
@@ -74,7 +74,7 @@ def export_policy(records: RunRecords, checkpoint: Checkpoint, out: Path, merge:
             for path in (
                 partial,
                 *partial.rglob("*"),
-            ):  # a run's files are its user's alone; these are to be given away
+            ):  # a run's files are private to its user; these are for others
                 path.chmod(path.stat().st_mode | (0o055 if path.is_dir() else 0o044))
             files = tuple(sorted(str(path.relative_to(partial)) for path in partial.rglob("*") if path.is_file()))
             size = size_bytes(partial)
@@ -84,7 +84,7 @@ def export_policy(records: RunRecords, checkpoint: Checkpoint, out: Path, merge:
 
 
 def _name_base(path: Path, base: str | None) -> None:
-    """Where the base model is one of the hub, the adapter names it so, and not by its folder on this machine."""
+    """If the base model is on the hub, make the adapter refer to it by that name instead of its folder on this machine."""
     try:
         settings = parse_json(read_text(path))
         if not isinstance(settings, dict):

@@ -1,4 +1,4 @@
-"""Which episodes of a group go into an export, and why the others do not. Rewards are as they were scored, before a transform
+"""Choose the episodes of a group that go into an export, and say why the others do not. Rewards are as scored, before any transform
 changed them."""
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Selection:
 
 
 def usable(group: ExportedGroup, selection: Selection, left_out: LeftOut) -> list[tuple[EpisodeRecord, list[Message]]]:
-    """The episodes that are one conversation of the policy, each up to its last reply; in the order of the group."""
+    """Return the episodes that are one conversation of the policy, each up to its last reply, in the order of the group."""
     kept = []
     for episode in group.episodes:
         messages = [_plain(message) for message in _to_last_reply(episode.messages)]
@@ -67,7 +67,7 @@ def _to_last_reply(messages: Sequence[Message]) -> Sequence[Message]:
 
 
 def _plain(message: Message) -> Message:
-    """Without what is null, and with the arguments of tool calls as objects, as chat templates take them."""
+    """Return the message without nulls, and with arguments of tool calls as objects, as chat templates need them."""
     plain = {name: value for name, value in message.items() if value is not None}
     if calls := plain.get("tool_calls"):
         plain["tool_calls"] = [_with_object(call) for call in calls]

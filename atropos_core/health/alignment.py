@@ -1,24 +1,24 @@
-"""What recomputed logprobs say of those that came with a batch, whoever sent them and however old they are.
+"""Compare recomputed logprobs with those that came with a batch, from any sender and of any age.
 
-For a sampled token let d = log p - log q, p the trainer's policy before the update, q what the sender says that the token
-was sampled with.
+For a sampled token let d = log p - log q, where p is the trainer's policy before the update, and q is the distribution that the
+sender claims to have sampled from.
 
-- Sampled under the very weights of p, d is rounding: the loop holds its largest |d| to `training.max_logprob_diff`.
-- Sampled from q under whatever weights, exp(d) has the mean 1, however far the policy moved since. So exp of the sum of d
-  over a sequence is a likelihood ratio, a nonnegative martingale, and exceeds exp(x) with a probability of exp(-x) at most
-  (Ville 1939; Markov's inequality at its end). Beyond EVIDENCE_NATS, and what two ways of computing may differ by, the
-  logprobs are not those of the sampling.
-- The other way, claims above what the policy gives, nothing is bounded but by how far it moved. `moved` is the largest
-  change of a logprob of the probe since those weights: a mean |d| that leaves 1 + 10 times that behind by EVIDENCE_NATS in
-  all is no movement of the policy. A bound of judgement, unlike the one before, and wide: means are about a tenth of maxima.
+- If q has the same weights as p, d is rounding: the loop limits its largest |d| to `training.max_logprob_diff`.
+- For samples from any q, exp(d) has mean 1, however far the policy has moved since. So the exp of the sum of d over a sequence is
+  a likelihood ratio, a nonnegative martingale, and exceeds exp(x) with probability at most exp(-x) (Ville 1939; Markov's
+  inequality at its end). Beyond EVIDENCE_NATS, plus what two ways of computing may differ by, the logprobs are not those of the
+  sampling.
+- In the other direction, claims above p, only the policy's movement gives a bound. `moved` is the largest change of a logprob of
+  the probe since those weights. A mean |d| that exceeds 1 + 10 times `moved` by EVIDENCE_NATS in total is not explained by
+  movement. Unlike the bound before, this one is a judgement, and a wide one: means are about a tenth of maxima.
 
-Logprobs that are right do not say that the tokens were sampled with them: at another temperature, or with top_p, than is
-reported. Of tokens that truly were, -log p is the entropy of p on average, and the sum of the differences over fresh ones is
-a martingale that stays within a few of its own standard errors. `surprise_z` is how many they are.
+Correct logprobs do not prove that tokens were sampled with them: the temperature or top_p may differ from what is reported. For
+tokens that were sampled from p, -log p is the entropy of p on average. Over fresh tokens, the sum of the differences is a
+martingale that stays within a few of its own standard errors. `surprise_z` counts these.
 
-Truncated rollouts (top_p, top_k) have logprobs of another distribution, q / Z where Z <= 1 is the mass that was kept. They
-are never below q's, so one side can still be checked: d <= -log Z + rounding <= rounding for fresh tokens, and exp(d) has a mean
-of at most 1 for older ones (a supermartingale, for which Ville's inequality holds too). The other side and surprise cannot be.
+Truncated rollouts (top_p, top_k) have logprobs of another distribution, q / Z, where Z <= 1 is the mass that was kept. They are
+never below q's, so one side can be checked: d <= -log Z + rounding <= rounding for fresh tokens, and exp(d) has a mean of at most
+1 for older ones (a supermartingale, for which Ville's inequality also holds). The other side and surprise cannot be checked.
 Rollouts without logprobs are not compared.
 """
 
@@ -32,10 +32,13 @@ from numpy.typing import NDArray
 
 from atropos_core.types import Batch, Bools, Column, Floats, Metrics, ScoredGroup
 
-MOVED = "moved_nats"  # the column of a batch: present where it is known
-EVIDENCE_NATS = 18 * math.log(10)  # odds of 1 to 10**18: once in all the sequences that anybody ever trains
-COMPUTING_NATS = 0.1  # a token: what kernels and precisions may differ by on average
-PLAUSIBLE_NATS, PLAUSIBLE_RATIO = 1.0, 10.0  # a token's mean |d|: so much, and so often the probe's largest
+MOVED = "moved_nats"  # a column of a batch, present if known
+EVIDENCE_NATS = 18 * math.log(10)  # odds of 1 to 10**18: less than once in all sequences that will ever be trained
+COMPUTING_NATS = 0.1  # per token: the average difference that kernels and precisions may cause
+PLAUSIBLE_NATS, PLAUSIBLE_RATIO = (
+    1.0,
+    10.0,
+)  # limits for a token's mean |d|: absolute, and relative to the probe's largest
 EXPECTED_NATS, EXPECTED_RATIO = 0.2, 3.0  # the same, of what health still finds usual
 ROUNDING_NATS = {"float32": 1e-4, "float64": 1e-4}
 ROUNDING_NATS_16_BIT = 0.5
@@ -43,20 +46,20 @@ TIMES_ROUNDING = 4.0  # that a model's own rounding, as measured once, is exceed
 
 
 def largest_rounding(dtype: str) -> float:
-    """By how many nats two ways of computing a logprob with the same weights of this type may differ."""
+    """Return by how many nats two ways of computing a logprob with the same weights of this type may differ."""
     return ROUNDING_NATS.get(dtype, ROUNDING_NATS_16_BIT)
 
 
 def bound_of(rounding: float | None, dtype: str) -> float:
-    """The largest allowed difference between engine and trainer, in nats, if the model's own rounding is measured. It is never above
-    the bound for 16-bit weights."""
+    """Return the largest allowed difference between engine and trainer, in nats, given the model's own rounding if it was measured.
+    Never above the bound for 16-bit weights."""
     return min(max(largest_rounding(dtype), TIMES_ROUNDING * (rounding or 0.0)), ROUNDING_NATS_16_BIT)
 
 
 def compare(batch: Batch, recomputed: Floats, compared: Bools, exact: Bools, entropy: Floats | None = None) -> Metrics:
-    """`recomputed` [N] log p where `compared` [N]; `exact` [N] where p is of the weights before any optimiser step of this
-    batch, and not of one step or more later; `entropy` [N] of the whole distribution p, NaN where it is not known. Tokens
-    without a claim are passed over; those that top_p or top_k cut are compared on the side that can be."""
+    """Compare logprobs of a batch. `recomputed` [N] is log p where `compared` [N] is True. `exact` [N] is True if p has the weights
+    before any optimizer step of this batch, not after one or more. `entropy` [N] is of the whole distribution p, NaN if unknown.
+    Tokens without a claimed logprob are skipped; those that top_p or top_k cut are compared on one side."""
     claimed = batch.sampled & np.repeat(batch.has_logprobs, batch.lengths)
     cut = claimed & np.repeat(batch.truncated, batch.lengths)
     compared = compared & claimed
@@ -94,13 +97,13 @@ def compare(batch: Batch, recomputed: Floats, compared: Bools, exact: Bools, ent
 
 
 def moved_column(values: Sequence[float | None]) -> Column:
-    """One for each sequence; None where it is not known how far the policy moved."""
+    """Return the column of a value per sequence; None if it is unknown how far the policy moved."""
     present = np.array([value is not None for value in values], np.bool_)
     return Column("sequence", np.array([value or 0.0 for value in values], np.float32), present)
 
 
 def owner(groups: Sequence[ScoredGroup], sequence: int) -> str:
-    """Whose the sequence of the batch of these groups is, in words."""
+    """Name the rollout that this sequence of the groups' batch belongs to."""
     rollouts = [(group, member) for group in groups for member, one in enumerate(group.episodes) for _ in one.rollouts]
     group, member = rollouts[sequence]
     return f"rollout {member} of task {group.task.id!a:.100} of environment {group.draw.environment!a:.100}"

@@ -1,4 +1,4 @@
-"""What every check does: count the steps in a row that look wrong, remember what was usual, and say it in one sentence."""
+"""The base of all checks: count wrong steps in a row, remember what was usual, and describe it in one sentence."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LEAST_STEPS = 3  # before which nothing is usual
 
 @dataclass(frozen=True)
 class Change:
-    """A check's state is another than it was."""
+    """A change of a check's state."""
 
     step: int
     check: str
@@ -31,7 +31,7 @@ class Change:
     remedy: str
 
     def row(self) -> dict[str, Any]:
-        """Of health.jsonl."""
+        """Return the row for health.jsonl."""
         return {"step": self.step, "check": self.check, "state": self.state, "since": self.since, "says": self.says,
                 "do": self.remedy}  # fmt: skip
 
@@ -51,8 +51,8 @@ class Usual:
 
 
 class Check(ABC, Generic[O]):
-    """One check. A subclass says what looks wrong with the numbers of one step; a step without the numbers that it needs
-    says nothing."""
+    """One check. A subclass says what looks wrong with the numbers of one step. A step without the numbers that it needs is
+    skipped."""
 
     name: ClassVar[str]
     needs: ClassVar[tuple[str, ...]]
@@ -70,17 +70,17 @@ class Check(ABC, Generic[O]):
 
     @abstractmethod
     def wrong(self, seen: Numbers) -> str | None:
-        """What looks wrong in this step, as a clause after the check's name; None where all looks right."""
+        """Describe what looks wrong in this step, as a clause after the check's name; None if all looks right."""
 
     def learn(self, seen: Numbers) -> None:
-        """A step looked right: what is usual may follow it."""
+        """Called for a step that looked right, to update what is usual."""
 
     def applies(self, seen: Numbers) -> bool:
-        """Whether this step says anything."""
+        """True if this step has the numbers that the check needs."""
         return all(name in seen for name in self.needs)
 
     def look(self, step: int, seen: Numbers) -> Change | None:
-        """The change that this step makes."""
+        """Return the change of state that this step causes, if any."""
         if not self.applies(seen):
             return None
         self.looked = True

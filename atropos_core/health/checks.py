@@ -1,4 +1,4 @@
-"""The checks, each by the numbers of a step alone."""
+"""The checks. Each uses only the numbers of a step."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class RewardExplosion(Growing):
     name = "reward_explosion"
     needs = ("reward/max_abs",)
     what = "the largest reward of the step"
-    remedy = "Look at the rollouts of this step for what earned it; clip the reward, or mend its scale."
+    remedy = "Look at the rollouts of this step for what earned it; clip the reward, or fix its scale."
 
 
 class Advantages(Growing):
@@ -175,7 +175,7 @@ class Length(Check[options.Length]):
 
 
 class CutOff(Check[options.CutOff]):
-    """Find replies that are cut off from the first step on. If they are cut off later, `length` or `policy_collapse` reports it."""
+    """Finds replies that are cut off from the first step on. If that begins later, `length` or `policy_collapse` reports it."""
 
     name = "cut_off"
     needs = ("rollouts/cut_off", "rollouts/cut_off_lowest")
@@ -197,8 +197,8 @@ class CutOff(Check[options.CutOff]):
 
 
 class PolicyCollapse(Check[options.Collapse]):
-    """`usual` are mean rewards. `usual_too` is how far the probe was after each of the last updates; once the reward has fallen,
-    the nearest and the farthest stay in it, since no update may follow."""
+    """`usual` holds mean rewards. `usual_too` holds how far the probe was after each of the last updates. Once the reward has fallen,
+    the nearest and the farthest are kept, since no update may follow."""
 
     name = "policy_collapse"
     needs = ("reward/mean", "policy/probe_shift_nats", "learning_rate")
@@ -265,7 +265,7 @@ class NotFinite(Check[options.AtOnce]):
     name = "not_finite"
     needs = ()
     remedy = (
-        "Look at what makes them: an environment's or a reward's own metric is its code's; where they are the trainer's, look at "
+        "Look at what computes them: for a metric of an environment or a reward, its code; for one of the trainer, look at "
         "grad_norm and ratio/mean of the step before."
     )
 
@@ -292,7 +292,7 @@ class LogprobDrift(Check[options.Drift]):
 
 
 class SampledAsClaimed(Check[options.Surprise]):
-    """Not of a run whose transforms leave groups out: what is kept for its rewards is not as surprising as what was sampled."""
+    """Not used if transforms leave groups out: groups kept for their rewards are not as surprising as what was sampled."""
 
     name = "sampling"
     needs = ("alignment/surprise_z", "alignment/surprise_nats")
@@ -382,15 +382,15 @@ class Throughput(Check[options.Throughput]):
 
 
 class Silence(Check[options.Silence]):
-    """Reported by a timer, and well again when the step ends. Groups that were only late were not a silence: their time counts as usual
-    from then on."""
+    """Reported by a timer, and ok again when the step ends. If groups only came late, that was not a silence: their time counts as
+    usual from then on."""
 
     name = "silence"
     needs = ()
     remedy = "Is a rollout, a reward or a worker hanging? rollout_deadline_s ends the wait at last; logs/ has the output of its processes."
 
     def patience_s(self) -> float:
-        """How long nothing may end while a step is waited for."""
+        """Return how long a step may wait without anything ending."""
         usual = self.usual.value or max(self.usual.values, default=0.0)
         return max(self.options.after_s, self.options.ratio * usual)
 
@@ -414,5 +414,5 @@ CHECKS: tuple[type[Check], ...] = (  # type: ignore[type-arg] # of different opt
 
 
 def checks(section: options.HealthSection) -> list[Check[options.Check]]:
-    """Those that are on."""
+    """Return the checks that are not off."""
     return [kind(getattr(section, kind.name)) for kind in CHECKS if section.action_of(kind.name) != "off"]

@@ -1,7 +1,7 @@
-"""What `atropos doctor RUN` finds in a run directory, whether the run goes on, has ended, or died.
+"""`atropos doctor RUN`: diagnose a run directory. The run may be running, finished or dead.
 
-The checks are those of the run, with its thresholds, fed with metrics.jsonl: so they also speak of a run whose own
-checks were off. Why rollouts failed is in rollouts/, and what ended a run in health.jsonl.
+The run's checks, with its thresholds, are applied to metrics.jsonl, so they also work for a run whose own checks were off. The
+reasons for failed rollouts are in rollouts/, and the error that ended a run is in health.jsonl.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LOG_CHARACTERS = 300  # of a log's last line
 
 
 def diagnose(directory: Path) -> list[Finding]:
-    """`ok` is False for what is wrong, None for what is worth knowing. Raises RunDirectoryError where there is no run."""
+    """Return findings; `ok` is False for problems, None for information. Raises RunDirectoryError if there is no run."""
     records = RunRecords(directory)
     try:
         section = HealthSection.model_validate(records.config.get("health", {}))
@@ -52,7 +52,7 @@ def diagnose(directory: Path) -> list[Finding]:
 
 
 def _ended(records: RunRecords, wanted: int, steps: list[dict[str, float]], section: HealthSection) -> list[Finding]:
-    """How the run stands."""
+    """Report the state of the run."""
     directory = records.directory
     last = int(steps[-1]["step"]) if steps else _saved_step(directory)
     if records.is_going_on:
@@ -77,7 +77,7 @@ def _ended(records: RunRecords, wanted: int, steps: list[dict[str, float]], sect
 
 
 def _stopped(directory: Path) -> list[Finding]:
-    """Processes of a run that goes on, which a signal or a debugger has stopped."""
+    """Report processes of a running run that a signal or a debugger has stopped."""
     try:
         seen = look_at(int(read_file(directory / "lock")))
     except (OSError, ValueError):
@@ -102,7 +102,7 @@ def _living(directory: Path, last: int, wanted: int, steps: list[dict[str, float
 
 
 def _checked(records: RunRecords, section: HealthSection, steps: list[dict[str, float]]) -> list[Finding]:
-    """Every check at the last step, and what was wrong before."""
+    """Report every check at the last step, and what was wrong before."""
     everything = {name: {"action": "warn"} for name, value in section if isinstance(value, Check)}
     thresholds = section.model_dump()
     on = {name: thresholds[name] | everything[name] for name in everything}
@@ -140,13 +140,16 @@ def _checked(records: RunRecords, section: HealthSection, steps: list[dict[str, 
         well -= 1
     if not steps:
         detail = "metrics.jsonl has no step: there is nothing to check"
-        return [*found, Finding("checks", None, detail, "A run keeps it where it has a [sink.jsonl], as by default.")]
+        return [
+            *found,
+            Finding("checks", None, detail, "A run writes it if it has a [sink.jsonl], which is the default."),
+        ]
     unseen = f"; {blind} had nothing to look at" if blind else ""
     return [*found, Finding("checks", True, f"{well} of {len(judging)} found nothing{unseen}")]
 
 
 def _cause(records: RunRecords, check: str, step: int) -> str:
-    """The first error that rollouts/ has of what failed in this step."""
+    """Return the first error in rollouts/ that explains a failure in this step."""
     if not check.startswith(("failed_", "partial_")):
         return ""
     for row in json_rows(records.rollouts_path(step)):
@@ -164,7 +167,8 @@ def _checkpoints(directory: Path) -> list[Finding]:
     except CheckpointError as error:
         return [Finding("checkpoint", False, text, "Nothing can be resumed from it.") for text in (*broken, str(error))]
     found = [
-        Finding("checkpoint", False, text, "`atropos resume` goes on from the newest that is whole.") for text in broken
+        Finding("checkpoint", False, text, "`atropos resume` continues from the newest complete one.")
+        for text in broken
     ]
     if latest is not None:
         found.append(Finding("checkpoint", True, f"the last whole one is of step {latest.step}"))
@@ -172,12 +176,12 @@ def _checkpoints(directory: Path) -> list[Finding]:
 
 
 def _saved_step(directory: Path) -> int:
-    """Of the newest checkpoint, whole or not."""
+    """Return the step of the newest checkpoint, complete or not."""
     return max(Checkpoints(directory / "checkpoints").steps(), default=0)
 
 
 def _logs(directory: Path) -> Iterator[tuple[str, str]]:
-    """The last line of each process's log that has one."""
+    """Yield the last line of each process's log that has one."""
     for path in sorted((directory / "logs").glob("*")):
         with suppress(OSError):  # it is not a log
             if line := last_line(path, LOG_CHARACTERS):

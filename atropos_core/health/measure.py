@@ -1,4 +1,4 @@
-"""Numbers that the checks need of the groups of a step. Arrays are put together once: no loop in Python per token."""
+"""Compute the numbers that checks need from the groups of a step. Arrays are joined once, with no Python loop per token."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ MOST_ROLLOUTS = 32  # of the step, whose tokens say how sure the policy is
 
 
 def measure(raw: Sequence[ScoredGroup], trained: Sequence[ScoredGroup], failed: Sequence[ScoredGroup]) -> Metrics:
-    """`raw` as they were leased, `trained` with advantages; `failed` have not enough episodes. What there is nothing to
-    say of is left out."""
+    """Measure a step. `raw` groups are as leased, `trained` ones have advantages, `failed` ones have too few episodes. Numbers without
+    data are left out."""
     metrics: Metrics = {}
     rewards = [group.rewards for group in raw if len(group.rewards)]
     if rewards:
@@ -32,7 +32,7 @@ def measure(raw: Sequence[ScoredGroup], trained: Sequence[ScoredGroup], failed: 
 
 
 def causes(groups: Sequence[ScoredGroup]) -> Mapping[str, str]:
-    """Of failures: the first of the step, by the check that it belongs to."""
+    """Return the first failure of the step for each check that reports failures."""
     found: dict[str, str] = {}
     for group in groups:
         for one in group.failed:
@@ -43,8 +43,8 @@ def causes(groups: Sequence[ScoredGroup]) -> Mapping[str, str]:
 
 
 def _sampled_entropy(groups: Sequence[ScoredGroup]) -> float | None:
-    """The mean of -log p over sampled tokens, in nats: unbiased for the entropy of the distribution that was sampled
-    from, whatever the trainer tells. Greedy tokens are of no distribution."""
+    """Return the mean of -log p over sampled tokens, in nats: an unbiased estimate of the entropy of the sampled distribution,
+    without the trainer. Greedy tokens are skipped, since they have no distribution."""
     rollouts = [
         rollout
         for group in groups

@@ -1,7 +1,7 @@
-"""What must hold among the records of a step, by themselves: `atropos audit` names each place where it does not.
+"""Check the records of a step against each other; `atropos audit` reports each contradiction.
 
-Masks, values and versions have one meaning (docs/records.md), so that one that was changed contradicts the others; ids decode to
-the texts; rewards are what the run's weights make of their parts, and their mean is the metric.
+Masks, values and versions have one meaning (docs/records.md), so a changed one contradicts the others. Ids decode to the texts.
+Rewards follow from their parts and the run's weights, and their mean is the metric.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ EXCERPT = 40  # characters
 
 @dataclass(frozen=True)
 class Fault:
-    """One thing in the records that cannot be."""
+    """A contradiction in the records."""
 
     step: int
     says: str
@@ -41,7 +41,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Expected:
-    """What the run says elsewhere of its records."""
+    """Values that the records must agree with."""
 
     weights: Mapping[str, float]  # of each reward
     max_staleness: int | None
@@ -49,7 +49,7 @@ class Expected:
 
 
 def check_step(step: RecordedStep, metrics: Mapping[str, float], expected: Expected) -> Iterator[Fault]:
-    """`metrics` are those of the step. Raises DataError for a file that is damaged."""
+    """Yield the faults of a step. `metrics` are those of the step. Raises DataError for a damaged file."""
     episodes, tokens = step.episodes, step.tokens
     yield from _rewards(step, metrics, expected.weights)
     if tokens is None:
@@ -86,7 +86,7 @@ def _rewards(step: RecordedStep, metrics: Mapping[str, float], weights: Mapping[
 
 
 def _connections(step: RecordedStep, episodes: Sequence[EpisodeRecord], tokens: TokenFile) -> Iterator[Fault]:
-    """Lines and sequences name each other."""
+    """Check that lines and sequences refer to each other."""
     lines = _column(tokens, "episodes")
     wanted = [one.line for one in episodes for _ in one.sequences]
     numbers = [number for one in episodes for number in one.sequences]
@@ -141,7 +141,7 @@ def _versions(
 
 
 def version_before(metrics: Mapping[str, float]) -> int | None:
-    """The policy version that a step's update began from. None where the metrics do not say."""
+    """Return the policy version that a step's update started from, or None if the metrics do not have it."""
     after = metrics.get("policy/version")
     return None if after is None else int(after) - (0 if metrics.get("step/skipped") else 1)
 
@@ -172,7 +172,7 @@ def _episode(step: RecordedStep, one: EpisodeRecord, sequences: Sequence[Sequenc
 def _texts(
     step: RecordedStep, one: EpisodeRecord, sequences: Sequence[SequenceTokens], tokenizer: ChatTokenizer
 ) -> Iterator[Fault]:
-    """Ids decode to the messages; where an episode branched, or its messages are not its replies, that is not known."""
+    """Check that ids decode to the messages. Skipped if an episode branched, or its messages are not its replies."""
     spans = step.reply_spans(one)
     if len(sequences) != 1 or not spans:
         return

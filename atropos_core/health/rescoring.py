@@ -1,8 +1,8 @@
-"""Rewards scored again: of replies of this step, and of replies kept from the first one.
+"""Call rewards again: for replies of this step, and for replies kept from the first step.
 
-Nothing else of the run notices: in a deterministic run Python's and numpy's random states are put back, nothing is recorded, and
-a reward with state or numbers of its own is left out, since another call would change them. What does not answer in time,
-or raises, is the business of other checks.
+This does not change the run: in a deterministic run Python's and numpy's random states are restored, nothing is recorded, and
+rewards with state or metrics of their own are skipped, since another call would change them. Late answers and exceptions are
+left to other checks.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ SCORE = "the environment's score"
 
 
 class Rescoring:
-    """`look` costs what scoring so many groups costs, every so many steps, or less often where that would be more than half
-    a percent of the time: a judge that takes a minute is called again after three hours."""
+    """`look` scores a few groups again every few steps, or less often if that would take more than half a percent of the time: a
+    judge that takes a minute is called again after three hours."""
 
     def __init__(
         self,
@@ -54,8 +54,8 @@ class Rescoring:
         self._kept: list[tuple[ScoredGroup, dict[str, Floats]]] = []  # and how they were scored at first
 
     async def look(self, step: int, groups: Sequence[ScoredGroup]) -> Metrics:
-        """`rescore/difference`: the largest between two answers about this step's replies; `rescore/shift`: the mean by
-        which kept replies score higher than at first. Both relative to the largest score, where that is above 1."""
+        """Return `rescore/difference`, the largest difference between two scores of this step's replies, and `rescore/shift`, the
+        mean by which kept replies score higher than at first. Both are relative to the largest score, if that is above 1."""
         began = perf_counter()
         affordable = self._spent_s <= BURST_S + BUDGET * (began - self._began)
         still_repeated = self._late is not None and not self._late.done()
@@ -68,7 +68,7 @@ class Rescoring:
         except TimeoutError:  # a reward hangs: failed_rewards reports it
             return {}
         finally:
-            if self._deterministic:  # else rollouts go on meanwhile, and may draw from the same states
+            if self._deterministic:  # otherwise rollouts continue meanwhile, and may use the same random states
                 random.setstate(states[0])
                 np.random.set_state(states[1])
             self._spent_s += perf_counter() - began
@@ -111,7 +111,7 @@ class Rescoring:
                 self._kept.append((group, _first_scores(group)))
 
     async def _scores(self, group: ScoredGroup) -> dict[str, Floats]:
-        """By the name of the reward, [G]; those that cannot be called again are missing."""
+        """Return scores [G] by the name of the reward, without rewards that cannot be called again."""
         found: dict[str, Floats] = {}
         for of in self._rewards:
             if _may_be_repeated(of.reward):
@@ -128,18 +128,17 @@ class Rescoring:
         return found if own is None else found | {SCORE: own}
 
     async def _answer(self, of: WeightedReward, group: ScoredGroup) -> Floats:
-        """A process whose call is cancelled is ended: one that is slow for a look answers in its own time, to nobody."""
+        """Call the reward. A process is not cancelled, which would end it: if it is slow, it finishes later and its answer is
+        ignored."""
         answer = of.reward(group.task, group.episodes)
         if not isinstance(of.reward, HostedReward):
             return await answer
         self._late = asyncio.ensure_future(answer)
-        self._late.add_done_callback(
-            lambda late: late.cancelled() or late.exception()
-        )  # reported where it comes in time
+        self._late.add_done_callback(lambda late: late.cancelled() or late.exception())  # reported if it comes in time
         return await asyncio.shield(self._late)
 
     async def _environment_scores(self, group: ScoredGroup) -> Floats | None:
-        """Where the environment has a score() that rollout() only calls."""
+        """Return the scores of an environment whose rollout() only calls score(); None for others."""
         environment = self._environments.get(group.draw.environment)
         if environment is None or isinstance(environment, Stateful | Measured) or not _only_scores(environment):
             return None
@@ -172,7 +171,7 @@ def _only_scores(environment: Environment) -> bool:
 
 
 def _reply(episode: Episode) -> Any:
-    """A Message. Raises DataError where the conversation does not end in one of the policy's."""
+    """Return the last reply, a Message. Raises DataError if the conversation does not end with one of the policy's."""
     if not episode.messages or episode.messages[-1].get("role") != "assistant":
         raise DataError("the conversation has no reply at its end")
     return cast(Any, episode.messages[-1])

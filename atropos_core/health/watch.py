@@ -1,4 +1,4 @@
-"""Health of a run: fed once a step by the loop; warns, writes health.jsonl, and says when the run must end."""
+"""Health of a run: called once per step by the loop; warns, writes health.jsonl, and decides when the run must end."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from atropos_core.types import Metrics, ScoredGroup
 
 
 class Health:
-    """`look` after each step, `act` once the step is whole. `directory` is the run's own."""
+    """Call `look` after each step, and `act` once the step is complete. `directory` is the run's own."""
 
     def __init__(self, section: HealthSection, directory: Path, rescoring: Rescoring | None = None) -> None:
         self._section = section
@@ -40,7 +40,7 @@ class Health:
         trained: Sequence[ScoredGroup],
         failed: Sequence[ScoredGroup],
     ) -> Metrics:
-        """What the step adds to its metrics: what was measured, and `health/NAME` of every check."""
+        """Return the metrics to add to the step: measured numbers, and `health/NAME` of every check."""
         if not self._checks:
             return {}
         found = measure(raw, trained, failed)
@@ -55,7 +55,7 @@ class Health:
         return found | {f"health/{check.name}": LEVELS[check.state] for check in self._checks}
 
     def act(self) -> None:
-        """Raises RunPaused or RunIll where a check that fell ill since the last call says so."""
+        """Raises RunPaused or RunIll if a check that became ill since the last call has that action."""
         due, self._due = self._due, None
         if due is None:
             return
@@ -69,7 +69,7 @@ class Health:
         )
 
     def blamed(self) -> Change | None:
-        """Why rewards may all be equal, as far as a check has noticed."""
+        """Return a check's explanation for equal rewards, if there is one."""
         for check in self._checks:
             if isinstance(check, CutOff | PolicyCollapse) and check.state != "ok":
                 return Change(check.since, check.name, check.state, check.since, check.says, check.remedy)
@@ -77,8 +77,8 @@ class Health:
 
     @contextmanager
     def waiting(self, step: int, ended: Callable[[], int]) -> Iterator[None]:
-        """Report a silence while the run waits for the groups of a step, before any deadline. `ended`: returns how many rollouts, replies
-        and rewards have ended so far."""
+        """Report a silence while the run waits for the groups of a step, before any deadline. `ended` returns how many rollouts,
+        replies and rewards have ended so far."""
         silence = self._silence
         if silence is None:
             yield
@@ -94,7 +94,7 @@ class Health:
         return saved | ({"rescoring": self._rescoring.state()} if self._rescoring is not None else {})
 
     def load(self, state: Mapping[str, Any], step: int) -> None:
-        """Take up at `step`: what was written after it is forgotten."""
+        """Resume at `step`: remove what was written after it."""
         for check in self._checks:
             if check.name in state["checks"]:
                 check.load(state["checks"][check.name])
@@ -120,7 +120,7 @@ class Health:
 
 
 def write(directory: Path, row: Mapping[str, Any]) -> None:
-    """One more line of health.jsonl. Raises RunDirectoryError."""
+    """Append one line to health.jsonl. Raises RunDirectoryError."""
     try:
         append_lines(directory / HEALTH, [json.dumps(row)])
     except OSError as error:
@@ -128,8 +128,8 @@ def write(directory: Path, row: Mapping[str, Any]) -> None:
 
 
 def still_ill(directory: Path) -> list[HealthChange]:
-    """The checks that a run ended with, as health.jsonl has them. None if the directory is not found: a component may have changed the
-    current directory, and `directory` may be relative to it."""
+    """Return the checks that were ill at the end of a run, from health.jsonl. Empty if the directory is not found: `directory` may be
+    relative, and a component may have changed the current directory."""
     if not (directory / "config.toml").is_file():
         return []
     last = {change.check: change for change in RunRecords(directory).health()}
@@ -137,7 +137,7 @@ def still_ill(directory: Path) -> list[HealthChange]:
 
 
 def note_end(directory: Path, error: Exception) -> None:
-    """What ended the run: the last line, under the name "run"."""
+    """Write the error that ended the run as the last line, under the name "run"."""
     step = max((int(row["step"]) for row in health_rows(directory)), default=0)
     says, *rest = Exception.__str__(error).splitlines() or [""]
     remedy = getattr(error, "remedy", None) or " ".join(rest)
@@ -146,7 +146,7 @@ def note_end(directory: Path, error: Exception) -> None:
 
 
 def forget_after(step: int, directory: Path) -> None:
-    """Remove what a run that died recorded of steps that are run again. Raises RunDirectoryError."""
+    """Remove records of steps that will be run again after the run died. Raises RunDirectoryError."""
     path = directory / HEALTH
     if not path.exists():
         return

@@ -1,1 +1,1 @@
-"""What a model directory says of itself, and how computing on a CPU begins."""
+"""Read facts about a model from its directory, and warm up torch on a CPU."""

@@ -1,9 +1,9 @@
-"""A process that computes with torch on a CPU calls `settle(torch)` before anything else, so that its first numbers are right.
+"""Warm up torch on a CPU: a process calls `settle(torch)` before it computes, so that its first numbers are right.
 
-torch leaves `cos`, `exp`, `log` and others to oneMKL, which chooses the code of each function at its first call. Where two
-threads make that call at once, one of them may get code of low accuracy for it, once: half of a rotary table is then off
-by 1.5e-4, and logprobs by 1.1e-3 nats. It is so with oneMKL 2024.2, which torch 2.13 is built with
-(https://github.com/pytorch/pytorch/issues/188792); `python -m benchmarks.first_calls` shows it here.
+torch leaves `cos`, `exp`, `log` and others to oneMKL, which chooses the code of each function at its first call. If two threads
+make that call at once, one of them may get low-accuracy code for that call. Half of a rotary table is then off by 1.5e-4, and
+logprobs by 1.1e-3 nats. This happens with oneMKL 2024.2, which torch 2.13 is built with
+(https://github.com/pytorch/pytorch/issues/188792); `python -m benchmarks.first_calls` reproduces it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ FUNCTIONS = (
 
 
 def settle(torch: ModuleType) -> None:
-    """Make the first call of each function with one element, which one thread does alone."""
+    """Call each function once with a single element, so that only one thread makes the first call."""
     for dtype in (torch.float32, torch.float64):
         one = torch.ones(1, dtype=dtype)
         for name in FUNCTIONS:

@@ -1,4 +1,4 @@
-"""Whether torch has the device that a component is to run on. torch is given: no framework is imported here."""
+"""Check that torch has a component's device. torch is passed in: no framework is imported here."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from atropos_core.errors import FitError
 
 
 def refuse_missing(torch: Any, device: str, whose: str) -> None:
-    """Raises FitError for a device that is not there. `whose`: "trainer 'grpo'", and its section is the first word of it."""
+    """Raises FitError for a device that is missing. `whose`: "trainer 'grpo'"; its first word is its section."""
     if device == "cpu":
         return
     remedy = f'Set {whose.split()[0]}.devices = ["cpu"], or to a device that is there.'

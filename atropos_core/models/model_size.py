@@ -1,4 +1,4 @@
-"""What a model directory says of its size, read from config.json and the headers of its safetensors: nothing is loaded."""
+"""The size of a model, read from config.json and the headers of its safetensors. Nothing is loaded."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ from typing import Any
 
 from atropos_core.errors import ConfigError
 
-OWN_CODE_REMEDY = (
-    "Use a model whose architecture transformers knows by itself, or one converted to such an architecture."
-)
+OWN_CODE_REMEDY = "Use a model with an architecture that transformers itself knows, or convert it to one."
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
 PARAMETERS_A_THREAD = 4_000_000
 _STORED = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "I64": 8, "I32": 4, "I8": 1, "U8": 1}
@@ -24,14 +22,14 @@ _STORED = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2, "F8_E4M3": 1, "F8_E5M2": 1, 
 
 @dataclass(frozen=True)
 class ModelSize:
-    """A decoder of the usual shape. `tensors` are those that are stored; a tied head is not."""
+    """A decoder of the usual shape. `tensors` are those that are stored, so without a tied head."""
 
     tensors: Mapping[str, tuple[int, ...]]
     stored_bytes: int
     dtype: str  # that config.json names, or of the files
     layers: int
     hidden: int
-    intermediate: int  # of the experts that one token meets, where there are several
+    intermediate: int  # of the experts that one token uses, if there are several
     query_width: int  # of all heads together
     key_width: int
     vocabulary: int
@@ -44,15 +42,15 @@ class ModelSize:
         return sum(math.prod(shape) for shape in self.tensors.values())
 
     def quantized_bytes(self, kind: str, element: int) -> int:
-        """Of its weights, with linear layers in 4 bits (nf4: half a byte, and a scale in float32 for each 64) or 8 (int8: a byte, and a
-        scale for each output), and the others of `element` bytes each."""
+        """Return the bytes of its weights, with linear layers in 4 bits (nf4: half a byte, and a float32 scale for each 64) or 8 bits
+        (int8: a byte, and a scale for each output), and the others with `element` bytes each."""
         shapes = self.linear().values()
         linear = sum(out * into for out, into in shapes)
         held = int(linear * (1 / 2 + 4 / 64)) if kind == "nf4" else linear + 4 * sum(out for out, _ in shapes)
         return (self.parameters - linear) * element + held
 
     def linear(self) -> dict[str, tuple[int, int]]:
-        """Matrices that are neither embedding nor head: name, outputs, inputs."""
+        """Return the matrices that are neither embedding nor head: name, outputs, inputs."""
         apart = ("embed", "lm_head", "wte", "wpe")
         return {
             name: (shape[0], shape[1])
@@ -62,7 +60,7 @@ class ModelSize:
 
 
 def described(directory: Path) -> str:
-    """Its name, and where that can be read, its size: for a line that says what is loaded."""
+    """Return the model's name, and its size if known, for a line that says what is loaded."""
     cached = directory.parent.parent.name  # of the hub's: models--OWNER--NAME/snapshots/COMMIT
     name = cached.removeprefix("models--").replace("--", "/") if cached.startswith("models--") else directory.name
     if (size := read(directory)) is None:
@@ -71,15 +69,15 @@ def described(directory: Path) -> str:
 
 
 def cpu_threads(directory: Path) -> int:
-    """How many are of use to a model on a CPU: one for every 4 million parameters or part of them, and no more than there are cores.
-    An operation of a small model takes less time than its threads take to meet (`python -m benchmarks.threads`)."""
+    """Return how many CPU threads a model can use: one for every 4 million parameters or part of them, at most one per core. In a small
+    model, an operation takes less time than its threads take to meet (`python -m benchmarks.threads`)."""
     cores = len(os.sched_getaffinity(0))
     size = read(directory)
     return cores if size is None else max(1, min(cores, math.ceil(size.parameters / PARAMETERS_A_THREAD)))
 
 
 def check_weights(directory: Path) -> None:
-    """Raises ConfigError for a model directory whose weights are not there, or not whole."""
+    """Raises ConfigError for a model directory whose weights are missing or incomplete."""
     if not (directory / "config.json").is_file():
         return  # an adapter, or no Hugging Face model
     remedy = f"Save the model there whole (save_pretrained), or fetch it again into {directory}."
@@ -97,7 +95,7 @@ def check_weights(directory: Path) -> None:
     files = sorted(directory.glob("*.safetensors"))
     if not files and not any(directory.glob("*.bin")):
         raise ConfigError(
-            f"there are no weights in {directory}: no *.safetensors beside its config.json.", remedy=remedy
+            f"there are no weights in {directory}: it has a config.json but no *.safetensors.", remedy=remedy
         )
     for path in files:
         try:
@@ -116,7 +114,7 @@ def check_weights(directory: Path) -> None:
 
 
 def sliding_window(directory: Path) -> int | None:
-    """The window in tokens of layers that do not see a whole sequence, as config.json says it; None where all do, or it does not say."""
+    """Return the window, in tokens, of layers with sliding attention, from config.json; None if there are none, or it is unknown."""
     try:
         config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
         config = config.get("text_config", config)
@@ -130,7 +128,7 @@ def sliding_window(directory: Path) -> int | None:
 
 
 def loaded_dtype(directory: Path, wanted: str, device: str) -> str:
-    """What `auto` comes to: float32 on a CPU, elsewhere what config.json says; "" where it says nothing that is known."""
+    """Resolve the dtype `auto`: float32 on a CPU, elsewhere that of config.json; "" if it names no known one."""
     if wanted != "auto":
         return wanted
     if device == "cpu":
@@ -139,8 +137,8 @@ def loaded_dtype(directory: Path, wanted: str, device: str) -> str:
 
 
 def needs_own_code(directory: Path) -> str | None:
-    """What config.json says of Python code that comes with the model, which is never run here; None where there is none.
-    For the error of a loader that knows no such architecture without it."""
+    """Return the fact, for a loader's error, that config.json refers to Python code of the model, which is never run here. None if
+    there is no such code."""
     try:
         named = json.loads((directory / "config.json").read_text(encoding="utf-8")).get("auto_map")
     except (OSError, ValueError, AttributeError):
@@ -148,13 +146,13 @@ def needs_own_code(directory: Path) -> str | None:
     if not named:
         return None
     return (
-        f"the model in {directory} comes with Python code of its own (auto_map in its config.json: {named}), and Atropos "
-        "runs no code that a model brings along"
+        f"the model in {directory} needs its own Python code (auto_map in its config.json: {named}), and Atropos "
+        "does not run code that comes with a model"
     )
 
 
 def read(directory: Path) -> ModelSize | None:
-    """None where the directory is no Hugging Face model with safetensors, or says too little of its shape."""
+    """Return the size, or None if this is not a Hugging Face model with safetensors, or its shape is unclear."""
     try:
         config: dict[str, Any] = json.loads((directory / "config.json").read_text(encoding="utf-8"))
         config = config.get("text_config", config)
@@ -184,7 +182,7 @@ def read(directory: Path) -> ModelSize | None:
 
 
 def context_tokens(directory: Path) -> int:
-    """Of a prompt and its reply together, as the model directory says it; 0 where it does not."""
+    """Return the context length, prompt and reply together, from the model directory; 0 if unknown."""
     try:
         config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
         return int(
@@ -195,7 +193,7 @@ def context_tokens(directory: Path) -> int:
 
 
 def _headers(directory: Path) -> tuple[dict[str, tuple[int, ...]], int, set[str]]:
-    """Names and shapes, bytes, and kinds of number of all tensors."""
+    """Return names and shapes, total bytes, and dtypes of all tensors."""
     tensors: dict[str, tuple[int, ...]] = {}
     stored, dtypes = 0, set()
     for path in sorted(directory.glob("*.safetensors")):
@@ -211,11 +209,11 @@ def _headers(directory: Path) -> tuple[dict[str, tuple[int, ...]], int, set[str]
 
 @lru_cache(maxsize=256)
 def _header(path: Path, size_bytes: int, modified_ns: int) -> tuple[tuple[str, tuple[int, ...], str], ...]:
-    """Name, shape and kind of number of each tensor of a file, as it was written then: `atropos plan` asks a hundred times. A header is
-    a length in 8 bytes, then JSON."""
+    """Return name, shape and dtype of each tensor of a file with this size and time, cached because `atropos plan` asks a hundred times.
+    A header is a length in 8 bytes, then JSON."""
     with path.open("rb") as file:
         (length,) = struct.unpack("<Q", file.read(8))
         if length > size_bytes:
-            raise ValueError(f"{path} is no safetensors file")
+            raise ValueError(f"{path} is not a safetensors file")
         header = json.loads(file.read(length))
     return tuple((name, tuple(one["shape"]), one["dtype"]) for name, one in header.items() if name != "__metadata__")

@@ -1,4 +1,4 @@
-"""Which tokens end a continuation, for every engine alike."""
+"""The tokens that end a continuation, the same for every engine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def stop_ids(directory: Path, eos: int | Iterable[int] | None) -> set[int]:
-    """`eos`, as the generation config says it (the model's, where there is none), and the tokenizer's own eos token."""
+    """Return `eos`, from the generation config or else the model's config, together with the tokenizer's own eos token."""
     from tokenizers import Tokenizer
 
     found = {eos} if isinstance(eos, int) else set(eos or ())

@@ -1,4 +1,4 @@
-"""The tensors of a model as both ends of a bridge name them: each storage once, in the model's own order. Nothing here imports torch."""
+"""The tensors of a model as both ends of a bridge name them: each storage once, in the model's own order. Does not import torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SAME_MODEL = "Trainer and engine must open the same model directory."
 
 
 class Described(NamedTuple):
-    """One tensor; as a list it is what travels."""
+    """One tensor; it is sent as a list."""
 
     name: str
     dtype: str  # "bfloat16"
@@ -19,7 +19,7 @@ class Described(NamedTuple):
 
 
 def tensors_of(model: Any) -> dict[str, Any]:
-    """Parameters and buffers that a checkpoint of this torch module has, tied ones under their first name."""
+    """Return the parameters and buffers that a checkpoint of this torch module has, tied ones under their first name."""
     present = model.state_dict(keep_vars=True)  # the objects themselves, so that ties show
     first: dict[int, str] = {}
     for name, tensor in present.items():
@@ -32,17 +32,17 @@ def describe(tensors: Mapping[str, Any]) -> list[Described]:
 
 
 def of_all(engines: Sequence[Sequence[Sequence[Any]]]) -> Sequence[Sequence[Any]] | None:
-    """What each of these engines has, None where there are none. Raises WeightsMismatch unless all have the same."""
+    """Return the tensors that all engines have, None without engines. Raises WeightsMismatch unless all have the same."""
     if any(one != engines[0] for one in engines):
         raise WeightsMismatch(
-            "the engines have not the same tensors in the same dtypes, and one update goes to all of them.",
+            "the engines have different tensors or dtypes, but one update goes to all of them.",
             remedy="Give every engine the same model and dtype, or use --bridge checkpoint.",
         )
     return engines[0] if engines else None
 
 
 def check_same(wanted: Sequence[Sequence[Any]], ours: Sequence[Described], whose: str) -> None:
-    """Raises WeightsMismatch unless names and shapes are the same. Dtypes may differ: what travels is converted to the engine's."""
+    """Raises WeightsMismatch if names or shapes differ. Dtypes may differ: values are converted to the engine's."""
     given = {name: list(shape) for name, _, shape in wanted}
     present = {one.name: one.shape for one in ours}
     for name in sorted(given.keys() | present.keys()):

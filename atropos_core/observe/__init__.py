@@ -1,1 +1,1 @@
-"""Where time and memory go."""
+"""Measure time and memory."""

@@ -1,8 +1,7 @@
-"""How long calls took: count, sum and quantiles in constant memory.
+"""Durations of calls: count, sum and quantiles in constant memory.
 
-The sketch is DDSketch (Masson, Rim and Lee 2019, arXiv 1908.10693) by the library of its authors: a quantile is within
-2 % of a value that was there, whatever the distribution. Values are kept between a microsecond and a day, so that there
-are at most 630 buckets.
+The sketch is DDSketch (Masson, Rim and Lee 2019, arXiv 1908.10693), from its authors' library: a quantile is within 2 % of a real
+value, whatever the distribution. Values are kept between a microsecond and a day, so that there are at most 630 buckets.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ _AT_ONCE = (
 
 
 class Latency:
-    """With a clock, quantiles are of the last one to two windows of five minutes; without one, of everything. Count, sum
-    and largest are since the start."""
+    """With a clock, quantiles cover the last one to two windows of five minutes; without one, everything. Count, sum and largest
+    always cover everything."""
 
     def __init__(self, clock: Clock | None = None) -> None:
         self.count, self.sum_s, self.largest_s = 0, 0.0, 0.0
@@ -37,7 +36,7 @@ class Latency:
         self._unsorted: list[tuple[float, int]] = []  # of now, in no bucket yet
 
     def add(self, seconds: float, calls: int = 1) -> None:
-        """`calls` that took so long each."""
+        """Add `calls` calls that took `seconds` each."""
         if self._clock:
             self._turn(self._clock)
         self.count += calls
@@ -49,7 +48,7 @@ class Latency:
             self._sort()
 
     def quantile(self, share: float) -> float | None:
-        """Seconds within which that share of the calls has ended; None without any."""
+        """Return the seconds within which that share of the calls has ended; None without any."""
         if self._clock:
             self._turn(self._clock)
         self._sort()
@@ -64,20 +63,20 @@ class Latency:
         return float(_MAPPING.value(seen.key_at_rank(share * (seen.count - 1))))
 
     def merge(self, other: Latency) -> None:
-        """Only what never falls: the quantiles of one that went quiet would speak of nobody."""
+        """Add only the values that never fall; old quantiles of another sketch would be misleading."""
         self.count += other.count
         self.sum_s += other.sum_s
         self.largest_s = max(self.largest_s, other.largest_s)
 
     def absorb(self, other: Latency) -> None:
-        """All of it, quantiles as well. Neither may have a window."""
+        """Add everything, quantiles too. Neither may have a window."""
         self.merge(other)
         other._sort()
         if other._now.count:
             self._now.merge(other._now)
 
     def state(self) -> dict[str, Any]:
-        """Of one without a window: JSON, and all of it."""
+        """Return the whole state of a sketch without a window, as JSON."""
         self._sort()
         buckets = {str(at + self._now.offset): int(n) for at, n in enumerate(self._now.bins) if n}
         return {"count": self.count, "sum_s": self.sum_s, "largest_s": self.largest_s, "buckets": buckets}
@@ -97,7 +96,7 @@ class Latency:
             self._since += WINDOW_S * (passed // WINDOW_S)
 
     def _sort(self) -> None:
-        """Into buckets, each of which is touched once."""
+        """Sort values into buckets, updating each bucket once."""
         unsorted, self._unsorted = self._unsorted, []
         found: dict[int, int] = {}
         for seconds, calls in unsorted:

@@ -18,7 +18,7 @@ class Peak:
 
 
 def family(pid: int) -> Iterator[int]:
-    """A process and all of its descendants. Whoever ends meanwhile is left out."""
+    """Yield a process and all of its descendants, without those that end meanwhile."""
     yield pid
     try:
         threads = list((Path("/proc") / str(pid) / "task").iterdir())
@@ -30,7 +30,7 @@ def family(pid: int) -> Iterator[int]:
 
 
 def pss_bytes(pid: int) -> int:
-    """The proportional set size: a page that n processes map counts for 1/n in each. 0 where it cannot be read."""
+    """Return the proportional set size: a page that n processes map counts for 1/n in each. 0 if it cannot be read."""
     try:
         for line in (Path("/proc") / str(pid) / "smaps_rollup").read_text().splitlines():
             if line.startswith("Pss:"):
@@ -42,7 +42,7 @@ def pss_bytes(pid: int) -> int:
 
 @asynccontextmanager
 async def watched_memory() -> AsyncIterator[Peak]:
-    """The largest sum over all processes of this run, looked at every two seconds, on a thread."""
+    """Measure the largest sum over all processes of this run, every two seconds, in a thread."""
     peak = Peak()
 
     def look() -> None:

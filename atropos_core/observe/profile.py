@@ -1,7 +1,7 @@
-"""Where the time of a run goes: its stages, one after another, and its calls, which overlap. In constant memory.
+"""Times of a run: its stages, one after another, and its calls, which overlap. In constant memory.
 
-A stage is what the loop itself does or waits for; stages add up to the wall time of the run, what is left being "other".
-A call is one request to an engine, the trainer, a reward, an environment or the API; many may be in flight at once.
+A stage is something that the loop does or waits for. Stages add up to the wall time of the run; the rest is "other". A call is one
+request to an engine, the trainer, a reward, an environment or the API; many may be in flight at once.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MOST_NAMES = 256  # beyond which calls are counted under "other calls": names ma
 
 
 class Timed:
-    """All that is known of one stage or kind of call."""
+    """The measurements of one stage or kind of call."""
 
     def __init__(self, kind: Kind) -> None:
         self.kind: Kind = kind
@@ -37,12 +37,12 @@ class Timed:
         return self.busy_s + (now - self.began if self.in_flight else 0.0)
 
     def seconds(self, now: float) -> float:
-        """Of a stage, what it took; of a call, while at least one was in flight."""
+        """Return how long a stage took, or how long at least one call was in flight."""
         return self.latency.sum_s if self.kind == "stage" else self.busy_until(now)
 
 
 class Span:
-    """One of them, while it lasts. `items` may be set inside."""
+    """One stage or call while it lasts. `items` may be set inside."""
 
     __slots__ = ("_clock", "_of", "_start", "items")
 
@@ -84,7 +84,7 @@ class ProfileRow:
 
 
 class Profile:
-    """Shared by the parts of a run; `span` and `call` are what everyone uses."""
+    """Shared by the parts of a run, which use `span` and `call`."""
 
     def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
         self._clock = clock
@@ -94,22 +94,22 @@ class Profile:
         self._idle_from: dict[str, float] = {}
 
     def span(self, name: str, items: float = 0.0) -> Span:
-        """A stage of the loop: `with profile.span("trainer", items=groups):`."""
+        """Measure a stage of the loop: `with profile.span("trainer", items=groups):`."""
         return Span(self._of(name, "stage"), self._clock, items)
 
     def call(self, name: str, items: float = 0.0) -> Span:
-        """A call that others may overlap: `with profile.call("engine/sample", items=n):`."""
+        """Measure a call that others may overlap: `with profile.call("engine/sample", items=n):`."""
         return Span(self._of(name, "call"), self._clock, items)
 
     def add(self, name: str, seconds: float, items: float = 0.0, kind: Kind = "stage") -> None:
-        """A duration that somebody else measured."""
+        """Add a duration that was measured elsewhere."""
         of = self._of(name, kind)
         of.latency.add(seconds)
         of.busy_s += seconds
         of.items += items
 
     def began(self, seconds: float) -> None:
-        """The run has started up, which took so long; what was counted meanwhile stays."""
+        """Record that the run has started up, and how long that took; counts so far are kept."""
         self._started = self._clock() - seconds
         self.add("start-up", seconds)
 
@@ -118,12 +118,12 @@ class Profile:
         return self._before_s + self._clock() - self._started
 
     def seconds(self) -> dict[str, float]:
-        """Of each stage, and "other": they add up to the wall time."""
+        """Return the seconds of each stage, and "other"; they add up to the wall time."""
         spent = {name: of.latency.sum_s for name, of in self._timed.items() if of.kind == "stage"}
         return spent | {"other": max(self.wall_s - sum(spent.values()), 0.0)}
 
     def rows(self) -> list[ProfileRow]:
-        """Stages by what they took, then calls by name."""
+        """Return stages by their time, then calls by name."""
         wall, now = self.wall_s or 1.0, self._clock()
         rows = [_row(name, of, now, wall) for name, of in self._timed.items() if of.latency.count]
         other = self.seconds()["other"]
@@ -132,17 +132,17 @@ class Profile:
         return stages + sorted((row for row in rows if row.kind == "call"), key=lambda row: row.name)
 
     def idle(self) -> dict[str, float]:
-        """The share of the wall time in which the trainer, and each engine, had no request."""
+        """Return the share of the wall time in which the trainer, and each engine, had no request."""
         wall, now = self.wall_s or 1.0, self._clock()
         return {role: max(0.0, 1.0 - self._busy(role, now) / wall) for role in self._roles()}
 
     def ended(self, *names: str) -> int:
-        """The number of calls with these names that have ended, in any component: "engine/sample" counts as "sample"."""
+        """Return how many calls with these names have ended, in any component: "engine/sample" counts as "sample"."""
         of = (timed for name, timed in self._timed.items() if timed.kind == "call" and name.rpartition("/")[2] in names)
         return sum(timed.latency.count for timed in of)
 
     def step(self) -> Metrics:
-        """Seconds since the last call of this, by stage and call; and who was idle for what share of them."""
+        """Return seconds since the previous call of this method, by stage and call, and the idle share of each role."""
         now = self._clock()
         wall = max(now - self._reported, 1e-9)
         self._reported = now
@@ -166,7 +166,7 @@ class Profile:
         return {"wall_s": self.wall_s, "timed": timed}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go on counting from there; what was counted so far stays."""
+        """Continue counting from a saved state; counts so far are kept."""
         now = self._clock()
         self._before_s += float(state["wall_s"])
         for name, saved in state["timed"].items():
@@ -188,18 +188,18 @@ class Profile:
         return found
 
     def _roles(self) -> list[str]:
-        """Whoever is called as ROLE/METHOD and is the trainer or an engine."""
+        """Return the roles ROLE among calls named ROLE/METHOD that are the trainer or an engine."""
         found = {name.partition("/")[0] for name, of in self._timed.items() if of.kind == "call"}
         return sorted(role for role in found if role == "trainer" or role.split(".")[0] == "engine")
 
     def _busy(self, role: str, now: float) -> float:
-        """At work for the run: pausing and being paused is not."""
+        """Return how long a role worked for the run; pausing and being paused do not count."""
         work = (f"{role}/{method}" for method in WORK)
         return sum(self._timed[name].busy_until(now) for name in work if name in self._timed)
 
 
 def timed(profile: Profile | None, name: str, items: float = 0.0) -> Span | nullcontext[None]:
-    """A call, where somebody counts."""
+    """Measure a call if there is a profile."""
     return nullcontext() if profile is None else profile.call(name, items)
 
 

@@ -1,9 +1,9 @@
-"""A model behind an OpenAI-compatible chat URL, in the place of engine and tokenizer, for an evaluation: messages go out, a message
-comes back.
+"""A model behind an OpenAI-compatible chat URL, in place of engine and tokenizer, for an evaluation: it gets messages and returns a
+message.
 
-An environment asks for token ids, which such a server does not give. What it is given in their place are numbers of this table: one
-for each rendered part of a conversation, and for each reply, which is followed by zeros up to the number of tokens that the
-server counted. There are no logprobs, and nothing of it can be trained.
+An environment works with token ids, which such a server does not return. Instead it gets numbers of a table: one for each
+rendered part of a conversation, and one for each reply, followed by zeros up to the number of tokens that the server counted.
+There are no logprobs, and nothing can be trained.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ KEPT = ("role", "content", "tool_calls", "reasoning_content")
 
 @dataclass(frozen=True)
 class _Part:
-    """What a number of the table stands for."""
+    """The messages behind one number of the table."""
 
     messages: tuple[Message, ...]
     tools: Sequence[Mapping[str, Any]] | None = None
 
 
 class ChatModel(Engine):
-    """Both halves: `sample` as an engine; `render`, `extend` and `parse` as a tokenizer."""
+    """Engine and tokenizer in one: `sample` as an engine; `render`, `extend` and `parse` as a tokenizer."""
 
     outlives_run = True
 
     def __init__(self, url: str, name: str, *, key_variable: str | None = None, concurrency: int = 32) -> None:
-        """`key_variable`: the environment variable that holds the key, which is never shown. Raises ConfigError where it is not
-        set, or for what is no URL."""
+        """`key_variable`: the environment variable with the key, which is never shown. Raises ConfigError if it is not set, or if
+        `url` is not a URL."""
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(f"--model-url {url!r} is no URL.", remedy="As http://127.0.0.1:8000/v1")
+            raise ConfigError(f"--model-url {url!r} is not a URL.", remedy="As http://127.0.0.1:8000/v1")
         if parts.username or parts.password:
             raise ConfigError(
                 "--model-url has a user's name or password in it.", remedy="Give a key by --key-variable."
@@ -57,7 +57,7 @@ class ChatModel(Engine):
         self._key = ""
         if key_variable is not None and not (key := os.environ.get(key_variable, "")):
             raise ConfigError(
-                f"--key-variable {key_variable}: there is no such environment variable.",
+                f"--key-variable {key_variable}: this environment variable is not set.",
                 remedy=f"export {key_variable}=...",
             )
         if key_variable is not None:
@@ -75,7 +75,7 @@ class ChatModel(Engine):
         self.uncounted = 0  # replies of which the server did not say how many tokens they have
 
     async def open(self) -> ModelInfo:
-        """One short call, so that a wrong key, name or address is named before anything else happens. Raises ApiError."""
+        """Make one short call, so that a wrong key, name or address is reported before anything else. Raises ApiError."""
         body = {"model": self.name, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
         try:
             with console.waiting(f"{self.url} to answer"):
@@ -118,10 +118,10 @@ class ChatModel(Engine):
         return self._add(_Part(tuple(messages), tools))
 
     def parse(self, ids: Tokens, prompt: Tokens | None = None) -> Message:
-        """Raises DataError for anything but a reply of this model."""
+        """Return the message. Raises DataError for anything but a reply of this model."""
         messages = self._part(int(ids[0]) if len(ids) else 0).messages
         if len(messages) != 1 or messages[0]["role"] != "assistant":
-            raise DataError("these ids are no reply of the model behind --model-url.")
+            raise DataError("these ids are not a reply of the model behind --model-url.")
         return messages[0]
 
     async def pause(self) -> None: ...
@@ -138,7 +138,7 @@ class ChatModel(Engine):
     def _part(self, number: int) -> _Part:
         if not 0 <= number < len(self._parts):
             raise DataError(
-                f"{number} is no token of a model behind --model-url, which gives none: this environment makes prompts of ids.",
+                f"{number} is not a token of the model behind --model-url, which has none: this environment makes prompts of ids.",
                 remedy="Evaluate it on a model directory: --model.",
             )
         return self._parts[number]
@@ -150,7 +150,7 @@ class ChatModel(Engine):
             counted = int((answer.get("usage") or {}).get("completion_tokens") or 0)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise ApiError(
-                f"{self.url} answered with what is no chat completion: {type(error).__name__}: {error}"
+                f"{self.url} did not answer with a chat completion: {type(error).__name__}: {error}"
             ) from error
         self.uncounted += not counted
         ids = np.zeros(max(counted, 1), np.int32)
@@ -161,8 +161,8 @@ class ChatModel(Engine):
         return Completion(ids, none, versions, finish, sampling.temperature)
 
     async def _post(self, body: Mapping[str, Any], deadline_s: float) -> dict[str, Any]:
-        """The answer; a call that may be answered later is made again until the deadline. Raises DeadlineExceeded with the last
-        reason then, ApiError at once for any other refusal."""
+        """Post and return the answer. Calls that may succeed later are repeated until the deadline. Raises DeadlineExceeded with the
+        last reason, ApiError at once for any other refusal."""
         until, pause, reason = monotonic() + deadline_s, FIRST_PAUSE_S, "it gave no answer"
         if self._limit != "max_tokens":
             body = {(self._limit if name == "max_tokens" else name): value for name, value in body.items()}
@@ -204,8 +204,8 @@ class ChatModel(Engine):
 
 
 def _outgoing(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """As OpenAI's API has them: arguments of calls as text, each call with an id that its answer names, and no reasoning, which
-    it does not take."""
+    """Convert messages for OpenAI's API: arguments of calls as text, each call with an id that its answer names, and no reasoning,
+    which the API does not accept."""
     made: list[dict[str, Any]] = []
     unanswered: list[str] = []
     for at, message in enumerate(messages):
@@ -227,7 +227,7 @@ def _outgoing(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
 
 def _incoming(said: Mapping[str, Any]) -> Message:
-    """As a local reply is parsed: arguments as objects, and a call that cannot be read as text, at the end of the content."""
+    """Convert a reply as a local one is parsed: arguments as objects. A call that cannot be parsed is text after the content."""
     reasoning = said.get("reasoning_content") or said.get("reasoning")
     message = {"role": "assistant", "content": said.get("content") or "", "reasoning_content": reasoning}
     if not isinstance(message["content"], str):
@@ -249,9 +249,9 @@ def _as_text(arguments: Any) -> str:
 
 
 def _as_object(arguments: Any) -> dict[str, Any] | None:
-    """None where they are none: broken JSON, a list, a number."""
+    """Return the arguments as a dict, or None if they are not one: broken JSON, a list, a number."""
     if arguments is None or arguments == "":
-        return {}  # how some servers say that there are none
+        return {}  # how some servers write that there are none
     try:
         found = json.loads(arguments) if isinstance(arguments, str) else arguments
     except ValueError:
@@ -260,12 +260,12 @@ def _as_object(arguments: Any) -> dict[str, Any] | None:
 
 
 def _as_said(function: Mapping[str, Any]) -> str:
-    """A call as a model writes it, whatever its arguments are."""
+    """Return a call as a model writes it, whatever its arguments are."""
     return f'<tool_call>{{"name": {json.dumps(function.get("name"))}, "arguments": {_as_text(function.get("arguments"))}}}</tool_call>'
 
 
 def _retry_after(value: str | None) -> float:
-    """Seconds; the other form, a date, is not looked at."""
+    """Return the seconds; the other form, a date, is ignored."""
     try:
         return max(float(value or 0.0), 0.0)
     except ValueError:
@@ -281,7 +281,7 @@ def _remedy(status: int) -> str:
 
 
 def import_httpx(feature: str) -> Any:
-    """The module httpx: an optional part of core. Raises ConfigError that says how to get it."""
+    """Import httpx, an optional dependency of core. Raises ConfigError that says how to install it."""
     try:
         import httpx
     except ImportError as error:

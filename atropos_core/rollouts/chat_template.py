@@ -41,8 +41,8 @@ OTHER_TEMPLATE = "Put the chat template that the model's authors publish into th
 
 
 class ChatTemplate:
-    """`today`: what the template is told when it asks for the date, as 2026-01-31; "": this day. Raises ConfigError for a template
-    that is missing or cannot be read."""
+    """`today`: the date for templates that ask for it, as 2026-01-31; "": today. Raises ConfigError for a template that is missing or
+    cannot be read."""
 
     def __init__(self, source: str | None, directory: Path, today: str = "", renderer: Renderer | None = None) -> None:
         if source is None:
@@ -56,14 +56,14 @@ class ChatTemplate:
         self._call(None)
 
     def render(self, **values: Any) -> str:
-        """`values` are JSON. Raises DataError if the template refuses them, fails, or passes a limit of time or memory."""
+        """Render `values`, which are JSON. Raises DataError if the template refuses them, fails, or exceeds a limit of time or memory."""
         try:
             return self._call(_plain(values))
         except RecursionError:
             raise DataError("these messages are nested too deep to be rendered.", remedy="Send flatter ones.") from None
 
     def _call(self, values: Any) -> str:
-        """`values`: as `_plain` gives them; None: the template is only read."""
+        """`values`: as `_plain` returns them; None: only compile the template."""
         try:
             # Version 2 has no references: the size of a request is that of its texts.
             request = marshal.dumps((self._source, self._today, values), 2)
@@ -82,7 +82,7 @@ class ChatTemplate:
 
 
 def _plain(value: Any) -> Any:
-    """The value in types of JSON, which is what transformers gives a template: no object that has other methods."""
+    """Return the value in JSON types, as transformers passes it to a template: no objects with other methods."""
     if value is None or type(value) in (str, int, float, bool):
         return value
     if isinstance(value, Mapping):
@@ -102,11 +102,11 @@ def _plain(value: Any) -> Any:
 
 
 class _Ended(Exception):
-    """The process ended, or was ended, before it answered."""
+    """Raised if the process ended, or was ended, before it answered."""
 
 
 class Renderer:
-    """A process that renders. It starts with the first call, and again after it has ended. `cpu_s`: of CPU time, for each call."""
+    """A process that renders. It starts with the first call, and again after it has ended. `cpu_s`: CPU time per call."""
 
     def __init__(self, cpu_s: float = CPU_S) -> None:
         self._cpu_s = cpu_s
@@ -118,7 +118,7 @@ class Renderer:
         self._connection: socket.socket | None = None
 
     def call(self, request: bytes) -> tuple[int, str]:
-        """Raises _Ended, WorkerLost."""
+        """Send one request and return the answer. Raises _Ended, WorkerLost."""
         with self._lock:
             connection = self._started()
             try:
@@ -179,7 +179,7 @@ class Renderer:
             self._end()
 
     def left_to_parent(self) -> None:
-        """Give the connection up in a forked process. If the fork kept it, the parent could not close it."""
+        """Close the connection in a forked process. If the fork kept it open, the parent could not close it."""
         if self._connection is not None:
             self._connection.close()
         if self._popen is not None:

@@ -28,7 +28,7 @@ _AT_ONCE = 1 << 17
 
 
 def ids_of(tokenizer: Tokenizer, text: str) -> Tokens:
-    """Raises UnicodeEncodeError for text that nothing can write down: half of a surrogate pair."""
+    """Return the ids of a text. Raises UnicodeEncodeError for half of a surrogate pair."""
     try:  # a batch of one, because `encode` keeps Python's lock and other threads would wait
         ids = tokenizer.encode_batch([text], add_special_tokens=False)[0].ids
     except TypeError:
@@ -41,7 +41,7 @@ def ids_of(tokenizer: Tokenizer, text: str) -> Tokens:
 
 
 class ControlTokens:
-    """`texts`: the control tokens. `kept`: the tokens that a message may contain; a template may cut its text there. `tokenizer`: as
+    """`texts`: the control tokens. `kept`: tokens that a message may contain; a template may cut its text there. `tokenizer`: as
     JSON."""
 
     def __init__(self, texts: Collection[str], tokenizer: Mapping[str, Any], kept: Collection[str] = ()) -> None:
@@ -59,7 +59,7 @@ class ControlTokens:
         self._names = {text: f"{MARK}{secret}-{number}{MARK}" for number, text in enumerate(self._texts)}
 
     def marked(self, value: Any) -> Any:
-        """A message or tool, or any JSON value in it, with a mark in each control token and each text that ends like the start of one."""
+        """Return a message, a tool, or any JSON value with a mark in each control token and in each text that may begin one."""
         if isinstance(value, str):
             return self._first.sub(self._marked, value)
         if isinstance(value, Mapping):  # a template shows the names of arguments too
@@ -75,7 +75,7 @@ class ControlTokens:
         return f"{found[0]}{MARK}"
 
     def found(self, value: Any) -> str:
-        """The first control token in the text of a message, or of anything of JSON in one; empty if there is none."""
+        """Return the first control token in the text of a message, or of any JSON value in it; empty if there is none."""
         if isinstance(value, str):
             token = self._tokens.search(value)
             return token[0] if token else ""
@@ -83,7 +83,7 @@ class ControlTokens:
         return next(filter(None, map(self.found, entries)), "")
 
     def encode(self, text: str, encode: Callable[[str], Tokens]) -> Tokens:
-        """Ids of a text that was rendered from marked messages. `encode`: the tokenizer's own, for text without marks in a token."""
+        """Return the ids of a text that was rendered from marked messages. `encode`: the tokenizer's own, for unmarked tokens."""
         if MARK not in text:
             return encode(text)
         plain, marks = _without_marks(text)
@@ -102,8 +102,8 @@ class ControlTokens:
 
     @cached_property
     def _renamed(self) -> Tokenizer:
-        """The tokenizer with other names for control tokens, in its vocabulary too: models of pieces (Unigram) would find their texts
-        there."""
+        """Return the tokenizer with other names for control tokens, also in its vocabulary, where models of pieces (Unigram) would
+        find the original texts."""
         model = dict(self._definition["model"])
         if isinstance(model.get("vocab"), Mapping):
             model["vocab"] = {self._names.get(text, text): number for text, number in model["vocab"].items()}
@@ -123,7 +123,7 @@ class ControlTokens:
 
     @cached_property
     def _true_ids(self) -> Tokens:
-        """The ids of the real tokenizer, by the ids of the renamed one [V]."""
+        """Return the real tokenizer's ids, indexed by the renamed one's [V]."""
         ids = np.arange(self._renamed.get_vocab_size(with_added_tokens=True), dtype=np.int32)
         for one in self._definition.get("added_tokens", []):
             name = self._names.get(one["content"], one["content"])
@@ -132,12 +132,12 @@ class ControlTokens:
 
 
 def _any_of(texts: Collection[str]) -> re.Pattern[str]:
-    """A pattern that finds any of these texts, the longest first. Without texts, it finds nothing."""
+    """Return a pattern that finds any of these texts, the longest first. Without texts, it finds nothing."""
     return re.compile("|".join(map(re.escape, sorted(texts, key=len, reverse=True))) or r"(?!)")
 
 
 def _without_marks(text: str) -> tuple[str, list[int]]:
-    """The text without marks, and the places where they were. Two marks in a row are one that was in the message."""
+    """Return the text without marks, and the positions of the marks. Two marks in a row are one that the message contained."""
     pieces, marks, size = [], [], 0
     for piece in re.split(f"({MARK}+)", text):
         if piece.startswith(MARK):

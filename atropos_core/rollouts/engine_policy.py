@@ -20,10 +20,10 @@ ScheduleKey = tuple[int, ...]
 
 
 class Turnstile:
-    """Holds samples back until every rollout in progress waits for one, then lets all pass in the order of their rollouts.
+    """Holds samples back until every running rollout waits for one, then lets all pass in the order of their rollouts.
 
-    With it, which requests share a batch depends on the rollouts alone and not on timing: what a deterministic run needs,
-    since a neighbour in a batch shifts logprobs by 1e-5. A rollout is known by its key, a tuple of numbers.
+    Which requests share a batch then depends only on the rollouts, not on timing. A deterministic run needs this, because a
+    neighbour in a batch shifts logprobs by 1e-5. A rollout is identified by its key, a tuple of numbers.
     """
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class Turnstile:
         self._waiting: list[tuple[ScheduleKey, asyncio.Future[None]]] = []
 
     def enter(self, key: ScheduleKey) -> None:
-        """One more rollout is in progress: until it waits here, or has left, nobody passes."""
+        """Add a running rollout: until it waits here, or has left, no sample passes."""
         self._running.add(key)
 
     def leave(self, key: ScheduleKey) -> None:
@@ -61,7 +61,7 @@ class Turnstile:
 
 
 class ChatFormat(Protocol):
-    """Messages to ids and back: a `ChatTokenizer`, or what stands in for one where the model is elsewhere."""
+    """Converts messages to ids and back: a `ChatTokenizer`, or its replacement if the model is elsewhere."""
 
     def render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None) -> Tokens: ...
     def extend(
@@ -82,7 +82,7 @@ class _Texts:
 
 
 class EnginePolicy(Policy):
-    """One rollout's view of the engine. `key` is where it stands among others in a deterministic run."""
+    """One rollout's view of the engine. `key` is its position among the rollouts of a deterministic run."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Several engines as one: which of them samples what."""
+"""Several engines behind one interface: choose which of them samples a prompt."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ MORE_ALLOWED = 8  # continuations that the engine of a prompt may have in flight
 
 
 class EngineRouter(ForwardingEngine):
-    """Sends each prompt to one engine, by the prompt itself, so that the rollouts of a group share its prefix cache; to
-    the least busy one where that engine is far behind. In a deterministic run by the prompt alone."""
+    """Sends each prompt to one engine, chosen by the prompt, so that the rollouts of a group share its prefix cache. If that
+    engine is far behind, the least busy one is chosen, except in a deterministic run."""
 
     def __init__(self, engines: Sequence[Engine], *, deterministic: bool) -> None:
         self.engines = list(engines)
@@ -28,7 +28,7 @@ class EngineRouter(ForwardingEngine):
         self._in_flight = [0] * len(self.engines)
 
     async def forward(self, method: Method[T], *arguments: Any) -> T:
-        """By all engines, and the first one's answer; given sequences are scored by the first alone."""
+        """Call all engines and return the first one's answer; given sequences are scored only by the first."""
         engines = self.engines[:1] if method.__name__ in SCORING else self.engines
         answers: list[T] = await asyncio.gather(*(getattr(engine, method.__name__)(*arguments) for engine in engines))
         return answers[0]

@@ -1,4 +1,4 @@
-"""Held-out evaluation: the same problems and the same seeds each time, with sampling settings of its own."""
+"""Held-out evaluation: the same problems and seeds each time, with its own sampling settings."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ VERDICT = "accuracy_"  # an environment's metric of this name, 0 or 1, is a furt
 
 @dataclass(frozen=True)
 class Share:
-    """A mean over problems, with its 95 % interval: Wilson's, over problems, since replies to one are not independent."""
+    """A mean over problems with Wilson's 95 % interval, over problems because replies to one problem are not independent."""
 
     value: float
     low: float
@@ -49,12 +49,12 @@ class Evaluation:
     tokens: int  # sampled
 
     def write(self, path: Path) -> None:
-        """One line a problem, with each of its samples."""
+        """Write one line per problem, with each of its samples."""
         written(path, "".join(json.dumps(_row(group), ensure_ascii=False, default=str) + "\n" for group in self.groups))
 
 
 def require_test_tasks(tasks: int) -> None:
-    """Raises DataError where there is nothing to evaluate on."""
+    """Raises DataError if there is nothing to evaluate on."""
     if not tasks:
         raise DataError(
             "no environment has held-out tasks to evaluate on.",
@@ -63,7 +63,7 @@ def require_test_tasks(tasks: int) -> None:
 
 
 async def evaluated_tasks(environments: Mapping[str, Environment], section: EvaluationSection) -> dict[str, str]:
-    """A digest of the tasks that `evaluate` runs, by environment; "" for tasks that are made as they are read."""
+    """Return a digest of the tasks that `evaluate` runs, by environment; "" for lazy tasks."""
     return {
         name: await digest_of(environment.tasks("test"), _share_of(section, environments))
         for name, environment in environments.items()
@@ -82,9 +82,9 @@ async def evaluate(
     *,
     seed: int,
 ) -> Evaluation:
-    """The first `section.problems` held-out tasks, shared evenly among the environments, each run `section.samples`
-    times. `sampling` is the run's, for what the section leaves open. A rollout that failed counts as wrong. Raises
-    DataError where there is nothing to evaluate, or all of it failed."""
+    """Run the first `section.problems` held-out tasks, shared evenly among the environments, `section.samples` times each. `sampling`
+    is the run's, for values that the section does not set. A failed rollout counts as wrong. Raises DataError if there is
+    nothing to evaluate, or everything failed."""
     start = perf_counter()
     share = _share_of(section, environments)
     draws: list[Draw] = []
@@ -103,7 +103,7 @@ async def evaluate(
 async def _run(
     runner: RolloutRunner, draws: Sequence[Draw], section: EvaluationSection, sampling: Sampling, wait: console.Wait
 ) -> list[ScoredGroup]:
-    """A group for each draw, in their order; `wait` says how many are done."""
+    """Return a group for each draw, in their order; `wait` shows how many are done."""
     done = 0
 
     async def one(draw: Draw, keys: Sequence[ScheduleKey]) -> ScoredGroup:
@@ -133,7 +133,7 @@ async def _run(
 
 
 def written(path: Path, text: str) -> None:
-    """`text` is JSON. Raises RunDirectoryError where it cannot be."""
+    """Write `text`, which is JSON. Raises RunDirectoryError if it cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, json_bytes(text))
@@ -144,7 +144,7 @@ def written(path: Path, text: str) -> None:
 
 
 def _shares(groups: Sequence[ScoredGroup], ks: Sequence[int]) -> dict[str, Share]:
-    """Accuracy (which is pass@1) and pass@k by every grader: over all problems, and by environment where several are."""
+    """Return accuracy (which is pass@1) and pass@k of every grader: over all problems, and by environment if there are several."""
     names = _names(groups)
     several = len(names) > 1
     graders = {name: _graders([group for group in groups if group.draw.environment == name]) for name in names}
@@ -169,7 +169,7 @@ def _names(groups: Sequence[ScoredGroup]) -> list[str]:
 
 
 def _graders(groups: Sequence[ScoredGroup]) -> list[str]:
-    """Of one environment: `accuracy` for its own verdict, and its metrics that are verdicts too."""
+    """Return the graders of one environment: `accuracy` for its own verdict, and its metrics that are verdicts too."""
     episodes = [episode for group in groups for episode in group.episodes]
     named = {name for episode in episodes for name in episode.metrics if name.startswith(VERDICT)}
     binary = [name for name in named if {episode.metrics.get(name, 0.0) for episode in episodes} <= {0.0, 1.0}]
@@ -184,7 +184,7 @@ def _verdict(episode: Episode, grader: str) -> bool | None:
 
 
 def _means(groups: Sequence[ScoredGroup], shares: Mapping[str, Share]) -> Metrics:
-    """What is no share: over the episodes that have it."""
+    """Return the values that are not shares, each averaged over the episodes that have it."""
     values: dict[str, list[float]] = defaultdict(list)
     several = len(_names(groups)) > 1
     for group in groups:
@@ -204,8 +204,8 @@ def _means(groups: Sequence[ScoredGroup], shares: Mapping[str, Share]) -> Metric
 
 
 def cut_off_lowest(groups: Sequence[ScoredGroup]) -> float:
-    """Return the share of the episodes that were cut off at max_tokens, are not correct, and earned little or no more than the lowest
-    reward. Equal rewards above 0 say nothing of those that were cut off."""
+    """Return the share of the episodes that were cut off at max_tokens, are not correct, and have a reward close to the lowest.
+    If all rewards are equal and above 0, cut-off episodes do not count."""
     episodes = [episode for group in groups for episode in group.episodes]
     if not episodes:
         return 0.0

@@ -1,4 +1,4 @@
-"""What a sample of graded replies says: pass@k without bias, and how far a share may be off."""
+"""Statistics of graded replies: unbiased pass@k, and confidence intervals of shares."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ Z_95 = 1.959963984540054  # of the normal distribution: 95 % lie within so many 
 
 
 def pass_at_k(n: int, correct: int, k: int) -> float:
-    """The chance that k replies drawn from n without replacement hold a correct one: 1 - C(n - c, k) / C(n, k), which
-    is unbiased for the chance that k fresh replies do (Chen et al. 2021, arXiv 2107.03374, eq. 1). As a product, since
-    the binomials overflow. Needs 1 <= k <= n and 0 <= correct <= n."""
+    """Return the chance that k replies drawn from n without replacement contain a correct one: 1 - C(n - c, k) / C(n, k). It is
+    unbiased for k fresh replies (Chen et al. 2021, arXiv 2107.03374, eq. 1). Computed as a product, since the binomials
+    overflow. Needs 1 <= k <= n and 0 <= correct <= n."""
     if not (1 <= k <= n and 0 <= correct <= n):
         raise ValueError(f"pass@{k} of {correct} correct among {n}: needs 1 <= k <= n and 0 <= correct <= n")
     if n - correct < k:
@@ -21,8 +21,8 @@ def pass_at_k(n: int, correct: int, k: int) -> float:
 
 
 def wilson(share: float, n: int, z: float = Z_95) -> tuple[float, float]:
-    """Wilson's interval (1927) for a mean of n independent values in [0, 1]. Exact to its usual order where they are 0
-    or 1; where they are shares themselves it is too wide, for their variance is at most share * (1 - share)."""
+    """Return Wilson's interval (1927) for a mean of n independent values in [0, 1]. Exact to its usual order if they are 0 or 1. If
+    they are shares themselves it is too wide, because their variance is at most share * (1 - share)."""
     if n < 1 or not 0.0 <= share <= 1.0:
         raise ValueError(f"no interval for a share of {share} among {n}")
     centre = (share + z * z / (2 * n)) / (1 + z * z / n)

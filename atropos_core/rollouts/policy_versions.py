@@ -1,4 +1,4 @@
-"""Versions of a policy count from a checkpoint on; what a run that died after it had trained beyond is another timeline."""
+"""Policy versions after a resume: they count on from the checkpoint, and later versions of the run that died never existed."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from atropos_core.types import UNKNOWN_VERSION, Rollout, ScoredGroup
 
 
 def refuse_versions_that_never_were(group: ScoredGroup, newest: int | None) -> None:
-    """Raises NoSuchVersion where a sampled token claims a version above `newest`, the highest that engines can have
-    sampled from, or below that of a token whose client does not say. `newest` is None where nobody knows it."""
+    """Raises NoSuchVersion if a sampled token claims a version above `newest`, the highest that engines can have sampled from, or
+    below UNKNOWN_VERSION. `newest` is None if it is unknown."""
     highest = ID_BOUND - 1 if newest is None else newest
     for rollout in _rollouts(group):
         versions = rollout.policy_version
-        # One pass where all versions are known, as unsigned numbers those below 0 are above them all.
+        # One pass if all versions are known: as unsigned numbers, negative ones are above them all.
         if not len(versions) or int(np.maximum.reduce(versions.view(np.uint32))) <= highest:
             continue
         sampled = versions[rollout.sampled]
@@ -32,17 +32,17 @@ def refuse_versions_that_never_were(group: ScoredGroup, newest: int | None) -> N
             raise NoSuchVersion(
                 f"group of task {group.task.id!a:.100} of environment {group.draw.environment!a:.100}: {len(wrong)} of its tokens "
                 f"claim to be sampled from policy version {wrong[0]}, and {known}.",
-                remedy=f"Send each token's version as the engine gave it, or {UNKNOWN_VERSION} where it is not known.",
+                remedy=f"Send each token's version as the engine gave it, or {UNKNOWN_VERSION} if it is unknown.",
             )
 
 
 def sampled_after(group: ScoredGroup, newest: int) -> bool:
-    """Whether a token of it was sampled from a version later than `newest`."""
+    """True if any of its tokens was sampled from a version later than `newest`."""
     return any((rollout.policy_version[rollout.sampled] > newest).any() for rollout in _rollouts(group))
 
 
 def without_versions_after(group: ScoredGroup, newest: int) -> ScoredGroup:
-    """Tokens of a later version are of one that nobody knows."""
+    """Set the version of tokens after `newest` to unknown."""
     if not any((rollout.policy_version > newest).any() for rollout in _rollouts(group)):
         return group
 

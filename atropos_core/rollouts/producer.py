@@ -1,4 +1,4 @@
-"""Keeps rollouts going: draws tasks, runs them, and puts the scored groups into the hub."""
+"""Keep rollouts running: draw tasks, run them, and put the scored groups into the hub."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def no_progress(failed: int, last: ScoredGroup) -> NoProgress:
 
 
 def with_trace(error: ErrorT, cause: Failed) -> ErrorT:
-    """The same error: the traceback of that rollout is printed below its remedy."""
+    """Add a rollout's traceback to the error, to be printed below its remedy."""
     if cause.trace:
         error.add_note(cause.trace.rstrip())
     return error
 
 
 def refuse_no_draws(draws: Sequence[Draw], wanted: int) -> None:
-    """Raises PluginError where a curriculum gave nothing: whoever waits for groups would wait for ever."""
+    """Raises PluginError if a curriculum gave no draws: the trainer would wait for groups for ever."""
     if not draws and wanted > 0:
         raise PluginError(
             f"the curriculum gave no draw where {wanted} were wanted: draw({wanted}) returned {draws!r}.",
@@ -48,8 +48,8 @@ def refuse_no_draws(draws: Sequence[Draw], wanted: int) -> None:
 
 
 class Producer:
-    """Runs as many draws at once as `want` asks for. In place of a group that failed, another task is drawn; whoever
-    hears of it by `on_failed` settles its draw."""
+    """Runs as many draws at once as `want` asks for. If a group fails, another task is drawn in its place, and `on_failed` must settle
+    the failed draw."""
 
     def __init__(
         self,
@@ -75,18 +75,18 @@ class Producer:
         self._failed_in_a_row = 0
 
     def want(self, groups: int) -> None:
-        """See to it that `groups` groups wait in the hub or are being run."""
+        """Make sure that `groups` groups wait in the hub or are being run."""
         self._target = groups
         missing = groups - len(self._hub) - len(self._running)
         if missing > 0:
             self._start(missing)
 
     def replace(self) -> None:
-        """Run one more: a group that was run is of no use any more."""
+        """Run one more group, in place of one that cannot be used."""
         self._start(1)
 
     async def stop(self) -> None:
-        """Cancel what is being run. Its draws stay unsettled, and a resumed run draws them again."""
+        """Cancel running rollouts. Their draws stay unsettled, and a resumed run draws them again."""
         for task in self._running:
             task.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)
@@ -110,7 +110,9 @@ class Producer:
             await self._hub.put(group, Label.of(group))
             current = asyncio.current_task()
             assert current is not None, "a coroutine runs in a task"
-            self._running.discard(current)  # now: whoever leases the group may ask for more before `_ended` is called
+            self._running.discard(
+                current
+            )  # now: the caller that leases the group may ask for more before `_ended` is called
             return
         self._on_failed(group)
         self._failed_in_a_row += 1

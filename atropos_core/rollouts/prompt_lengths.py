@@ -30,7 +30,7 @@ def long_prompts(
     *,
     deadline_s: float = math.inf,
 ) -> LongPrompts:
-    """Look at tasks in their order for `deadline_s` seconds at most. 100,000 short ones take 0.7 s. Raises DataError for a conversation
+    """Check tasks in their order, for at most `deadline_s` seconds. 100,000 short ones take 0.7 s. Raises DataError for a conversation
     that the chat template refuses."""
     found, until = LongPrompts(most), time.monotonic() + deadline_s
     frame = len(tokenizer.render([{"role": "user", "content": "."}]))

@@ -1,4 +1,4 @@
-"""What a sampled reply says: its ids as the text that environments and rewards read, without the tokens that frame it."""
+"""Turn sampled ids into the text and message that environments and rewards read, without the tokens that frame them."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ THINKING = {
     "<thought>": "</thought>",
 }
 TOOL_CALL = ("<tool_call>", "</tool_call>")
-# What `message_of` reads: such a token is part of the text, though some tokenizers call it special.
+# Tags that `message_of` parses: they are part of the text, even if a tokenizer marks them as special.
 READ = frozenset({*THINKING, *THINKING.values(), *TOOL_CALL, "<|channel>"})
-# Text of messages that is not marked (`control_tokens`): a history says what a reply said.
+# Message text that is not marked (`control_tokens`), because a history repeats what a reply contained.
 IN_HISTORIES = frozenset({"<think>", "</think>", *TOOL_CALL})
 AS_SAMPLED = ("text", "opening")  # keys of a message that only environments and rewards read
 NAME_CHARACTERS = 256  # of a tool, at most
@@ -39,7 +39,7 @@ _READ_TAG = re.compile(
 )
 _WORDS = "|".join(sorted({re.escape(tag.strip("<>[]|/\u25c1\u25b7")) for tag in (*THINKING, *THINKING.values())}))
 _SIGNS = r"(?:[^\w\s]|\\[a-z])*"  # of a regular expression
-_NAMES_THINKING = re.compile(  # beside a bracket: "I think" names no tag
+_NAMES_THINKING = re.compile(  # next to a bracket: "I think" does not name a tag
     rf"(?:[<\[\u25c1]|\\x3c){_SIGNS}(?:\w+\|)*(?:{_WORDS})|(?:{_WORDS})(?:\|\w+)*{_SIGNS}(?:[>\]\u25b7]|\\x3e)",
     re.IGNORECASE,
 )
@@ -47,7 +47,7 @@ _RECIPIENT = re.compile(r"\bto=(?:functions\.)?([^\s<]+)")
 
 
 def end_of_turn(conversation: str, added: Iterable[str]) -> str:
-    """The added token that a chat template puts after a reply, or nothing. `conversation`: rendered, with `SENTINEL` as the
+    """Return the added token that a chat template puts after a reply, or nothing. `conversation` was rendered with `SENTINEL` as the
     content of its last message."""
     _, found, tail = conversation.rpartition(SENTINEL)
     begins = [token for token in added if token and found and tail.lstrip().startswith(token.strip())]
@@ -55,18 +55,18 @@ def end_of_turn(conversation: str, added: Iterable[str]) -> str:
 
 
 def opening_of(prompt: str) -> str:
-    """The thinking tag that a rendered prompt ends with, so that the reply begins as reasoning; empty if there is none."""
+    """Return the thinking tag that ends a rendered prompt, so that the reply begins as reasoning; empty if there is none."""
     return next((tag for tag in THINKING if prompt.rstrip().endswith(tag)), "")
 
 
 def message_of(text: str, opening: str | None = None) -> Message:
-    """The assistant message that a sampled text is. `opening`: the thinking tag that its prompt ends with (`opening_of`); None if
-    the prompt is not known.
+    """Parse a sampled text into an assistant message. `opening`: the thinking tag that ends its prompt (`opening_of`); None if the
+    prompt is unknown.
 
-    Reasoning becomes `reasoning_content`: what stands between thinking tags, and what follows a tag that is not closed. If the prompt
-    is not known, a closing tag without an opening one ends reasoning that the prompt began. Calls become `tool_calls`: each has a
-    name, a str, and arguments, a dict; a call that does not have them stays in the content. If the content is then not all of `text`,
-    the message also has `text`, and `opening` if there is one (`whole_reply`).
+    Reasoning becomes `reasoning_content`: text between thinking tags, and text after a tag that is not closed. If the prompt is
+    unknown, a closing tag without an opening one ends reasoning that the prompt began. Calls become `tool_calls`, each with a
+    name, a str, and arguments, a dict; a call without them stays in the content. If the content is then not all of `text`, the
+    message also has `text`, and `opening` if there is one (`whole_reply`).
     """
     content, thoughts, calls = _parts(text, opening)
     message: dict[str, Any] = {"role": "assistant", "content": content}
@@ -82,7 +82,7 @@ def message_of(text: str, opening: str | None = None) -> Message:
 
 
 def _parts(text: str, opening: str | None, *, keep_calls: bool = False) -> tuple[str, list[str], list[dict[str, Any]]]:
-    """Content, reasoning and calls of a sampled text; with `keep_calls`, calls stay in the content as well."""
+    """Split a sampled text into content, reasoning and calls. With `keep_calls`, calls also stay in the content."""
     rest = text if not opening or text.lstrip().startswith(opening) else opening + text
     content: list[str] = []
     thoughts: list[str] = []
@@ -110,9 +110,9 @@ def _parts(text: str, opening: str | None, *, keep_calls: bool = False) -> tuple
 
 
 def whole_reply(message: Message, *, opening: bool = False) -> str:
-    """The text of an assistant message as the policy sampled it, reasoning and tool calls included, without special tokens. With
-    `opening`, after the thinking tag that the prompt ended with. If only the parts of a message are known, as of an agent's API, the
-    text is composed of them."""
+    """Return an assistant message as the policy sampled it, with reasoning and tool calls, without special tokens. With `opening`, it
+    follows the thinking tag that ended the prompt. If only the parts of a message are known, as from an agent's API, the text is
+    composed of them."""
     if (text := message.get("text")) is not None:
         return str(message.get("opening", "") if opening else "") + str(text)
     reasoning, calls = message.get("reasoning_content"), message.get("tool_calls") or ()
@@ -123,9 +123,9 @@ def whole_reply(message: Message, *, opening: bool = False) -> str:
 
 
 def searched(message: Message, pattern: str) -> str:
-    """The text of a reply in which a regular expression of the user is searched: the reply with its tool calls and without its
-    reasoning, so that a reply that is cut off as it thinks is not taken for one that answers. If the pattern names a thinking tag, in
-    whatever case and as one of several: the whole reply, after the tag that the prompt ended with."""
+    """Return the text of a reply in which to search a user's regular expression: with tool calls but without reasoning, so that a
+    reply that is cut off while thinking does not count as an answer. If the pattern names a thinking tag, in any case and even
+    as one of several alternatives, return the whole reply, after the tag that ended the prompt."""
     if "reasoning_content" not in message or _NAMES_THINKING.search(pattern):
         return whole_reply(message, opening=True)
     if (text := message.get("text")) is not None:
@@ -139,8 +139,8 @@ def _call_of(call: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _function_of(call: str) -> dict[str, Any] | None:
-    """Name and arguments; None where the JSON has none, or a name that no API takes back in a history. Some models write the arguments
-    as JSON in a string."""
+    """Return name and arguments, or None if the JSON lacks them or the name is not one that APIs accept in a history. Some models
+    write the arguments as JSON in a string."""
     try:
         said = json.loads(call)
         name, arguments = said["name"], said.get("arguments", {})
@@ -172,16 +172,16 @@ def is_shallow(value: Any) -> bool:
 
 @dataclass(frozen=True)
 class ReplyReader:
-    """Tokens as texts, by id: `special` are no part of the text wherever they stand, `ends` none where they end it (an
-    ordinary word may be an end: a newline). `decode`: ids to text, special tokens included."""
+    """Texts of special tokens by id: `special` ones are never part of the text; `ends` are not if they end it (an ordinary token may
+    be an end: a newline). `decode`: ids to text, special tokens included."""
 
     special: Mapping[int, str]
     ends: Mapping[int, str]
     decode: Callable[[list[int]], str]
 
     def text(self, ids: Sequence[int], prompt: Sequence[int] = ()) -> str:
-        """The message. Where the tokenizer has channels, the analysis becomes a `<think>` block and a call a `<tool_call>`. `prompt`: the
-        last ids of what they continue, which may have opened a channel."""
+        """Return the reply's text. For a tokenizer with channels, the analysis becomes a `<think>` block and a call a `<tool_call>`.
+        `prompt`: the last ids before the reply, which may have opened a channel."""
         size = len(ids)
         while size and (ids[size - 1] in self.ends or self._dropped(ids[size - 1])):
             size -= 1
@@ -191,14 +191,14 @@ class ReplyReader:
         return self.decode([one for one in ids[:size] if not self._dropped(one)])
 
     def end(self, ids: Sequence[int]) -> str:
-        """The text of the token that ends these ids, where it is no part of the text."""
+        """Return the text of the token that ends these ids, if it is not part of the text."""
         return {**self.ends, **self.special}.get(ids[-1], "") if len(ids) else ""
 
     def _dropped(self, one: int) -> bool:
         return one in self.special and self.special[one] not in READ
 
     def _open_header(self, prompt: Sequence[int]) -> list[int]:
-        """The header of a message that a prompt begins with `<|start|>` and does not end, without what it says already."""
+        """Return the header of a message that a prompt begins with `<|start|>` and does not finish, without its known part."""
         texts = [self.special.get(one) for one in prompt]
         begins = [at for at, text in enumerate(texts) if text == "<|start|>"]
         if not begins or any(text in ("<|end|>", "<|call|>", "<|return|>") for text in texts[begins[-1] :]):
@@ -208,7 +208,7 @@ class ReplyReader:
         return list(prompt[at:end])
 
     def _of_channels(self, ids: Sequence[int]) -> str:
-        """`<|channel|>NAME to=RECIPIENT<|message|>TEXT<|end|>`, one after another ("OpenAI harmony response format")."""
+        """Parse `<|channel|>NAME to=RECIPIENT<|message|>TEXT<|end|>` sequences ("OpenAI harmony response format")."""
         pieces: list[tuple[str, list[int]]] = [("", [])]  # a marker, and what stands between it and the next
         for one in ids:
             if self._dropped(one):

@@ -51,7 +51,7 @@ _SPACE = re.compile(r"[\s\ufeff]*")
 
 
 def value_at(row: Row, column: str) -> Any:
-    """The value of a column. `reward_model.ground_truth` is looked up in the table `reward_model`. None if the row lacks it."""
+    """Return the value of a column. `reward_model.ground_truth` is looked up in the table `reward_model`. None if it is missing."""
     value: Any = row
     while column and isinstance(value, Mapping):
         if column in value:
@@ -62,7 +62,7 @@ def value_at(row: Row, column: str) -> Any:
 
 
 def columns_in(row: Row) -> list[str]:
-    """The names that `value_at` accepts for this row, down to values that are not tables."""
+    """Return the names that `value_at` accepts for this row, down to values that are not tables."""
     found = []
     for name, value in row.items():
         within = isinstance(value, Mapping) and bool(value)
@@ -71,7 +71,7 @@ def columns_in(row: Row) -> list[str]:
 
 
 def read_rows(path: Path, prompt: str = "prompt") -> Iterator[tuple[str, Row]]:
-    """(its place in the file, its values) of each row. NaN is read as None. `prompt`: the column that tells a JSON object to be a row.
+    """Yield (position in the file, values) of each row. NaN is read as None. `prompt`: a JSON object with this column is a row.
     Raises DataError."""
     for file in files_of(path):
         try:
@@ -81,7 +81,7 @@ def read_rows(path: Path, prompt: str = "prompt") -> Iterator[tuple[str, Row]]:
 
 
 def files_of(path: Path) -> list[Path]:
-    """The files that a path means, in the order of their names. Raises DataError."""
+    """Return the files that a path means, in the order of their names. Raises DataError."""
     try:
         if path.is_dir():
             return _in_folder(path)
@@ -104,7 +104,7 @@ def _is_pattern(path: Path) -> bool:
 
 
 def _in_folder(folder: Path) -> list[Path]:
-    """The files of rows in it and below, but for hidden ones. Raises DataError where which of them are meant is not clear."""
+    """Return the files of rows in a folder and below, except hidden ones. Raises DataError if it is unclear which ones are meant."""
     found: list[Path] = []
     entries = 0
     for place, folders, names in os.walk(folder):
@@ -149,7 +149,7 @@ def _splits(file: Path) -> frozenset[str]:
 
 
 def _rows(path: Path, prompt: str) -> Iterator[tuple[str, Row]]:
-    """The rows of one file. Its format is known from the end of its name, and from its first bytes."""
+    """Yield the rows of one file. Its format follows from its suffix and its first bytes."""
     with path.open("rb") as file:
         head = file.read(64)
     kind = _kind(path)
@@ -202,7 +202,7 @@ def _text(path: Path, data: bytes) -> str:
 
 
 def _json(path: Path, text: str, prompt: str) -> Iterator[tuple[str, Row]]:
-    """The rows of JSON text: objects one after another, on any lines, or a single value that holds all rows."""
+    """Yield the rows of a JSON text: objects one after another, on any lines, or a single value that holds all rows."""
     decode = json.JSONDecoder().raw_decode
     at, counted, line = _after_space(text, 0), 0, 1
     begin = at
@@ -231,7 +231,7 @@ def _after_space(text: str, at: int) -> int:
 
 
 def _of_one_value(path: Path, value: Any, where: str, prompt: str) -> Iterator[tuple[str, Row]]:
-    """The rows of a file that is one JSON value: a list of rows, an object that has such a list, or a single row."""
+    """Yield the rows of a file that is one JSON value: a list of rows, an object with such a list, or a single row."""
     if isinstance(value, dict):
         given = value.get("messages") if value_at(value, prompt) is None else value_at(value, prompt)
         lists = {name: one for name, one in value.items() if _are_objects(one) and "role" not in one[0]}
@@ -265,7 +265,7 @@ def _checked(row: Any, where: str) -> tuple[str, Row]:
 
 
 def plain_row(row: Row) -> Row:
-    """The row with None for NaN, and with text for values that JSON lacks, such as dates."""
+    """Return the row with None for NaN, and with text for values that JSON lacks, such as dates."""
     return {name: _plain(value) for name, value in row.items()}
 
 
@@ -319,7 +319,7 @@ def _csv(path: Path, text: str, delimiter: str) -> Iterator[tuple[str, Row]]:
 
 
 def _delimiter(text: str) -> str:
-    """The delimiter that splits the first line into the most names; the comma, if several do."""
+    """Return the delimiter that splits the first line into the most names; the comma in a tie."""
 
     def names(delimiter: str) -> int:
         try:
@@ -331,7 +331,7 @@ def _delimiter(text: str) -> str:
 
 
 def _columnar(path: Path, data: bytes | None, *, is_parquet: bool) -> Iterator[tuple[str, Row]]:
-    """The rows of a parquet file, or of an Arrow file or stream, as `datasets` saves it."""
+    """Yield the rows of a parquet file, or of an Arrow file or stream as `datasets` saves it."""
     try:
         import pyarrow
         import pyarrow.ipc
@@ -364,7 +364,7 @@ def _columnar(path: Path, data: bytes | None, *, is_parquet: bool) -> Iterator[t
 
 
 def _arrow(pyarrow: Any, source: Any) -> Any:
-    """A stream, as `save_to_disk` writes it, or the batches of a file."""
+    """Return a stream, as `save_to_disk` writes it, or the batches of a file."""
     start = source.read(6)
     source.seek(0)
     if start != b"ARROW1":

@@ -1,4 +1,4 @@
-"""From a draw to a scored group: rollout, then reward. A rollout that fails is data; a part of the run that fails is not."""
+"""Run and score a draw's rollouts. A rollout that fails is recorded as data; a part of the run that fails ends the run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from atropos_core.rollouts.tool_sets import Tools, ToolSets
 from atropos_core.seeds import derive
 from atropos_core.types import ABSTAINED, Draw, Episode, Failed, Floats, Sampling, ScoredGroup, Split, Task
 
-FATAL = (ProcessDied,)  # no rollout can go on after these: they end the run, under their own name
+FATAL = (ProcessDied,)  # errors that end the run instead of failing one rollout
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class WeightedReward:
 
 
 class RolloutRunner:
-    """Runs draws of several environments with one engine and scores them."""
+    """Runs draws of several environments with one engine, and scores them."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class RolloutRunner:
         profile: Profile | None = None,
         vocabulary: int = 0,
     ) -> None:
-        """`vocabulary`: how many token ids the policy has; 0: not known."""
+        """`vocabulary`: number of token ids of the policy; 0: unknown."""
         self.environments = environments
         self.waiting_for_room = 0  # rollouts whose environment runs no more at once
         self.let_in = 0  # rollouts that began in an environment with such a bound
@@ -63,12 +63,12 @@ class RolloutRunner:
         self._tool_sets = ToolSets()
 
     def tools_of(self, group: ScoredGroup) -> Tools:
-        """JSON schemas that the policy was shown in this environment and task; empty where there were none, or they were
-        shown elsewhere."""
+        """Return the JSON schemas of the tools that the policy was shown for this task; empty if there were none, or the rollout ran
+        elsewhere."""
         return self._tool_sets.of((id(self.environments.get(group.draw.environment)), group.task.id))
 
     def schedule_keys(self, draw: Draw, n: int) -> list[ScheduleKey]:
-        """Where the rollouts of this draw stand. Call before any of them starts, for all draws of a round."""
+        """Return the keys of a draw's rollouts. Call this for all draws of a round before any rollout starts."""
         keys: list[ScheduleKey] = [
             (draw.id, member) for member in range(1 if runs_groups(self.environments[draw.environment]) else n)
         ]
@@ -80,9 +80,9 @@ class RolloutRunner:
     async def run(
         self, draw: Draw, keys: Sequence[ScheduleKey], n: int, sampling: Sampling, *, attempts: int = 1
     ) -> ScoredGroup:
-        """`n` episodes of the draw's task, scored. Failed ones are in `failed`; there may be no other. With more
-        `attempts`, a rollout that failed is run again under another seed, or its whole group where the environment runs
-        groups; what failed before is in `failed` all the same, ahead of what failed last."""
+        """Return `n` scored episodes of the draw's task. Failed rollouts are in `failed`; all may have failed. With more `attempts`,
+        a failed rollout is run again with another seed (or its whole group, if the environment runs groups). `failed` also has
+        the earlier failures, before the last ones."""
         environment = self.environments[draw.environment]
         try:
             with contained(f"tasks({draw.split!r})"):
@@ -121,7 +121,7 @@ class RolloutRunner:
         seeds: Sequence[int],
         sampling: Sampling,
     ) -> list[Episode | Failed]:
-        """One for each seed, in their order."""
+        """Return one result per seed, in their order."""
         if runs_groups(environment):
             return list(await self._run_group(environment, task, keys[0], seeds, sampling))
         one = [self._run_one(environment, task, key, seed, sampling) for key, seed in zip(keys, seeds, strict=True)]
@@ -179,7 +179,7 @@ class RolloutRunner:
             self._leave(key)
 
     def _checked(self, environment: Environment, task: Task, results: Episode | Failed) -> Episode | Failed:
-        """Raises DataError that names the environment and the task."""
+        """Check a result. Raises DataError that names the environment and the task."""
         try:
             return checked(results, self._vocabulary)
         except DataError as error:
@@ -216,8 +216,8 @@ class RolloutRunner:
         return ScoredGroup(draw, task, episodes, total.astype(np.float32), parts, failed)
 
     async def _call_reward(self, of: WeightedReward, task: Task, episodes: Sequence[Episode]) -> Floats:
-        """One reward's answer [G]. Raises DataError or DeadlineExceeded that names it, or what only whoever wrote the run
-        can mend: ConfigError."""
+        """Return one reward's scores [G]. Raises DataError or DeadlineExceeded that names the reward, or ConfigError, which only the
+        author of the run file can fix."""
         try:
             with timed(self._profile, f"reward.{of.name}/score", len(episodes)), contained(f"reward {of.name!r}"):
                 given = np.asarray(await within(of.reward(task, episodes), of.deadline_s, f"reward {of.name!r}"))
@@ -250,8 +250,8 @@ class RolloutRunner:
         )
 
     def _room(self, environment: Environment) -> AbstractAsyncContextManager[object]:
-        """For one more rollout. In a deterministic run all must come to their first sample before any is answered, so that
-        none may wait for another's end."""
+        """Return the slot for one more rollout. In a deterministic run there is no limit, since all rollouts must reach their first
+        sample before any is answered."""
         return environment.room if self._turnstile is None else nullcontext()
 
     def _leave(self, key: ScheduleKey) -> None:
@@ -260,12 +260,12 @@ class RolloutRunner:
 
 
 def runs_groups(environment: Environment) -> bool:
-    """Whether it runs and scores the members of a group together."""
+    """True if the environment runs and scores the members of a group together."""
     return type(environment).rollout_group is not Environment.rollout_group
 
 
 def task_count(name: str, environment: Environment, split: Split) -> int:
-    """How many tasks a split has. Raises DataError that names the environment, whatever its code raises."""
+    """Return how many tasks a split has. Raises DataError that names the environment, whatever its code raises."""
     try:
         with contained(f"environment {name!r}: tasks({split!r})"):
             return len(environment.tasks(split))
@@ -276,8 +276,8 @@ def task_count(name: str, environment: Environment, split: Split) -> int:
 
 
 def check_named_tasks(name: str, environment: Environment, split: Split) -> None:
-    """Raises DataError where a task of the split cannot be run or two have one id, as far as `check_tasks` looks, and
-    whatever the environment's code raises."""
+    """Raises DataError if a task of the split cannot be run, or two have the same id, as far as `check_tasks` looks, and for anything
+    that the environment's code raises."""
     try:
         with contained(f"environment {name!r}: tasks({split!r})"):
             check_tasks(name, environment.tasks(split))
@@ -296,8 +296,8 @@ def _raised(name: str, split: Split, error: Exception) -> DataError:
 
 
 def checked(episode: Episode | Failed, vocabulary: int = 0) -> Episode | Failed:
-    """With plain numbers, whatever kind the environment computed with. Raises DataError for what is no episode, or must
-    not be trained (`group_schema`). A `vocabulary` of 0 is not known."""
+    """Return the episode with plain Python numbers. Raises DataError for anything that is not an episode, or must not be trained
+    (`group_schema`). `vocabulary` 0: unknown."""
     if isinstance(episode, Failed):
         check_failed(episode)
         return episode
@@ -317,7 +317,7 @@ def checked(episode: Episode | Failed, vocabulary: int = 0) -> Episode | Failed:
 
 
 def sound(group: ScoredGroup, vocabulary: int = 0) -> ScoredGroup:
-    """The group, or where it must not be trained one whose rollouts all failed, with the cause."""
+    """Return the group. If it must not be trained, return one whose rollouts all failed, with the cause."""
     if not group.episodes:
         return group
     try:
@@ -328,13 +328,13 @@ def sound(group: ScoredGroup, vocabulary: int = 0) -> ScoredGroup:
 
 
 def unplayed(group: ScoredGroup, error: BaseException, where: str) -> ScoredGroup:
-    """Of the same draw and task, with every rollout failed by this error."""
+    """Return a group of the same draw and task, with every rollout failed by this error."""
     failed = (*group.failed, *[failed_by(error, where)] * max(len(group.episodes), 1))
     return ScoredGroup(group.draw, group.task, (), np.zeros(0, np.float32), failed=failed)
 
 
 def _as_recorded(episode: Episode) -> Episode:
-    """The episode without the keys that only rewards read: its tokens have the same text."""
+    """Return the episode without the keys that only rewards read; the tokens contain the same text."""
     if not any(name in message for message in episode.messages for name in AS_SAMPLED):
         return episode
     kept = [{name: value for name, value in one.items() if name not in AS_SAMPLED} for one in episode.messages]
@@ -342,14 +342,14 @@ def _as_recorded(episode: Episode) -> Episode:
 
 
 def _plain(value: Any) -> Any:
-    """A number of numpy's or torch's, or a flag, as Python's own; anything else as it is, to be refused by its name."""
+    """Convert a number of numpy or torch, or a flag, to Python's own type. Other values stay, and are refused later by name."""
     item = getattr(value, "item", None)
     value = item() if item is not None and getattr(value, "ndim", 1) == 0 else value
     return float(value) if isinstance(value, float | bool) else value
 
 
 def failed_by(error: BaseException, where: str) -> Failed:
-    """What an exception of a rollout is, as data."""
+    """Turn an exception of a rollout into data."""
     trace = "" if isinstance(error, AtroposError) else "".join(traceback.format_exception(error))
     text = str(error).splitlines()[0] if str(error) else ""
     return Failed(f"{type(error).__name__}: {text}", where, trace)

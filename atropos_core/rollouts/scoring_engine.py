@@ -1,4 +1,4 @@
-"""An engine in a process of its own that scores given tokens and samples none: a teacher's."""
+"""An engine in a child process that only scores given tokens, for teachers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from atropos_core.types import Tokens, TopK, offsets_of
 
 
 class ScoringEngine:
-    """`context.label` is whose it is: "teacher.NAME"."""
+    """`context.label` names its owner: "teacher.NAME"."""
 
     def __init__(self, component: ResolvedComponent, context: RunContext) -> None:
         self._component = component
@@ -25,7 +25,7 @@ class ScoringEngine:
         self._engine: Engine | None = None
 
     async def open(self) -> None:
-        """Raises what starting it or loading the model raises."""
+        """Start the engine. Raises what starting it or loading the model raises."""
         role, launcher = role_of(self._context.label), self._context.launcher
         child = await self._component.start(self._context, role, self._context.threads, needed=True, launcher=launcher)
         self._engine = HostedEngine(child)
@@ -33,22 +33,22 @@ class ScoringEngine:
         await self._engine.resume(0)
 
     async def load(self, directory: Path, version: int) -> None:
-        """The weights of a model directory from here on. Raises what loading them raises."""
+        """Load the weights of a model directory. Raises what loading them raises."""
         engine = self._opened()
         async with engine.paused(version):
             await engine.load_weights(directory)
 
     async def score(self, sequences: Sequence[Tokens], k: int, temperature: float) -> list[TopK]:
-        """Per sequence of T tokens T entries: of the distribution that predicts token t the k likeliest, or with k = 0 token t itself.
-        Entry 0 is empty: nothing predicts it. Raises NotImplementedError for what the engine cannot do, DataError for logprobs that are
-        no numbers."""
+        """Return a TopK of T entries per sequence of T tokens: the k likeliest tokens of the distribution that predicts token t, or
+        with k = 0 only token t. Entry 0 is empty: nothing predicts it. Raises NotImplementedError if the engine cannot do this, and
+        DataError for logprobs that are not numbers."""
         if k:
             return await self._opened().top_logprobs(sequences, k, temperature)
         scored = await self._opened().logprobs(sequences, temperature)
         return [of_own_tokens(sequence, logprobs) for sequence, logprobs in zip(sequences, scored, strict=True)]
 
     async def release_cache(self) -> None:
-        """Nothing is scored for a while: see `Engine.release_cache`."""
+        """Called when nothing is scored for a while: see `Engine.release_cache`."""
         await self._opened().release_cache()
 
     async def close(self) -> None:
@@ -62,12 +62,12 @@ class ScoringEngine:
 
 
 def role_of(label: str) -> str:
-    """Its log is "teacher-NAME.log", beside those of the other roles."""
+    """Return the role's name, so that its log is "teacher-NAME.log"."""
     return label.replace(".", "-")
 
 
 def of_own_tokens(sequence: Tokens, logprobs: NDArray[np.float32]) -> TopK:
-    """One entry at each position but the first: the token that stands there."""
+    """Return one entry at each position but the first: the sequence's own token."""
     if not np.isfinite(logprobs).all():
         raise DataError("the teacher's logprobs are not all finite numbers: its weights are broken")
     counts = np.ones(len(sequence), np.int64)

@@ -1,5 +1,5 @@
-"""The source of the loop's groups, which also settles their draws. Here it is rollouts in this process; a plugin offers a source of
-groups that workers elsewhere sample (hook `atropos_sources`)."""
+"""The source of the loop's groups, which also settles their draws. Here it runs rollouts in this process; a plugin offers a source of
+groups from remote workers (hook `atropos_sources`)."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from atropos_core.rollouts.task_digests import changes, digests_of
 from atropos_core.storage.checkpoint import taking_up
 from atropos_core.types import Draw, ScoredGroup
 
-MOST_DROPPED = 32  # groups of a step that are kept for its record though nobody trains them
+MOST_DROPPED = 32  # untrained groups per step that are kept for its record
 
 
 @dataclass(frozen=True)
 class Lease:
-    """One group, leased to this trainer alone. A `group.draw.id` below 0 means that no curriculum drew it: there is
-    nothing to settle."""
+    """One group, leased only to this trainer. If `group.draw.id` is below 0, no curriculum drew it, and there is nothing to
+    settle."""
 
     id: int
     group: ScoredGroup
-    waited_s: float | None = None  # in the queue, after it was scored; None where that is not known
+    waited_s: float | None = None  # in the queue, after it was scored; None if unknown
 
 
 @dataclass
 class LostGroups:
-    """What became of draws that no lease brings."""
+    """Draws that ended without a lease."""
 
     failed: list[ScoredGroup] = field(default_factory=list)
     dropped: dict[str, int] = field(default_factory=dict)  # cause -> groups
@@ -46,8 +46,8 @@ class LostGroups:
 
 
 class Source(ABC):
-    """Raw scored groups for one trainer. Each draw is settled with the curriculum here: of groups that fail or grow stale as
-    they are reported, of leased ones as the loop says what came of them."""
+    """Scored groups for one trainer. It settles each draw with the curriculum: failed and stale groups when they are reported, leased
+    ones when the loop reports their outcome."""
 
     broken: asyncio.Future[None]  # raises what ended it
 
@@ -58,23 +58,23 @@ class Source(ABC):
 
     @property
     def commit_due(self) -> bool:
-        """Whether trained groups that no checkpoint holds take up so much room that one should be saved."""
+        """True if trained groups without a checkpoint take up so much room that one should be saved."""
         return False
 
     @abstractmethod
     async def open(self, state: Mapping[str, Any] | None) -> None:
-        """Open the curriculum. `state` is what `state()` gave in the checkpoint that the run resumes from."""
+        """Open the curriculum. `state` is what `state()` returned for the checkpoint that the run resumes from."""
 
     @abstractmethod
     def want(self, groups: int) -> None:
-        """See to it that `groups` groups wait or are under way."""
+        """Make sure that `groups` groups wait or are being run."""
 
     @abstractmethod
     async def lease(self, n: int, version: int, deadline_s: float) -> list[Lease]:
-        """`n` groups, none with a token more than `max_staleness` versions behind `version`. Raises DeadlineExceeded."""
+        """Return `n` groups, none with a token more than `max_staleness` versions behind `version`. Raises DeadlineExceeded."""
 
     async def settle(self, outcomes: Sequence[tuple[Lease, Outcome]]) -> None:
-        """What came of leased groups: trained, so that the update is in the trainer's memory, or deliberately dropped."""
+        """Report the outcome of leased groups: trained, if the update is in the trainer's memory, or deliberately dropped."""
         for lease, outcome in outcomes:
             if lease.group.draw.id >= 0:
                 self._settle(lease.group.draw, outcome, lease.group)
@@ -82,32 +82,32 @@ class Source(ABC):
 
     @abstractmethod
     async def _mark_trained(self, ids: Sequence[int]) -> None:
-        """Leased groups, by their ids, are settled: `commit` follows once a checkpoint holds the update."""
+        """Mark leased groups as settled, by their ids. `commit` follows once a checkpoint holds the update."""
 
     @abstractmethod
     def state(self) -> Mapping[str, Any]:
-        """To be saved in the checkpoint that `commit` follows."""
+        """Return the state for the checkpoint that `commit` follows."""
 
     @abstractmethod
     async def commit(self) -> None:
-        """Everything trained so far is inside a durable checkpoint."""
+        """Record that everything trained so far is in a durable checkpoint."""
 
     async def add_engine(self, url: str) -> None:
-        """Workers elsewhere may sample from the engine behind this URL."""
+        """Let remote workers sample from the engine behind this URL."""
 
     async def publish(self, version: int) -> None:
-        """The engines sample from this version now."""
+        """Record that the engines now sample from this version."""
 
     @abstractmethod
     async def stop(self) -> None:
-        """No rollout is run any more. What was under way stays unsettled."""
+        """Stop all rollouts. Unfinished ones stay unsettled."""
 
     async def close(self) -> None:
-        """Let go of everything; may be called twice."""
+        """Release everything; may be called twice."""
 
     def take_lost(self) -> LostGroups:
-        """What happened since the last call. Its draws are settled here, with the step that records it, and in the order
-        of draws: where the run dies before that step is saved, they are drawn again and nothing is missing."""
+        """Return what was lost since the last call, and settle its draws, in their order. Call it with the step that records it: if the
+        run dies before that step is saved, these draws are drawn again and nothing is missing."""
         lost, self._lost = self._lost, LostGroups()
         ended, self._ended = sorted(self._ended, key=lambda one: one[0].id), []
         for draw, outcome, group in ended:
@@ -118,7 +118,7 @@ class Source(ABC):
         self.curriculum.settle(draw, outcome, group)
 
     def _failed(self, group: ScoredGroup, draw: Draw | None) -> None:
-        """`draw` is None where no curriculum waits for it."""
+        """Record a failed group. `draw` is None if no curriculum waits for it."""
         self._lost.failed.append(group)
         if draw is not None:
             self._ended.append((draw, "failed", group))
@@ -134,7 +134,7 @@ class Source(ABC):
 async def refuse_other_tasks(
     environments: Mapping[str, Environment], state: Mapping[str, Any], *, allowed: bool
 ) -> None:
-    """Raises CheckpointError if training tasks are not those that `state` of a LocalSource was saved with. `allowed`: warn instead."""
+    """Raises CheckpointError if the training tasks differ from those that `state` of a LocalSource was saved with. `allowed`: warn."""
     with taking_up("what the checkpoint says of tasks"):
         known = {
             name: had for name, had in state.get("digests", {}).items() if name in environments and had is not None
@@ -157,7 +157,7 @@ def size_warning(name: str, has: int, had: int) -> str:
 
 
 def say_other_tasks(fact: str, *, allowed: bool) -> None:
-    """Raises CheckpointError unless that is `allowed`."""
+    """Raise CheckpointError, or only warn if `allowed`."""
     if not allowed:
         raise CheckpointError(
             f"{fact} The curriculum knows tasks by their numbers, so that it would take one task for another.",
@@ -167,8 +167,8 @@ def say_other_tasks(fact: str, *, allowed: bool) -> None:
 
 
 class LocalSource(Source):
-    """Rollouts in this process, into a hub in this process. What is not committed when the run dies was never trained, as
-    far as its resumed self knows, and its draws are rolled out again."""
+    """Rollouts in this process, into a hub in this process. If the run dies, groups that were not committed count as never trained
+    after the resume, and their draws are run again."""
 
     def __init__(self, config: RunConfig, runner: RolloutRunner, curriculum: Curriculum) -> None:
         super().__init__(curriculum)
@@ -248,7 +248,7 @@ class LocalSource(Source):
         await self._hub.close()
 
     def _dropped_here(self, record: GroupRecord[ScoredGroup], cause: str) -> None:
-        """Only a lease drops, and it still waits for as many as were wanted."""
+        """Called by the hub when a lease drops a group; that lease still waits for the full number."""
         group = record.payload
         self._dropped(cause, group.draw, group)
         self._stale_in_a_row += 1

@@ -1,5 +1,5 @@
-"""Replies that end at a stop text. Engines know only ids. They end at each token that can complete a stop text; if it did not complete
-one, the reply is continued. No token is split: the token that completes the text is the last one, and is kept whole.
+"""Replies that end at a stop text. Engines see only ids, so they stop at each token that can complete a stop text. If it did not
+complete one, the reply is continued. No token is split: the token that completes the text is the last one, and is kept whole.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ MOST_CONTINUED = 8  # times, in one reply: an engine may compute the prompt agai
 
 class Texts(Protocol):
     async def text(self, ids: Tokens) -> str:
-        """The text of these ids, without the tokens that frame a turn."""
+        """Return the text of these ids, without the tokens that frame a turn."""
 
     async def completing_ids(self, texts: Sequence[str]) -> Sequence[int]:
-        """The tokens that can complete one of these texts; empty without a tokenizer."""
+        """Return the tokens that can complete one of these texts; empty without a tokenizer."""
 
 
 async def sample_to_stop(
     policy: Policy, prompt: Tokens, n: int, stops: Sequence[str], sampling: Sampling, seed: int, texts: Texts
 ) -> list[Completion]:
-    """Return `n` completions. One may run past its stop text: if its engine does not know `Sampling.stop_ids`, if too many tokens can
-    complete the text, or if it was continued too often. `cut_at_stop` then cuts it."""
+    """Return `n` completions. One may run past its stop text: if its engine does not support `Sampling.stop_ids`, if too many tokens
+    can complete the text, or if it was continued too often. `cut_at_stop` then cuts it."""
     own = sampling.stop_ids
     ids = await texts.completing_ids(stops) if stops else ()
     if not 0 < len(ids) + len(own) <= MOST_STOP_IDS or not ids:
@@ -63,7 +63,7 @@ async def cut_at_stop(sampled: Completion, stops: Sequence[str], texts: Texts) -
 
 
 def first_tokens(sampled: Completion, size: int) -> Completion:
-    """The first `size` tokens of a completion, as one that ended there: its `finish` is "stop"."""
+    """Return the first `size` tokens of a completion, as one that ended there: its `finish` is "stop"."""
     return replace(
         sampled,
         tokens=sampled.tokens[:size],
@@ -76,7 +76,7 @@ def first_tokens(sampled: Completion, size: int) -> Completion:
 async def end_at_stop(
     tokens: Tokens, stops: Sequence[str], text: Callable[[Tokens], Awaitable[str]]
 ) -> tuple[int, str]:
-    """The number of tokens to keep, and the stop text that they end with; all of them and "" if there is none."""
+    """Return how many tokens to keep, and the stop text that they end with; all tokens and "" without one."""
     said = await text(tokens)
     found = [(said.index(stop) + len(stop), stop) for stop in stops if stop and stop in said]
     if not found:
@@ -90,7 +90,7 @@ async def end_at_stop(
 
 
 async def smallest(most: int, holds: Callable[[int], Awaitable[bool]]) -> int:
-    """The smallest size for which `holds` is true. It must be true for `most`, and for every size above one for which it is."""
+    """Return the smallest size for which `holds` is true. It must be true for `most`, and for every larger size once it is true."""
     low, high = 0, most
     while high - low > 1:
         middle = (low + high) // 2

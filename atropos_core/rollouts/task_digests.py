@@ -15,8 +15,8 @@ MOST_BLOCKS = 4096  # of one split, 8 characters each: with more tasks, a block 
 
 
 async def digests_of(tasks: Sequence[Task]) -> dict[str, Any] | None:
-    """Return {"size", "block", "blocks"} of tasks that are in memory: their number, the number of tasks in a block, and 8 hexadecimal
-    digits for each block. None for tasks that are made as they are read. A million tasks take 5 s."""
+    """Return {"size", "block", "blocks"} of tasks that are in memory: their number, the tasks per block, and 8 hexadecimal digits for
+    each block. None for lazy tasks. A million tasks take 5 s."""
     if not isinstance(tasks, list | tuple):
         return None
     block = 1
@@ -26,13 +26,13 @@ async def digests_of(tasks: Sequence[Task]) -> dict[str, Any] | None:
 
 
 async def digest_of(tasks: Sequence[Task], most: int | None = None) -> str:
-    """One digest of the first `most` tasks, or of all; "" for tasks that are made as they are read."""
+    """Return one digest of the first `most` tasks, or of all; "" for lazy tasks."""
     found = await digests_of(tasks[:most] if isinstance(tasks, list | tuple) else tasks)
     return "" if found is None else blake2b(json.dumps(found).encode(), digest_size=8).hexdigest()
 
 
 async def changes(had: Mapping[str, Any], tasks: Sequence[Task]) -> str:
-    """Say which tasks are not those of `had`, as far as both have a task of that number; "" if they are the same."""
+    """Say which tasks differ from those of `had`, comparing numbers that both have; "" if they are the same."""
     if not isinstance(tasks, list | tuple):
         return ""
     size, block, blocks = min(had["size"], len(tasks)), had["block"], had["blocks"]
@@ -61,7 +61,7 @@ async def _blocks(tasks: Sequence[Task], block: int) -> list[str]:
 
 
 def _text(task: Task) -> bytes:
-    """The whole task as JSON with sorted keys. Values that JSON lacks are replaced by their type."""
+    """Return the whole task as JSON with sorted keys. Values that JSON lacks are replaced by their type."""
     whole = [task.id, list(task.messages), task.answer, task.data]
     try:
         return json.dumps(whole, sort_keys=True, default=_type).encode() + b"\n"

@@ -1,4 +1,4 @@
-"""Which environments a curriculum draws from."""
+"""Choose the environments that a curriculum draws from."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from atropos_core.interfaces import TaskSource
 
 
 def with_weight(sources: Mapping[str, TaskSource]) -> dict[str, TaskSource]:
-    """The sources that a curriculum draws from: a weight of 0 is for evaluation alone. Raises DataError for one without
-    tasks, ConfigError where none is left."""
+    """Return the sources that a curriculum draws from; a weight of 0 means only evaluation. Raises DataError for a source without
+    tasks, ConfigError if no source is left."""
     for name, source in sources.items():
         if source.size == 0:
             raise DataError(

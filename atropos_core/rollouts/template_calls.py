@@ -1,4 +1,4 @@
-"""The messages between the two ends of a chat template's rendering: `chat_template.py` calls, and `template_process.py` answers."""
+"""Messages between `chat_template.py`, which requests a rendering, and `template_process.py`, which answers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def send(connection: socket.socket, body: bytes) -> None:
 
 
 def receive(connection: socket.socket) -> bytes | None:
-    """The next message, or None if the other end is closed."""
+    """Return the next message, or None if the other end is closed."""
     head = _read(connection, HEAD)
     return None if head is None else _read(connection, int.from_bytes(head, "little"))
 

@@ -84,7 +84,7 @@ def limit_memory() -> None:
 
 
 def answer(call: bytes) -> tuple[int, str]:
-    """`call`: the template's source, the day that is shown as today, and its values, or None to only read it."""
+    """Answer a call: the template's source, the date for today, and its values, or None to only compile it."""
     try:
         source, day, values = marshal.loads(call)
         try:
@@ -130,7 +130,7 @@ def compiled(source: str, day: str) -> Template:
 
 @functools.cache
 def environment() -> ImmutableSandboxedEnvironment:
-    """The environment that transformers gives a chat template."""
+    """Return the environment that transformers gives a chat template."""
     made = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, loopcontrols])
     made.filters["tojson"] = tojson
     made.globals |= {"raise_exception": raise_exception, "dict": PlainDict(), "namespace": PlainNamespace}
@@ -138,8 +138,8 @@ def environment() -> ImmutableSandboxedEnvironment:
 
 
 class GenerationTag(Extension):
-    """`{% generation %}` around what the assistant said: a block with a new scope. Only its text matters here, because the sampling
-    already tells which tokens are trained."""
+    """`{% generation %}` around the assistant's text: a block with a new scope. Only its text matters here, because sampling already
+    tells which tokens are trained."""
 
     tags = {"generation"}  # noqa: RUF012 - as its base class has it
 

@@ -1,7 +1,7 @@
 """The policy's tokenizer and chat template, without transformers.
 
-`tokenizers` and a process with jinja2 (`chat_template.py`) take 0.07 s and 25 MB where transformers' tokenizer costs 2.9 s and 251 MB,
-so the supervisor can have it. What is sampled is never decoded and encoded again: `extend` renders only what is new.
+`tokenizers` and a process with jinja2 (`chat_template.py`) take 0.07 s and 25 MB, transformers' tokenizer 2.9 s and 251 MB, so the
+supervisor can afford one. Sampled tokens are never decoded and encoded again: `extend` renders only what is new.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ _REASONING = ("reasoning_content", "thinking", "reasoning")  # what templates ca
 
 
 def fingerprint(directory: Path) -> str:
-    """A hash of everything that decides which ids a text has and what they mean: vocabulary, merges, normalisation,
-    special tokens and chat template. Two parts of a run whose fingerprints differ must not exchange ids."""
+    """Return a hash of everything that decides which ids a text has: vocabulary, merges, normalisation, special tokens and chat
+    template. Two parts of a run whose fingerprints differ must not exchange ids."""
     config = _read(directory / "tokenizer_config.json", required=False)
     templates = _templates(directory, config)
     parts = [
@@ -59,8 +59,8 @@ def fingerprint(directory: Path) -> str:
 
 
 class ChatTokenizer:
-    """Messages to ids and ids to messages, for one model directory. `today`: what its chat template is told when it asks for the
-    date, as 2026-01-31; "": the day on which this is made."""
+    """Messages to ids and ids to messages, for one model directory. `today`: the date for a chat template that asks for it, as
+    2026-01-31; "": the day on which this object is made."""
 
     def __init__(self, directory: Path, today: str = "") -> None:
         self.directory = directory
@@ -88,13 +88,13 @@ class ChatTokenizer:
         return int(self._tokenizer.get_vocab_size(with_added_tokens=True))
 
     def encode(self, text: str) -> Tokens:
-        """Raises UnicodeEncodeError for half of a surrogate pair."""
+        """Return the ids of a text. Raises UnicodeEncodeError for half of a surrogate pair."""
         from atropos_core.rollouts.control_tokens import ids_of
 
         return ids_of(self._tokenizer, text)
 
     def decode(self, ids: Tokens, *, keep_special: bool = False) -> str:
-        """The text of these ids; without the tokens that frame a conversation unless `keep_special`."""
+        """Return the text of these ids, without the tokens that frame a conversation unless `keep_special`."""
         return self._decode(ids.tolist()) if keep_special else self._replies.text(ids.tolist())
 
     def _decode(self, ids: list[int]) -> str:
@@ -102,13 +102,13 @@ class ChatTokenizer:
 
     @property
     def has_end(self) -> bool:
-        """Whether some token ends a reply."""
+        """True if the model has a token that ends a reply."""
         return bool(self._replies.ends)
 
     @functools.cached_property
     def _replies(self) -> ReplyReader:
-        """Special are added tokens that tokenizer.json marks so, that the configuration names, or that the chat template puts after
-        a reply: a tokenizer need not mark the latter. What ends a continuation is in the generation config (for an engine as well)."""
+        """The reader of replies. Special tokens are those that tokenizer.json marks, that the configuration names, or that the chat
+        template puts after a reply, which a tokenizer need not mark. The generation config has the ends, also for engines."""
         added = {int(number): token for number, token in self._tokenizer.get_added_tokens_decoder().items()}
         texts = [token.content for token in added.values()]
         all_are_marked = all(token.special for token in added.values())
@@ -128,7 +128,7 @@ class ChatTokenizer:
 
     @functools.cached_property
     def _control_tokens(self) -> ControlTokens:
-        """Special tokens, and those that the template writes around messages; not those that a reply is read by."""
+        """Special tokens, and those that the template writes around messages, except those that replies are parsed by."""
         from atropos_core.rollouts.control_tokens import ControlTokens
 
         texts = set(self._replies.special.values())
@@ -140,12 +140,12 @@ class ChatTokenizer:
         return ControlTokens(texts - IN_HISTORIES, _read(self.directory / "tokenizer.json"), IN_HISTORIES)
 
     def control_token_in(self, messages: Sequence[Message]) -> str:
-        """The first control token that the text of messages looks like; empty if there is none."""
+        """Return the first control token in the text of messages; empty if there is none."""
         return self._control_tokens.found(list(messages))
 
     @property
     def dropped(self) -> set[str]:
-        """The special tokens that no reply shows."""
+        """Return the special tokens that replies do not show."""
         return set(self._replies.special.values()) - READ
 
     def _end_of_turn(self, added: Sequence[str]) -> str:
@@ -156,8 +156,8 @@ class ChatTokenizer:
             return ""  # no template, or none for this: render() says so to those who need one
 
     def completing_ids(self, texts: Sequence[str]) -> tuple[int, ...]:
-        """The tokens of the vocabulary that can complete one of these texts: they contain it, or begin with an end of it. Special
-        tokens and those that end a turn are left out. Takes a second the first time."""
+        """Return the tokens that can complete one of these texts: they contain it, or begin with an end of it. Special tokens and
+        those that end a turn are left out. Takes a second the first time."""
         with self._lock:  # callers may be in threads
             return self._completing_ids(frozenset(texts))
 
@@ -180,7 +180,7 @@ class ChatTokenizer:
 
     @functools.cached_property
     def _texts(self) -> list[tuple[int, str]]:
-        """The text that each ordinary token adds after another one."""
+        """Return the text that each ordinary token adds after another one."""
         others = {*self._replies.special, *self._replies.ends}
         ids = [number for number in self._tokenizer.get_vocab().values() if number not in others]
         before = self._tokenizer.encode(
@@ -191,7 +191,7 @@ class ChatTokenizer:
         return [(number, text[start:]) for number, text in zip(ids, whole, strict=True)]
 
     def render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None) -> Tokens:
-        """Ids of the conversation so far, ready for the assistant's reply. What looks like a control token in a message is text."""
+        """Return the ids of the conversation, ready for the assistant's reply. Control tokens in messages are treated as text."""
         return self.encode_marked(self._render(self.marked(messages), self.marked(tools or ()), prompt=True))
 
     def marked(self, values: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -205,13 +205,13 @@ class ChatTokenizer:
             ) from None
 
     def encode_marked(self, text: str) -> Tokens:
-        """Ids of what was rendered of `marked` messages."""
+        """Return the ids of a text that was rendered from `marked` messages."""
         return self._control_tokens.encode(text, self.encode)
 
     def extend(
         self, messages: Sequence[Message], history: Tokens, tools: Sequence[Mapping[str, Any]] | None = None
     ) -> Tokens:
-        """The ids that follow `history` (which ends in what was sampled) when `messages` come next."""
+        """Return the ids that follow `history` (which ends in sampled tokens) when `messages` come next."""
         before = [{"role": "user", "content": "."}, {"role": "assistant", "content": SENTINEL}]
         text = self._render([*before, *self.marked(messages)], self.marked(tools or ()), prompt=True)
         at = text.find(SENTINEL)
@@ -225,13 +225,13 @@ class ChatTokenizer:
         return self.encode_marked(tail)
 
     def parse(self, ids: Tokens, prompt: Tokens | None = None) -> Message:
-        """The assistant message that these sampled ids are. `prompt`: what they continue, which may end in an open `<think>`."""
+        """Parse sampled ids into an assistant message. `prompt`: the ids before them, which may end in an open `<think>`."""
         if prompt is None:
             return message_of(self.decode(ids))
         return message_of(self._replies.text(ids.tolist(), prompt[-_PROMPTS_END:].tolist()), self.opening(prompt))
 
     def opening(self, prompt: Tokens) -> str:
-        """The thinking tag that these ids end with, or nothing."""
+        """Return the thinking tag that these ids end with, or nothing."""
         return opening_of(self._decode(prompt[-_PROMPTS_END:].tolist()))
 
     def _render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, *, prompt: bool) -> str:
@@ -254,13 +254,13 @@ class ChatTokenizer:
 
 
 def with_reasoning(message: Message) -> dict[str, Any]:
-    """Under each of the names that templates read it by."""
+    """Return the message with its reasoning under each of the names that templates use."""
     said = next((message[name] for name in _REASONING if message.get(name) is not None), None)
     return dict(message) if said is None else {"thinking": said, **message, "reasoning_content": said}
 
 
 def _templates(directory: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """The chat templates of a model by name, found as transformers finds them. Most models have only `default`. Raises ConfigError."""
+    """Return the chat templates of a model by name, found as transformers finds them. Most have only `default`. Raises ConfigError."""
     found = config.get("chat_template") or {}
     if isinstance(found, list):
         found = {entry.get("name"): entry.get("template") for entry in found if isinstance(entry, dict)}
@@ -280,7 +280,7 @@ def _templates(directory: Path, config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _special(config: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, str]:
-    """The texts of special tokens by the names that a template has them under. `other`: the file that older tokenizers name them in."""
+    """Return the texts of special tokens by their names in a template. `other`: the file in which older tokenizers name them."""
     more = config.get("extra_special_tokens")
     given = {**other, **config, **(more if isinstance(more, dict) else {})}
     named = {key: value for key, value in given.items() if key.endswith("_token") or key in (more or ())}
@@ -301,7 +301,7 @@ def _read(path: Path, *, required: bool = True) -> dict[str, Any]:
 
 
 def _opened(path: Path) -> Tokenizer:
-    """Raises ConfigError for a file that is not a tokenizer."""
+    """Open a tokenizer file. Raises ConfigError if it is not one."""
     from tokenizers import Tokenizer
 
     try:
@@ -313,7 +313,7 @@ def _opened(path: Path) -> Tokenizer:
 
 
 def _named(config: Mapping[str, Any]) -> list[str]:
-    """The special tokens that a tokenizer's configuration names."""
+    """Return the special tokens that a tokenizer's configuration names."""
     more = [*(config.get("additional_special_tokens") or ()), *(config.get("extra_special_tokens") or ())]
     if isinstance(config.get("extra_special_tokens"), dict):
         more = list(config["extra_special_tokens"].values())
@@ -322,11 +322,11 @@ def _named(config: Mapping[str, Any]) -> list[str]:
 
 
 def _text(token: Any) -> str:
-    """Raises ConfigError for what is not a token."""
+    """Return a token's text. Raises ConfigError for anything else."""
     text = token.get("content") if isinstance(token, dict) else token or ""
     if not isinstance(text, str):
         raise ConfigError(
-            f"a special token of the model's tokenizer is {token!r:.100}, and not a text.",
+            f"a special token of the model's tokenizer is {token!r:.100}, not a text.",
             remedy=f"{_AGAIN} It is in tokenizer_config.json or special_tokens_map.json.",
         )
     return text

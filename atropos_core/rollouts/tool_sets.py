@@ -1,4 +1,4 @@
-"""Which tools the policy was shown for each task: what a template or an API was given, beside the conversation."""
+"""Remember which tools the policy was shown for each task, by a template or an API."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ MOST_TASKS, MOST_SETS, MOST_BYTES = 20_000, 256, 100_000  # that are remembered;
 
 
 class ToolSets:
-    """Each set once, however many tasks have it. What is beyond the bounds is not remembered."""
+    """Keeps each set once, however many tasks have it. Sets beyond the limits are not remembered."""
 
     def __init__(self) -> None:
         self._sets: dict[str, Tools] = {}
         self._of: OrderedDict[Task, Tools] = OrderedDict()
 
     def note(self, task: Task, tools: Sequence[Mapping[str, Any]]) -> None:
-        """Nothing where there are none, or where they are no JSON."""
+        """Remember a task's tools. Does nothing if there are none, or they are not JSON."""
         if not tools:
             return
         try:
@@ -37,5 +37,5 @@ class ToolSets:
             self._of.popitem(last=False)
 
     def of(self, task: Task) -> Tools:
-        """Empty where none were shown, or none are remembered."""
+        """Return a task's tools; empty if none were shown or remembered."""
         return self._of.get(task, ())

@@ -1,1 +1,1 @@
-"""The loop and its step: pack, train, publish, measure, and what a checkpoint holds beside the weights."""
+"""The loop and its step: pack, train, publish, measure, and the state that a checkpoint holds in addition to the weights."""

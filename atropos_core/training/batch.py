@@ -1,5 +1,5 @@
-"""Groups with advantages -> one Batch, token after token. How it is cut into micro-batches is each trainer's: `grpo` does it in
-`packed_rows.py` (`microbatches`)."""
+"""Groups with advantages -> one Batch of concatenated tokens. Each trainer cuts it into micro-batches: `grpo` in `packed_rows.py`
+(`microbatches`)."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from atropos_core.types import Batch, Column, Floats, Ragged, Rollout, ScoredGro
 
 
 def to_batch(groups: Sequence[ScoredGroup], version: int) -> Batch:
-    """`version` is the policy version that this batch will produce: `version - 1` samples while it is trained.
+    """Return the batch. `version` is the policy version that it will produce: `version - 1` samples while it is trained.
 
-    A rollout's own per-token advantages go before its episode's. Raises DataError where neither is there. What only some
-    rollouts bring is a column of the batch where any of this batch does: `ref_logprobs`, `sft`, `teacher_*`; `episode`, where
-    an episode has several rollouts.
+    A rollout's own per-token advantages take precedence over its episode's. Raises DataError if there are neither. Optional values
+    are columns if any rollout of the batch has them: `ref_logprobs`, `sft`, `teacher_*`; and `episode`, if an episode has several
+    rollouts.
     """
     rollouts: list[Rollout] = []
     advantages: list[Floats] = []

@@ -60,7 +60,7 @@ EMPTY_STEPS = 10  # in a row, before the run says that there is nothing to learn
 
 @dataclass
 class Progress:
-    """What a run has done so far: saved with it."""
+    """The progress of a run, saved with it."""
 
     step: int = 0
     version: int = 0
@@ -74,24 +74,24 @@ class Progress:
 
 @dataclass
 class _Gathered:
-    """What a step trains, and what else became of the draws since the last one."""
+    """The groups that a step trains, and what happened to other draws since the last step."""
 
     version: int  # the newest that these were sampled from
     leases: list[Lease] = field(default_factory=list)
     groups: list[ScoredGroup] = field(default_factory=list)  # with advantages: those that the transforms kept
-    refused: list[Lease] = field(default_factory=list)  # of versions that never were
+    refused: list[Lease] = field(default_factory=list)  # with versions that never existed
     failed: Sequence[ScoredGroup] = ()
-    dropped: Mapping[str, int] = field(default_factory=dict)  # by cause, before anybody leased them
+    dropped: Mapping[str, int] = field(default_factory=dict)  # by cause, before they were leased
     dropped_groups: Sequence[tuple[ScoredGroup, str]] = ()  # some of these, with their cause
     dropped_by: dict[int, str] = field(default_factory=dict)  # draw id -> the transform that left it out
 
     @property
     def raw(self) -> list[ScoredGroup]:
-        """As they were leased."""
+        """Return the groups as they were leased."""
         return [lease.group for lease in self.leases]
 
     def settled(self) -> tuple[list[ScoredGroup], list[SettledGroup]]:
-        """The groups that were leased or failed; and what came of each, and of those that were dropped before."""
+        """Return the groups that were leased or failed, and the outcome of each, and of those that were dropped before."""
         starts = offsets_of([sum(_tokens(one) for one in group.episodes) for group in self.groups])
         trained = {group.draw.id: (group, int(at)) for group, at in zip(self.groups, starts[:-1], strict=True)}
         found = []
@@ -114,14 +114,14 @@ class _Gathered:
         return leased_or_failed, found
 
     def worst_sequences(self, metrics: Metrics) -> dict[str, str]:
-        """Takes out of `metrics` which sequences of the batch are farthest beyond a bound: by that, whose they are."""
+        """Remove the worst sequences of the batch from `metrics`. Return the owner of each, by the limit that it exceeds."""
         bounds = ("alignment/worst_fresh", "alignment/worst_stale", "alignment/worst_truncated")
         return {of: owner(self.groups, int(metrics.pop(of))) for of in bounds if of in metrics}
 
 
 class Loop:
-    """Runs to `config.training.steps`. `directory` is the run's own; `runner` runs the evaluation; `settings` are saved
-    in every checkpoint, for a resume to tell what has changed."""
+    """Runs to `config.training.steps`. `directory` is the run's own; `runner` runs the evaluation; `settings` are saved in every
+    checkpoint, so that a resume can tell what has changed."""
 
     def __init__(
         self,
@@ -167,7 +167,7 @@ class Loop:
         self._health = Health(section, directory, rescoring)
 
     async def run(self) -> None:
-        """To the last step. Raises Interrupted, once everything is saved, where `stop` was set."""
+        """Run to the last step. If `stop` is set, save everything and raise Interrupted."""
         steps = self._config.training.steps
         try:
             forget_evaluations_after(self.progress.step, self._directory)
@@ -215,7 +215,7 @@ class Loop:
         return self._saved_at is None or now - self._saved_at >= seconds_between(self._saving_s)
 
     async def save(self) -> None:
-        """One durable checkpoint of everything; what it holds is then settled for good."""
+        """Save one durable checkpoint of everything; the groups that it holds are then settled for good."""
         if self._saved_step == self.progress.step:
             return
         began = asyncio.get_running_loop().time()
@@ -235,8 +235,8 @@ class Loop:
         self._saving_s = self._saved_at - began
 
     async def restore(self, checkpoint: Checkpoint) -> None:
-        """Take up where `checkpoint` left off. Called before `run`, once everything is connected and open. Raises CheckpointError for a
-        state of another form."""
+        """Restore `checkpoint`. Called before `run`, once everything is connected and open. Raises CheckpointError for a state of
+        another form."""
         state: Mapping[str, Any] = checkpoint.state
         named = f"the state in {checkpoint.directory}"
         await self._evaluated_tasks()  # of the environments: their errors are not the checkpoint's
@@ -284,7 +284,7 @@ class Loop:
         await self._check_alignment(metrics, gathered.raw, worst)
 
     async def _train(self, gathered: _Gathered) -> Metrics:
-        """The update, and its publication; without groups there is neither."""
+        """Update and publish; without groups, do neither."""
         if not gathered.groups:
             return {"step/skipped": 1.0, "bridge/publish_s": 0.0, "bridge/bytes_copied": 0.0}
         metrics = await self._update(gathered.groups, self.progress.version + 1)
@@ -292,9 +292,9 @@ class Loop:
         return metrics
 
     async def _measure_movement(self, raw: Sequence[ScoredGroup], metrics: Metrics) -> None:
-        """How far the policy has moved, and how far the engine's logprobs are from the trainer's where the update had none
-        to compare: into `metrics`."""
-        if self._probe and "step/skipped" in metrics:  # before an update they have rested
+        """Add to `metrics` how far the policy has moved, and how far the engine's logprobs are from the trainer's if the update
+        compared none."""
+        if self._probe and "step/skipped" in metrics:  # if there was an update, the engines rest already
             await self._rest_engines()
         with self._profile.span("probe"):
             at, keep = self.progress.version, self._config.training.max_staleness + 1
@@ -307,7 +307,7 @@ class Loop:
                     metrics |= {} if gap is None else {"alignment/max_abs_logprob_diff": gap}
 
     async def _settle(self, gathered: _Gathered) -> Mapping[str, int]:
-        """Say what came of each group; how many were not trained, by cause."""
+        """Report the outcome of each group. Return how many were not trained, by cause."""
         kept = {group.draw.id for group in gathered.groups}
         outcomes = [(lease, _outcome(lease.group, kept)) for lease in gathered.leases]
         await self._source.settle([*outcomes, *((lease, "dropped") for lease in gathered.refused)])
@@ -349,7 +349,7 @@ class Loop:
         await self._record(StepRecord(step, metrics, groups, shown))
 
     def _say_new_failures(self, groups: Sequence[ScoredGroup]) -> None:
-        """Why rollouts failed: the first of each kind, as long as there are few. All are in the records."""
+        """Print why rollouts failed: the first of each kind, up to a limit. All failures are in the records."""
         for group in groups:
             for failed in group.failed:
                 kind = f"{group.draw.environment} {failed.where} {failed.cause.partition(':')[0]}"
@@ -357,11 +357,11 @@ class Loop:
                     self._failures_said.add(kind)
                     console.warn(
                         f"a rollout of environment {group.draw.environment!r} failed: {failed.cause:.300} (others of this kind "
-                        "are counted, and not named again)"
+                        "are counted, not named again)"
                     )
 
     def _with_movement(self, batch: Batch, groups: Sequence[ScoredGroup]) -> Batch:
-        """How far the policy has moved since each sequence was sampled, as far as the probe knows."""
+        """Add how far the policy has moved since each sequence was sampled, if the probe knows."""
         if self._probe is None:
             return batch
         now, moved = batch.version - 1, []
@@ -373,7 +373,7 @@ class Loop:
         return replace(batch, columns={**batch.columns, MOVED: moved_column(moved)})
 
     async def _gather(self, version: int) -> _Gathered:
-        """The groups of a step, of the policy `version` at most."""
+        """Return the groups of a step, of policy `version` at most."""
         training = self._config.training
         gathered = _Gathered(version)
         for _ in range(1 + training.refill_rounds):
@@ -391,8 +391,8 @@ class Loop:
         return gathered
 
     async def _lease(self, n: int, version: int, refused: list[Lease]) -> list[Lease]:
-        """`n` groups, without those of versions that never were, which join the `refused`: engines publish before a step
-        ends, so `version` is the newest that a group leased for it can be of."""
+        """Return `n` groups. Groups with versions that never existed are added to `refused`. Engines publish before a step ends, so
+        `version` is the newest that a group leased for it can have."""
         training, found = self._config.training, []
         self._source.want(n + training.max_staleness * training.groups_per_step)
         leasing = self._source.lease(n, version, 2 * training.rollout_deadline_s + 60)
@@ -411,7 +411,7 @@ class Loop:
         return found
 
     async def _transform(self, groups: Sequence[ScoredGroup], dropped_by: dict[int, str]) -> Sequence[ScoredGroup]:
-        """What the transforms leave of the groups; who left out the others goes into `dropped_by`."""
+        """Return the groups that the transforms keep. For each other group, add the transform that left it out to `dropped_by`."""
         for name, teacher in self._parts.teachers.items():
             with self._profile.span(f"teacher.{name}", len(groups)), in_one_line(f"teacher {name!r} failed"):
                 groups = await teacher.annotate(groups)
@@ -444,12 +444,13 @@ class Loop:
         return metrics | await self._published()
 
     async def _rest_engines(self) -> None:
-        """The trainer computes next, perhaps in the same memory. With a staleness engines sample meanwhile."""
+        """Free engine memory: the trainer may share the engines' GPU and computes next. With max_staleness > 0 the engines keep
+        sampling, so nothing is freed."""
         if self._config.training.max_staleness == 0:
             await self._unless_broken(self._parts.engine.release_cache())
 
     async def _published(self) -> Metrics:
-        """Take note of what the bridge has just published, if it has."""
+        """Record what the bridge has just published, if anything."""
         published = self._parts.bridge.published
         if published is None:
             return {"bridge/publish_s": 0.0, "bridge/bytes_copied": 0.0, "bridge/bytes_on_disk": 0.0}
@@ -469,7 +470,7 @@ class Loop:
 
     @property
     def _evaluates(self) -> bool:
-        """Workers elsewhere may run environments that are not here."""
+        """True if there is something to evaluate: environments may only exist at remote workers."""
         return bool(self._config.evaluation.problems and self._parts.environments)
 
     async def _first_evaluation(self) -> None:
@@ -506,7 +507,7 @@ class Loop:
         return self._evaluated
 
     async def _change_of_evaluation(self, state: Mapping[str, Any]) -> str:
-        """Say what makes an accuracy of this run differ in meaning from one before `state` was saved; "" for nothing."""
+        """Say why accuracies of this run are not comparable with those before `state` was saved; "" if they are."""
         had, now = state.get("settings") or {}, self._settings
         for path in sorted(had.keys() | now.keys()) if had and now else ():
             was, is_ = had.get(path), now.get(path)
@@ -525,7 +526,7 @@ class Loop:
     async def _check_alignment(
         self, metrics: Metrics, groups: Sequence[ScoredGroup], worst: Mapping[str, str] | None = None
     ) -> None:
-        """`worst`: whose sequence of `groups` differs most."""
+        """Raises Misaligned. `worst` names the owner of the sequence of `groups` that differs most."""
         worst = worst or {}
         impossible = metrics.get("alignment/impossible_nats", 0.0)
         if not impossible <= EVIDENCE_NATS:
@@ -557,7 +558,7 @@ class Loop:
             )
 
     async def _allow_for_rounding(self, difference: float, groups: Sequence[ScoredGroup]) -> None:
-        """Raise the bound if it is the default and this model rounds by more. It is measured only after a difference exceeded the bound."""
+        """Raise the limit if it is the default and this model rounds by more. Measured only after a difference exceeded the limit."""
         given = self._config.training.max_logprob_diff is not None
         if given or difference <= self._max_diff or not math.isfinite(difference):
             return
@@ -571,7 +572,7 @@ class Loop:
             )
 
     def _check_one_version(self, groups: Sequence[ScoredGroup]) -> None:
-        """Nothing is published while an evaluation is run: its tokens are all of the version that is reported with it."""
+        """Check that all tokens of an evaluation have the version that is reported with it, since nothing is published meanwhile."""
         if found := versions(groups) - {self._engines_at}:
             raise Misaligned(
                 f"step {self.progress.step}: an evaluation of version {self._engines_at} was sampled from version "
@@ -604,7 +605,7 @@ class Loop:
     # -- keeping count
 
     def _times(self, leases: Sequence[Lease]) -> Metrics:
-        """Of the stages and calls since the last step's, whose sinks and checkpoint are therefore in these."""
+        """Return times of stages and calls since the last step's, which therefore include its sinks and checkpoint."""
         times = self._profile.step()
         times["time/disk_s"] = times.get("time/checkpoint_s", 0.0) + sum(
             spent for name, spent in times.items() if name.startswith("time/sink/")
@@ -625,7 +626,7 @@ class Loop:
 
 
 def _progress(saved: Mapping[str, Any], step: int) -> Progress:
-    """Raises KeyError, TypeError, ValueError."""
+    """Restore progress. Raises KeyError, TypeError, ValueError."""
     made = Progress(**saved)
     for name, usual in vars(Progress()).items():
         values = [*value.values()] if isinstance(value := getattr(made, name), dict) else [value]
@@ -639,11 +640,11 @@ def _progress(saved: Mapping[str, Any], step: int) -> Progress:
 
 
 def _made_by(transform: str, groups: object) -> Sequence[ScoredGroup]:
-    """Raises PluginError for what is no list of groups."""
+    """Raises PluginError for anything but a list of groups."""
     if not isinstance(groups, Sequence) or not all(isinstance(group, ScoredGroup) for group in groups):
         raise PluginError(
-            f"transform {transform!r} returned {type(groups).__name__}, and not a list of groups.",
-            remedy="Return the groups that are to be trained, an empty list where none is.",
+            f"transform {transform!r} returned {type(groups).__name__}, not a list of groups.",
+            remedy="Return the groups to be trained, or an empty list if there are none.",
         )
     return groups
 
@@ -673,7 +674,7 @@ def _affects_evaluation(path: str) -> bool:
 
 
 def _is_path(value: Any) -> bool:
-    """Files may be moved: a change of their contents is found by the digests of the tasks."""
+    """True for a path: files may be moved, and changes of their contents are found by the digests of the tasks."""
     return isinstance(value, str) and value.startswith("/") and ":" not in value
 
 
@@ -686,7 +687,7 @@ def _outcome(group: ScoredGroup, kept: Collection[int]) -> Outcome:
 
 
 def _seconds(began: float, ready: float, trained: float, metrics: Metrics) -> Metrics:
-    """Of a step, without its evaluation and what is recorded of it."""
+    """Return the times of a step, without its evaluation and recording."""
     seconds = trained - began
     return {
         "time/step_s": seconds,
@@ -698,13 +699,13 @@ def _seconds(began: float, ready: float, trained: float, metrics: Metrics) -> Me
 
 
 async def _first(work: Awaitable[T], *breaks: asyncio.Future[Any]) -> T:
-    """The result of `work`, unless one of `breaks` comes first: an error there is raised, a result means stop."""
+    """Await `work`, unless one of `breaks` ends first: its error is raised, and its result means stop."""
     task = asyncio.ensure_future(work)
     try:
         await asyncio.wait({task, *breaks}, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             return task.result()
-    finally:  # also where this wait itself was cancelled
+    finally:  # also if this wait itself was cancelled
         if not task.done():
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)

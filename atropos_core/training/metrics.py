@@ -1,4 +1,4 @@
-"""Numbers of a step, computed from its groups."""
+"""Metrics of a step, computed from its groups."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ PROVEN_GROUPS = 2
 
 
 async def rescoring_difference(groups: Sequence[ScoredGroup], trainer: Trainer) -> float | None:
-    """The largest |trainer - engine| logprob over sampled tokens of the first groups, in nats; nothing may have been
-    trained since they were sampled. Truncated rollouts are left out: their logprobs are of another distribution. None
-    where there are no others."""
+    """Return the largest |trainer - engine| logprob over sampled tokens of the first groups, in nats; nothing may have been trained
+    since they were sampled. Truncated rollouts are skipped: their logprobs are of another distribution. None if there are no
+    others."""
     by_temperature: dict[float, list[Rollout]] = defaultdict(list)
     for rollout in _rollouts(groups):
         if rollout.logprobs is not None and not rollout.truncated:
@@ -33,7 +33,7 @@ async def rescoring_difference(groups: Sequence[ScoredGroup], trainer: Trainer) 
 
 
 async def rounding_of(groups: Sequence[ScoredGroup], trainer: Trainer) -> float | None:
-    """The number of nats by which rounding can move a logprob of these groups, with the trainer's present weights. None if the trainer
+    """Return by how many nats rounding can move a logprob of these groups, with the trainer's present weights. None if the trainer
     cannot measure it."""
     by_temperature: dict[float, list[Rollout]] = defaultdict(list)
     for rollout in _rollouts(groups):
@@ -46,8 +46,8 @@ async def rounding_of(groups: Sequence[ScoredGroup], trainer: Trainer) -> float 
 
 
 async def rescoring_gap(groups: Sequence[ScoredGroup], engine: Engine, trainer: Trainer) -> float | None:
-    """The largest difference between engine and trainer when both score the same tokens now, in nats: proof that they
-    hold the same weights where no token of a batch was sampled under them. None where the engine cannot score."""
+    """Return the largest difference between engine and trainer when both score the same tokens now, in nats. This proves that they
+    hold the same weights if a batch has no token that was sampled with them. None if the engine cannot score."""
     sequences = [rollout.tokens for rollout in _rollouts(groups[:PROVEN_GROUPS])]
     if not sequences:
         return None
@@ -65,7 +65,7 @@ def _rollouts(groups: Sequence[ScoredGroup]) -> list[Rollout]:
 
 
 def versions(groups: Sequence[ScoredGroup]) -> set[int]:
-    """The policy versions that sampled tokens carry, where they are known."""
+    """Return the known policy versions of sampled tokens."""
     rollouts = [rollout for group in groups for one in group.episodes for rollout in one.rollouts]
     return {int(version) for one in rollouts for version in np.unique(one.policy_version[one.sampled])} - {
         UNKNOWN_VERSION
@@ -73,7 +73,7 @@ def versions(groups: Sequence[ScoredGroup]) -> set[int]:
 
 
 def staleness(groups: Sequence[ScoredGroup], version: int) -> Metrics:
-    """How many versions the trained tokens of these groups are behind `version`, where that is known."""
+    """Return how many versions the trained tokens of these groups are behind `version`, for known versions."""
     behind = [
         version - rollout.policy_version[rollout.sampled & rollout.trained]
         for group in groups
@@ -86,8 +86,8 @@ def staleness(groups: Sequence[ScoredGroup], version: int) -> Metrics:
 
 
 def group_metrics(groups: Sequence[ScoredGroup], failed: Sequence[ScoredGroup] = ()) -> Metrics:
-    """`groups` have at least one episode each; `failed` are those that have not enough. A metric of an environment whose
-    name has a section, as in "agent/calls", is the step's as well: the mean over the episodes that have it."""
+    """Return metrics of groups. `groups` have at least one episode each; `failed` have too few. An environment's metric whose name has
+    a section, as in "agent/calls", is also a metric of the step: the mean over the episodes that have it."""
     rewards = np.concatenate([group.rewards for group in groups])
     episodes = [episode for group in groups for episode in group.episodes]
     correct = [episode.correct for episode in episodes if episode.correct is not None]

@@ -1,4 +1,4 @@
-"""The living components of a run, and how they are closed."""
+"""The components of a run while it runs, and how they are closed."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Openable(Protocol):
 
 @dataclass
 class Parts:
-    """The living components of a run. `close` ends all of them, whatever state they are in."""
+    """The components of a run. `close` ends all of them, whatever state they are in."""
 
     environments: dict[str, Environment]
     rewards: list[WeightedReward]
@@ -64,7 +64,7 @@ class Parts:
     profile: Profile = field(default_factory=Profile)
 
     def by_label(self) -> dict[str, Any]:
-        """Every part that may have state to save or numbers to tell, by its path in the run file."""
+        """Return every part that may have state or metrics, by its path in the run file."""
         named: dict[str, Any] = {"curriculum": self.curriculum}
         named |= {f"environment.{name}": environment for name, environment in self.environments.items()}
         named |= {f"reward.{of.name}": of.reward for of in self.rewards}
@@ -73,11 +73,11 @@ class Parts:
         return named | {f"sink.{name}": sink for name, sink in self.sinks.items()}
 
     def stateful(self) -> dict[str, Stateful]:
-        """Whatever has state to save, by its path in the run file."""
+        """Return every part that has state to save, by its path in the run file."""
         return {label: part for label, part in self.by_label().items() if isinstance(part, Stateful)}
 
     def metrics(self) -> Metrics:
-        """What the parts tell of the step that has ended: `reward/NAME/...`, `transform/NAME/...`, `curriculum/...`."""
+        """Return the parts' metrics of the step that has ended: `reward/NAME/...`, `transform/NAME/...`, `curriculum/...`."""
         return {
             f"{label.replace('.', '/')}/{name}": float(value)
             for label, part in self.by_label().items()
@@ -86,8 +86,8 @@ class Parts:
         }
 
     async def close(self) -> list[Exception]:
-        """Close what rests on the parts, then what is here, then the processes. All are tried; what they raised is
-        returned."""
+        """Close what depends on the parts, then the parts in this process, then the child processes. Tries all, and returns the
+        exceptions."""
         hosted: list[Closable] = [self.trainer, *self.engines]
         hosted += [of.reward for of in self.rewards if isinstance(of.reward, HostedReward)]
         here = [self.bridge, *self.by_label().values()]
@@ -105,7 +105,7 @@ async def _close_all(parts: Sequence[Closable]) -> list[Exception]:
 
 @dataclass
 class EvaluationParts:
-    """What an evaluation needs of a run: no trainer, no bridge."""
+    """The parts of a run that an evaluation needs: no trainer, no bridge."""
 
     environments: dict[str, Environment]
     rewards: list[WeightedReward]
@@ -114,8 +114,7 @@ class EvaluationParts:
     launcher: Launcher = field(default_factory=LocalLauncher)
 
     async def close(self) -> None:
-        """Close environments and engine, then the processes. All are tried; the first error is raised afterwards, and names
-        the others."""
+        """Close environments and engine, then the processes. Tries all; then raises the first error, with the others as notes."""
         rewards = [of.reward for of in self.rewards if isinstance(of.reward, Closable)]
         errors = await _close_all([*self.environments.values(), *rewards, self.engine])
         await asyncio.gather(*(child.close() for child in self.children))

@@ -1,5 +1,4 @@
-"""The probe: a fixed set of tokens whose logprobs show that, and how far, the policy has moved, between any two of the last
-versions too."""
+"""The probe: fixed tokens whose logprobs show that the policy has moved, and how far, also between two of the last versions."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ class Probe:
 
     @classmethod
     async def of(cls, batch: Batch, trainer: Trainer) -> Probe:
-        """Taken before `batch` is trained."""
+        """Make the probe, before `batch` is trained."""
         sequences: list[Tokens] = []
         chosen: list[Bools] = []
         left = PROBE_TOKENS
@@ -42,8 +41,8 @@ class Probe:
         return probe
 
     async def shift(self, trainer: Trainer, version: int | None = None, keep: int = 0) -> float:
-        """The largest |logprob now - logprob at the start| over the probe's tokens, in nats. With a `version`, that the
-        trainer is at now: remembered, with those of the `keep` versions before it."""
+        """Return the largest |logprob now - logprob at the start| over the probe's tokens, in nats. With `version`, the trainer's
+        present one, remember the logprobs, and keep those of the `keep` versions before it."""
         now = await trainer.logprobs(self._sequences)
         if version is not None:
             self._at[version] = self._sampled_of(now)
@@ -55,8 +54,8 @@ class Probe:
         return float(np.max(shifts))  # not max(): a NaN must show, wherever it stands
 
     def moved(self, since: int, version: int) -> float | None:
-        """The largest change of a logprob between two versions that are remembered, in nats; `since` UNKNOWN_VERSION: from
-        whichever of them, or the start, is farthest. None where one is not."""
+        """Return the largest change of a logprob between two remembered versions, in nats. With `since` UNKNOWN_VERSION, compare with
+        the remembered version, or the start, that is farthest. None if a version is not remembered."""
         now = self._at.get(version)
         if now is None:
             return None
@@ -81,7 +80,7 @@ class Probe:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Probe:
-        """Raises KeyError, TypeError, ValueError."""
+        """Restore a probe. Raises KeyError, TypeError, ValueError."""
         sequences = [np.array(ids, np.int32) for ids in state["sequences"]]
         sampled = []
         for ids, at in zip(sequences, state["sampled"], strict=True):

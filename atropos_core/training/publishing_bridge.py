@@ -1,4 +1,4 @@
-"""What bridges share whose engines have weights of their own, and get the trainer's after it has written them."""
+"""The base of bridges whose engines have their own copy of the weights and get new ones after the trainer has written them."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ T = TypeVar("T")
 
 
 class PublishingBridge(Bridge):
-    """Engines sample on while the optimiser writes. Whatever goes wrong leaves all of them paused."""
+    """Engines keep sampling while the optimizer writes. Any error leaves all of them paused."""
 
     def __init__(self, context: RunContext, every: int = 1) -> None:
-        """`every`: versions that this divides are published. Raises FitError where what is sampled in between would be thrown away."""
+        """`every`: publish the versions that it divides. Raises FitError if what is sampled in between would be too stale to train."""
         if context.max_staleness < every - 1:
             raise FitError(
                 f"bridge.every = {every} lets the engines fall {every - 1} versions behind, and"
@@ -34,8 +34,8 @@ class PublishingBridge(Bridge):
 
     @asynccontextmanager
     async def writing(self, version: int) -> AsyncIterator[None]:
-        """Publishes the first version after `connect` whatever its number: it may be a checkpoint's that the trainer has
-        taken up, and the engines have the base model. Afterwards each that `every` divides."""
+        """Publish the first version after `connect`, whatever its number: the trainer may have resumed from a checkpoint, while the
+        engines have the base model. Then publish each version that `every` divides."""
         async with self._paused_by_errors():
             yield
             if not self._has_published or version % self._every == 0:
@@ -49,7 +49,7 @@ class PublishingBridge(Bridge):
 
     @abstractmethod
     async def _publish(self, version: int) -> Publication:
-        """Bring every engine to what the trainer has now, as `version`."""
+        """Bring every engine to the trainer's present weights, as `version`."""
 
     async def _publish_now(self, version: int) -> None:
         self.published = await self._publish(version)
@@ -66,7 +66,7 @@ class PublishingBridge(Bridge):
 
 
 async def all_or_none(calls: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """What each gives. The first error ends the others, and is raised when they have ended."""
+    """Return all results. The first error cancels the other calls, and is raised when they have ended."""
     tasks = [asyncio.ensure_future(call) for call in calls]
     try:
         return await asyncio.gather(*tasks)

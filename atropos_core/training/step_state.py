@@ -1,4 +1,4 @@
-"""The state of a run between two steps: what a checkpoint holds beside the weights, and what a resume does with it."""
+"""A run's state between two steps: what a checkpoint holds in addition to the weights, and how a resume restores it."""
 
 from __future__ import annotations
 
@@ -17,18 +17,17 @@ from atropos_core.training.parts import Parts
 
 
 class Boundary:
-    """The state that goes with the weights as they are. A stop finds the next step half done: groups of it are settled,
-    running statistics have seen them. They are run again after the resume, so none of it may be in the checkpoint.
-    Sinks give theirs when it is saved: they know nothing of a step before its end. So are parts that mark the boundary
-    themselves."""
+    """The state that belongs to the present weights. A stop may find the next step half done: some groups are settled, and running
+    statistics include them. That step is run again after the resume, so none of it may be in the checkpoint. Sinks give their
+    state when it is saved, because they learn of a step only at its end. So do parts that mark the end of a step themselves."""
 
     def __init__(self, parts: Parts, source: Source) -> None:
         self._parts = parts
         self._source = source
-        self._text = ""  # components may hand out what they go on changing
+        self._text = ""  # serialised, because components may keep changing the objects that they return
 
     def mark(self, progress: Mapping[str, Any]) -> None:
-        """A step has ended, or none has begun."""
+        """Remember the state: a step has ended, or none has begun."""
         states = {}
         for label, part in self._parts.stateful().items():
             if isinstance(part, Marked):
@@ -38,7 +37,7 @@ class Boundary:
         self._text = json.dumps({"progress": progress, "source": self._source.state(), "parts": states})
 
     def state(self) -> dict[str, Any]:
-        """As it was marked."""
+        """Return the state that was marked."""
         state: dict[str, Any] = json.loads(self._text)
         for label, part in self._parts.stateful().items():
             if isinstance(part, Marked):
@@ -49,7 +48,7 @@ class Boundary:
 
 
 def take_up(parts: Parts, states: Mapping[str, Any]) -> None:
-    """Give each part the state that it had. Raises CheckpointError where one cannot take it."""
+    """Restore the state of each part. Raises CheckpointError if a part cannot take it."""
     stateful = parts.stateful()
     for label in sorted(states.keys() - stateful.keys()):
         console.warn(f"{label} was part of this run when its checkpoint was saved, and is not now: its state is lost.")

@@ -171,7 +171,7 @@ class Broken(atropos_core.Sink):
     [
         (
             '[transform.nothing]\nuse = "./parts.py:Nothing"\n',
-            "transform 'nothing' returned NoneType, and not a list of groups.",
+            "transform 'nothing' returned NoneType, not a list of groups.",
         ),
         (
             '[sink.broken]\nuse = "./parts.py:Broken"\n',

@@ -149,7 +149,7 @@ async def test_a_data_set_is_pushed_in_one_private_repository_with_its_card(atro
     assert "2 rows" in text and "- 1: the rollout failed" in text
 
     for name, changed, wanted in (
-        ("a.jsonl", {"HF_TOKEN": ""}, "nobody is logged in to the hub"),
+        ("a.jsonl", {"HF_TOKEN": ""}, "you are not logged in to the hub"),
         ("b.jsonl", {"HF_TOKEN": "hf_wrong"}, "the hub refused whoami"),
         ("c.jsonl", {"HF_ENDPOINT": "http://127.0.0.1:9"}, "the hub gave no answer to whoami"),
         ("d.jsonl", {"HF_HUB_OFFLINE": "1"}, "HF_HUB_OFFLINE must not be set"),

@@ -100,7 +100,7 @@ def test_a_version_that_is_not_known_is_sent_as_such() -> None:
         refuse_versions_that_never_were(group, 3)
 
     remedy = remedy_of(lambda: claim(4))
-    assert re.search(rf", or {UNKNOWN_VERSION} where it is not known\.$", remedy)
+    assert re.search(rf", or {UNKNOWN_VERSION} if it is unknown\.$", remedy)
     claim(UNKNOWN_VERSION)
     claim(3)
 

@@ -15,6 +15,6 @@ def test_a_model_with_code_of_its_own_is_refused_and_the_code_not_run(tmp_path):
         json.dumps({"model_type": "stranger", "auto_map": {"AutoConfig": "configuration_stranger.Stranger"}})
     )
     (tmp_path / "configuration_stranger.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
-    with pytest.raises(FitError, match="runs no code that a model brings along"):
+    with pytest.raises(FitError, match="does not run code that comes with a model"):
         load_model(tmp_path, "auto", "cpu")
     assert not (tmp_path / "ran").exists()
