@@ -22,6 +22,9 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 SITE_NAME = "Atropos"
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s#]*)(#[^)\s]*)?\)")
 FENCED = re.compile(r"^```.*?^```", re.M | re.S)
+MERMAID = re.compile(
+    r"^```mermaid\n.*?^```\n", re.M | re.S
+)  # drawn by a script from elsewhere: the text below it says the same
 WORKER = Path(__file__).with_name("site") / "iframe-worker.js"
 NAVIGATION: Mapping[str, tuple[str, ...]] = {
     "Start": (
@@ -93,7 +96,7 @@ class Site:
 
     def copy_pages(self) -> None:
         for source, place in self._places.items():
-            self.write(place, self._linked(source, place, (REPOSITORY / source).read_text()))
+            self.write(place, self._linked(source, place, MERMAID.sub("", (REPOSITORY / source).read_text())))
         for extra in [*(REPOSITORY / "docs").rglob("*.png"), *(REPOSITORY / "docs").rglob("*.ipynb")]:
             self._copy(extra.relative_to(REPOSITORY), extra.relative_to(REPOSITORY / "docs"))
         (self.pages / WORKER.name).write_bytes(WORKER.read_bytes())

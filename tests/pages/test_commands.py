@@ -86,16 +86,14 @@ def test_the_rows_of_the_page_are_trained_on(typed):
     assert "held-out accuracy" in scored
 
 
-def test_the_roles_of_the_readme_train_together_and_say_what_it_shows(typed):
-    commands = the_block("README.md", "atropos serve").commands
-    assert list(dict.fromkeys(the_block("docs/roles.md", "atropos serve").commands)) == commands
-    serve, train, worker = commands
+def test_the_roles_of_the_page_train_together_and_say_what_it_shows(typed):
+    serve, train, worker = dict.fromkeys(the_block("docs/roles.md", "atropos serve").commands)
     typed.says(typed.begin(serve), r"http://127\.0\.0\.1:8000")
     training = typed.begin(train.replace("--steps 50", "--steps 2") + SMALL)
     working = typed.begin(worker)
     message = typed.ends_well(training)
-    shows("README.md", "workers sample from", message)
-    shows("README.md", "worker gsm8k@", working.read_text())
+    shows("docs/roles.md", "workers sample from", message)
+    shows("docs/roles.md", "worker gsm8k@", working.read_text())
 
 
 def test_roles_with_a_token_and_addresses_of_their_own_train(typed):

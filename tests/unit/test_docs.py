@@ -13,6 +13,7 @@ import atropos_core
 from atropos_core import errors, interfaces
 from atropos_core.cli import make_app
 from atropos_core.plugins import spec as hooks
+from atropos_core.plugins.manager import load_plugins
 from atropos_core.plugins.provider import KINDS
 from tests.conftest import REPOSITORY
 from tests.pages.blocks import PAGES
@@ -90,6 +91,31 @@ def test_every_command_on_a_page_has_the_options_that_it_is_given(page):
             assert command is not commands, f"{line!r}: no such command"
             given = {word.partition("=")[0] for word in rest if word.startswith("-")}
             assert given <= known | {"--help"}, f"{line!r}: {given - known}"
+
+
+def test_every_command_in_the_tables_of_the_readme_has_the_options_that_it_is_given():
+    commands = typer.main.get_command(make_app())
+    found = re.findall(r"`atropos ([^`]+)`", (REPOSITORY / "README.md").read_text())
+    for words in map(shlex.split, found):
+        command = commands
+        while words and words[0] in getattr(command, "commands", {}):
+            command, words = command.commands[words[0]], words[1:]
+        known = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
+        assert command is not commands, f"{words}: no such command"
+        assert {word.partition("=")[0] for word in words if word.startswith("--")} <= known, words
+    assert len(found) >= 8
+
+
+def test_the_readme_is_short_and_names_plugins_that_there_are():
+    page = (REPOSITORY / "README.md").read_text()
+    assert len(page.splitlines()) <= 150
+    registry = load_plugins().registry
+    there = {offer.provider.name for kind in KINDS for offer in registry.offers(kind)}
+    lines = re.findall(r"^- \*\*.+?\*\*: (.+)$", page.split("## Plugins")[1].split("\n## ")[0], re.M)
+    assert len(lines) == 8
+    named = {name for line in lines for name in re.findall(r"(\w+)(?= with|,|$)", re.sub(r" \(.*\)", "", line))}
+    assert named - {"losses"} <= there
+    assert f"{['nine', 'ten', 'eleven', 'twelve'][len(registry.offers('loss')) - 9]} losses" in page
 
 
 def test_the_map_has_every_room_of_core_and_every_library():

@@ -57,7 +57,9 @@ def test_llms_txt_has_a_line_for_every_page_of_the_menus(site):
 
 def test_links_between_pages_code_and_pictures_are_turned(site):
     first = (site / "pages/index.md").read_text()
-    assert "](health.md)" in first and "](docs/health.md)" not in first
+    assert "](glossary.md)" in first and "](docs/glossary.md)" not in first
+    assert "](files/docs/images/first-run.png)" in first and (site / "pages/files/docs/images/first-run.png").is_file()
+    assert "```mermaid" not in first, "its script would come from elsewhere"
     assert "](files/plugins/agent_api/" in (site / "pages/agents.md").read_text()
     assert (site / "pages/files/plugins/reward_ensemble/accuracy.svg").is_file()
     assert "](../files/plugins/reward_ensemble/accuracy.svg)" in (site / "pages/plugins/reward_ensemble.md").read_text()
