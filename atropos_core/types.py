@@ -176,7 +176,7 @@ class Episode:
 class Failed:
     """A rollout that did not end in an episode. It is data: it keeps its position in the group."""
 
-    cause: str  # one line
+    cause: str  # one line, with what to do if that is known
     where: str = ""  # e.g. "rollout", "reward"
     trace: str = ""
 

@@ -349,7 +349,8 @@ def _plain(value: Any) -> Any:
 
 
 def failed_by(error: BaseException, where: str) -> Failed:
-    """Turn an exception of a rollout into data."""
-    trace = "" if isinstance(error, AtroposError) else "".join(traceback.format_exception(error))
-    text = str(error).splitlines()[0] if str(error) else ""
-    return Failed(f"{type(error).__name__}: {text}", where, trace)
+    """Turn an exception of a rollout into data: the first line of its message, and the remedy of an AtroposError."""
+    cause = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+    if not isinstance(error, AtroposError):
+        return Failed(cause, where, "".join(traceback.format_exception(error)))
+    return Failed(f"{cause} {' '.join(error.remedy.split())}" if error.remedy else cause, where)

@@ -356,7 +356,7 @@ class Loop:
                 if kind not in self._failures_said and len(self._failures_said) < KINDS_OF_FAILURE_SAID:
                     self._failures_said.add(kind)
                     console.warn(
-                        f"a rollout of environment {group.draw.environment!r} failed: {failed.cause:.300} (others of this kind "
+                        f"a rollout of environment {group.draw.environment!r} failed: {failed.cause:.600} (others of this kind "
                         "are counted, not named again)"
                     )
 

@@ -187,6 +187,14 @@ async def test_the_cause_of_a_failure_is_one_line():
     assert group.failed[0].cause == "ValueError: first"
 
 
+async def test_the_remedy_of_an_error_is_kept_in_its_one_line():
+    def how(member: int) -> Episode:
+        raise DataError("the row is empty.\nIt has no column.", remedy="Fill it,\n  or leave it out.")
+
+    failed = (await run_one(rollout_runner(Scripted(how)), 1)).failed[0]
+    assert failed.cause == "DataError: the row is empty. Fill it, or leave it out."
+
+
 async def test_an_error_of_ours_needs_no_trace():
     def how(member: int) -> Episode:
         raise DataError("a broken task")

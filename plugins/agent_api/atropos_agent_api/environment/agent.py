@@ -39,6 +39,7 @@ from atropos_core.builtin.rewards import last_reply
 from atropos_core.errors import AtroposError, ConfigError, DataError, DeadlineExceeded, ProcessDied, RemoteError
 from atropos_core.guards.endings import raise_first
 from atropos_core.interfaces import Environment, Finding, Policy, Score
+from atropos_core.rollouts.runner import failed_by
 from atropos_core.sandboxes import Exit, Network, RunningProgram, Sandbox
 from atropos_core.storage.tempdirs import owned_prefix, sweep
 from atropos_core.types import Episode, Split, Task
@@ -316,7 +317,7 @@ class Agent(Environment):
                 if not self._has_warned:
                     self._has_warned = True
                     console.warn(
-                        f"an episode whose reward failed has the worst score, and so will others: {str(error).splitlines()[0]}. "
+                        f"an episode whose reward failed has the worst score, and so will others: {failed_by(error, 'reward').cause} "
                         "The metric agent/not_graded counts them."
                     )
                 raise NotGradable(str(error)) from error
