@@ -23,8 +23,8 @@ from atropos_core.rollouts.row_files import columns_in, value_at
 from atropos_core.types import Message, Task
 from atropos_env_dataset.config import DatasetOptions
 
-NOT_COLUMNS = ("prompt", "completion", "completion_ids")  # of a row, in TRL
-OF_TRLS_TRAINER = ("completion_ids", "trainer_state", "log_extra", "log_metric", "environments")
+NOT_COLUMNS = ("prompt", "completion", "completion_ids", "trainer_state", "log_metric", "log_extra")  # of a row, in TRL
+NOT_GIVEN = ("completion_ids", "trainer_state")  # which TRL's trainer gives to every function
 VARIABLE = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
 BY_NAME = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
 NO_REPLY: Message = {"role": "assistant", "content": ""}
@@ -32,6 +32,7 @@ FORMS = (
     "Its parameters say how it is called: (task, reply); (completions, **kwargs) as in TRL; (data_source, solution_str, ground_truth, "
     "extra_info) as in verl. A decorator keeps them with functools.wraps."
 )
+BYTES = str | bytes | bytearray | memoryview  # float() reads numbers in these
 LISTED = 20  # rows that a refusal names
 LONGEST = 10_000  # characters of the end of a reply that math-verify reads
 DIGITS = re.compile(r"-?[\d,]{1,300}(?:\.\d{1,300})?", re.ASCII)  # which math-verify can read
@@ -181,10 +182,12 @@ class Yours(Scorer):
             name for name, one in parameters.items() if one.default is Parameter.empty and one.kind not in VARIABLE
         ]
         self._arguments = next((form for names, form in THEIRS if names & self._names), None)
+        self._is_trls = self._arguments is of_trl
+        self._extra_columns: set[str] = set()  # that log_extra was called with
         self._wants_truth = has_answers and self._arguments in (of_verl, of_verls_batch)
         if self._arguments is of_trl:
             self._arguments = partial(of_trl, prompt)
-            if lacking := [name for name in OF_TRLS_TRAINER if name in self._needed]:
+            if lacking := [name for name in (*NOT_GIVEN, "environments") if name in self._needed]:
                 raise ConfigError(
                     f"dataset: score = {reference!r} takes {lacking[0]}, which only TRL's trainer has: here it is given prompts, "
                     "completions and the columns of the row.",
@@ -205,7 +208,7 @@ class Yours(Scorer):
         if self._arguments is None:
             return
         for task in tasks:
-            given = self._arguments(task, NO_REPLY)
+            given = self._arguments(task, NO_REPLY) | self._of_trainer({})
             if lacking := [name for name in self._needed if name not in given]:
                 raise DataError(
                     f"{source}: task {task.id} has no column {lacking[0]!r}, which {self._name} takes. "
@@ -220,35 +223,85 @@ class Yours(Scorer):
                 )
 
     async def score(self, task: Task, reply: Message) -> Score:
+        logged: dict[str, list[float]] = {}
         if self._arguments is None:
             made = self._function(task, reply)
         else:
             given = self._arguments(task, reply)
             taken = {name: one for name, one in given.items() if self._takes_all or name in self._names}
-            made = self._function(**deepcopy(taken))  # it may change what it is given, and the row is scored again
+            # it may change what it is given, and the row is scored again
+            made = self._function(**deepcopy(taken), **self._of_trainer(logged))
         given = await made if isawaitable(made) else made
+        metrics = {name: sum(values) / len(values) for name, values in logged.items()}
         try:
-            return as_score(given)
-        except (TypeError, ValueError, OverflowError) as error:
+            score = as_score(given)
+            return replace(score, metrics={**score.metrics, **metrics}) if metrics else score
+        except Exception as error:
             raise DataError(
                 f"dataset: {self._name} gave {given!r:.80} for task {task.id}, which is not a score.",
                 remedy="Return a finite number. A function in TRL's form leaves a reply unscored with None in its list.",
             ) from error
 
+    def _of_trainer(self, logged: dict[str, list[float]]) -> dict[str, Any]:
+        """The arguments that TRL's trainer adds. `logged` receives the values that the function gives to `log_metric`, by name."""
+        if not self._is_trls:
+            return {}
+
+        def log_metric(name: str, value: float) -> None:
+            if not math.isfinite(number := float(value)):
+                raise DataError(
+                    f"dataset: {self._name} logged {number} as metric {name!r}, which is not a finite number."
+                )
+            logged.setdefault(name, []).append(number)
+
+        def log_extra(column: str, values: Sequence[Any]) -> None:
+            if column not in self._extra_columns:
+                self._extra_columns.add(column)
+                console.warn(
+                    f"dataset: {self._name} logs the column {column!r} with log_extra, and columns are not recorded. "
+                    "Log numbers with log_metric."
+                )
+
+        logs = {"log_metric": log_metric, "log_extra": log_extra}
+        absent = {name: NotHere(name, self._name) for name in NOT_GIVEN if name not in self._names}
+        return logs | absent if self._takes_all else {name: one for name, one in logs.items() if name in self._names}
+
 
 def as_score(given: Any) -> Score:
-    """A score in any of the forms: a number, a Score, TRL's list of one (None abstains), verl's table. Raises TypeError, ValueError or
-    OverflowError for anything else."""
-    if isinstance(given, Iterable) and not isinstance(given, dict | str | bytes) and getattr(given, "ndim", True):
+    """A score in any of the forms: a number, a Score, TRL's list of one (None abstains), verl's table. Raises for anything else
+    what the object's own class raises, TypeError, ValueError or OverflowError with Python's own."""
+    if isinstance(given, Iterable) and not isinstance(given, dict | BYTES) and getattr(given, "ndim", True):
         [given] = given
         if given is None:
             return Score(0.0, abstains=True)
     if isinstance(given, dict) and "score" in given:
         given = Score(given["score"], correct=bool(given["acc"]) if "acc" in given else None)
     score = given if isinstance(given, Score) else Score(given)
-    if isinstance(score.value, str | bytes) or not math.isfinite(value := float(score.value)):
+    if isinstance(score.value, BYTES) or not math.isfinite(value := float(score.value)):
         raise ValueError("it is not a finite number")
     return replace(score, value=value)
+
+
+class NotHere:
+    """An argument that only TRL's trainer has. Any use raises DataError."""
+
+    def __init__(self, name: str, function: str) -> None:
+        self._name, self._function = name, function
+
+    def __getattr__(self, attribute: str) -> Any:
+        raise DataError(
+            f"dataset: {self._function} uses {self._name}, which only TRL's trainer has.",
+            remedy=f"Do without it here. A parameter {self._name}=None is left at its default.",
+        )
+
+    def __iter__(self) -> Any:
+        return self.__getattr__("__iter__")
+
+    def __getitem__(self, key: object) -> Any:
+        return self.__getattr__("__getitem__")
+
+    def __len__(self) -> int:
+        return int(self.__getattr__("__len__"))
 
 
 def of_trl(prompt: str, task: Task, reply: Message) -> dict[str, Any]:

@@ -437,6 +437,74 @@ async def test_a_function_for_trl_or_verl_is_called_as_they_call_it(tmp_path, fu
     assert await made.score(made.tasks("train")[0], {"role": "assistant", "content": "it is 12"}) == expected
 
 
+LOGGING = """
+def in_kwargs(completions, **kwargs):
+    kwargs["log_metric"]("length", 3)
+    kwargs["log_metric"](name="length", value=5.0)
+    kwargs["log_extra"]("answer", ["12"])
+    return [1.0]
+
+
+def named(completions, log_metric, log_extra=None, trainer_state=None, completion_ids=None):
+    assert trainer_state is None and completion_ids is None
+    log_metric("length", 4)
+    log_extra(column="answer", values=["12"])
+    return [1.0]
+
+
+def state(completions, **kwargs):
+    return [float(kwargs["trainer_state"].global_step)]
+
+
+def guarded(completions, **kwargs):
+    return [1.0 if getattr(kwargs.get("trainer_state"), "global_step", 0) > 9 else 0.5]
+
+
+def ids(completions, **kwargs):
+    return [float(len(ids)) for ids in kwargs["completion_ids"]]
+
+
+def first(completions, **kwargs):
+    return [float(kwargs["completion_ids"][0][0])]
+
+
+def unfinished(completions, log_metric):
+    log_metric("length", float("nan"))
+    return [1.0]
+"""
+
+
+@pytest.mark.parametrize("function", ["in_kwargs", "named"])
+async def test_a_function_for_trl_logs_metrics_and_its_extra_columns_are_said_to_be_lost_once(
+    tmp_path, capsys, function
+):
+    (tmp_path / "logs.py").write_text(LOGGING)
+    file = lines(tmp_path / "rows.jsonl", *sums(0, 9))
+    made = dataset(tasks=file, score=f"{tmp_path}/logs.py:{function}", held_out=0.0)
+    await made.open()
+    for task in made.tasks("train")[:2]:
+        scored = await made.score(task, {"role": "assistant", "content": "4"})
+        assert scored == Score(1.0, metrics={"length": 4.0})
+    said = " ".join(capsys.readouterr().err.split())
+    assert said.count("logs the column 'answer' with log_extra, and columns are not recorded") == 1
+
+
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [
+        ("state", "uses trainer_state, which only TRL's trainer has"),
+        ("guarded", "uses trainer_state, which only TRL's trainer has"),
+        ("ids", "uses completion_ids, which only TRL's trainer has"),
+        ("first", "uses completion_ids, which only TRL's trainer has"),
+        ("unfinished", "logged nan as metric 'length'"),
+    ],
+)
+async def test_a_use_of_what_only_trls_trainer_has_is_named(tmp_path, function, says):
+    (tmp_path / "logs.py").write_text(LOGGING)
+    with pytest.raises(DataError, match=f"logs.py:{function} {says}"):
+        await value("4", score=f"{tmp_path}/logs.py:{function}")
+
+
 def test_what_only_trls_trainer_can_give_a_function_is_named(tmp_path):
     (tmp_path / "theirs.py").write_text("def f(completions, completion_ids):\n    return [0.0]\n")
     file = lines(tmp_path / "rows.jsonl", *sums(0, 9))
@@ -649,6 +717,15 @@ GIVES = """
 import math
 
 
+class Two:
+    'Of two elements: it raises what a tensor of torch does.'
+
+    def __float__(self):
+        raise RuntimeError("a Tensor with 2 elements cannot be converted to Scalar")
+
+    __bool__ = __float__
+
+
 def trl(completions, **kwargs):
     return VALUE
 
@@ -667,7 +744,8 @@ def ours(task, reply):
     "value",
     [
         "math.nan", "[math.nan]", "math.inf", "[-math.inf]", "None", "'1'", "['1']", "[1.0, 0.0]", "[]", "{}", "10**400",
-        "{'score': math.nan}", "{'score': None}", "[[1.0]]",
+        "{'score': math.nan}", "{'score': None}", "[[1.0]]", "b'1'", "[b'1']", "bytearray(b'1')", "[bytearray(b'1')]", "memoryview(b'1')",
+        "[memoryview(b'1')]", "[Two()]", "{'score': Two()}", "{'score': 1.0, 'acc': Two()}",
     ],
 )  # fmt: skip
 async def test_what_is_no_score_is_named_with_its_function_and_its_row(tmp_path, function, value):
