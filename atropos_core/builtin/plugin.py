@@ -73,7 +73,8 @@ def atropos_sinks() -> Iterable[Provider[Sink]]:
     console = _of("sinks", lambda m, o, c: m.ConsoleSink(c.steps))
     yield Provider("console", "progress on the terminal", NoOptions, console)
     jsonl = _of("sinks", lambda m, o, c: m.JsonlSink(o, c.directory))
-    yield Provider("jsonl", "metrics.jsonl and rollouts/ in the run directory", f"{CONFIG}:JsonlOptions", jsonl)
+    summary = "metrics.jsonl and rollouts/ in the run directory"
+    yield Provider("jsonl", summary, f"{CONFIG}:JsonlOptions", jsonl, announces=lambda o: {"writes": "metrics.jsonl"})
 
 
 @hookimpl

@@ -133,13 +133,18 @@ def _doctor(name: str, model: str, options: Sequence[str]) -> None:
 
 def _export(name: str, file: Path | None, out: Path, options: Sequence[str], run: dict[str, Any]) -> None:
     from atropos_core import console
+    from atropos_core.config.resolve import resolve_component
     from atropos_core.errors import RunDirectoryError
-    from atropos_core.launch.assemble import make_plan
+    from atropos_core.launch.assemble import make_plan, refuse_second_advantages
     from atropos_core.plugins.manager import load_plugins
 
     _known(load_plugins(), name)
     loaded, resolved, plugins = configure(file, **run, uses=USES, download=False)
     make_plan(loaded.config, resolved, plugins, training=False, sampling=False)  # every name and option is there
+    transforms = loaded.config.transform.items()
+    refuse_second_advantages(
+        {name: resolve_component(plugins.registry, "transform", f"transform.{name}", one) for name, one in transforms}
+    )
     made = _build(plugins, name, options, out, resolved.directory)
     try:
         out.mkdir(parents=True, exist_ok=True)

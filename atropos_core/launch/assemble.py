@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import hashlib
+import os
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -185,7 +186,8 @@ def make_plan(
         _refuse_machines_that_are_not_there(single["trainer"], single["launcher"])
         if config.training.group_size == 1:
             _refuse_groups_of_one(named["transform"], config.api is not None)
-    _refuse_second_advantages(named.get("transform", {}))
+    refuse_second_advantages(named.get("transform", {}))
+    _refuse_second_writers(named.get("sink", {}))
     transports = _fit(engines, single, plugins) if training else ()
     config = config.model_copy(
         update={kind: _on_devices_of(getattr(config, kind), one) for kind, one in _engine_and_trainer(engines, single)}
@@ -199,8 +201,28 @@ def make_plan(
     return Plan(config, model, engines, single, named, transports, *elsewhere)
 
 
-def _refuse_second_advantages(transforms: Mapping[str, ResolvedComponent]) -> None:
-    """Raises ConfigError for two transforms that compute advantages: groups keep those of the first."""
+def _refuse_second_writers(sinks: Mapping[str, ResolvedComponent]) -> None:
+    """Raise ConfigError if two sinks would write one file."""
+    writers: dict[str, tuple[str, str]] = {}
+    for name, one in sinks.items():
+        said = _announcements(one)
+        if (place := said.get("writes")) is None:
+            continue
+        place, option = os.path.normpath(place), str(said.get("named_by", ""))
+        first, option_of_first = writers.setdefault(place, (name, option))
+        if first == name:
+            continue
+        chosen, by = (name, option) if option else (first, option_of_first)
+        remedy = f"Set sink.{chosen}.{by} to another name, or leave one out" if by else "Leave one out"
+        unwanted = first if name == one.component.use else name  # what a run has without being told, stays
+        raise ConfigError(
+            f"[sink.{first}] and [sink.{name}] would both write {place}, and each would undo what the other has written.",
+            remedy=f"{remedy}: --set sink.{unwanted}.use=none.",
+        )
+
+
+def refuse_second_advantages(transforms: Mapping[str, ResolvedComponent]) -> None:
+    """Raise ConfigError for two transforms that compute advantages: groups keep those of the first."""
     makers = [name for name, one in transforms.items() if "advantages" in _announcements(one)]
     if len(makers) < 2:
         return

@@ -169,7 +169,8 @@ class Provider(Generic[T_co]):
     build: Callable[[Any, RunContext], T_co]  # (options, context); imports torch inside, not above
     # engine, bridge, trainer: how its weights may travel
     transports: Callable[[Any], frozenset[Transport]] = lambda options: frozenset()
-    # engine, bridge, transform, trainer: what other components must know to be built (JSON)
+    # engine, bridge, transform, trainer: what other components must know to be built (JSON). Sink: "writes", its file or folder in
+    # the run directory, and "named_by", the option with that name
     announces: Callable[[Any], Mapping[str, Any]] = lambda options: {}
     # engine, trainer, bridge: memory that it will take. This and the next four use only files and options
     holds: Callable[[Any, Workload], Iterable[Holding]] = lambda options, workload: ()

@@ -22,5 +22,11 @@ def build(options: CsvOptions, context: RunContext) -> Sink:
 @hookimpl
 def atropos_sinks() -> Iterable[Provider[Sink]]:
     return [
-        Provider("csv", "metrics.csv in the run directory: a row a step", "atropos_sink_csv.config:CsvOptions", build)
+        Provider(
+            "csv",
+            "metrics.csv in the run directory: a row a step",
+            "atropos_sink_csv.config:CsvOptions",
+            build,
+            announces=lambda options: {"writes": options.file, "named_by": "file"},
+        )
     ]

@@ -29,5 +29,6 @@ def atropos_sinks() -> Iterable[Provider[Sink]]:
             "atropos_sink_tensorboard.config:TensorboardOptions",
             build,
             requires=frozenset({"tensorboard"}),
+            announces=lambda options: {"writes": str(options.directory), "named_by": "directory"},
         )
     ]

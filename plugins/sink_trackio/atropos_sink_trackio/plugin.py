@@ -24,6 +24,14 @@ def atropos_sinks() -> Iterable[Provider[Sink]]:
     summary = "Trackio, in its files on this machine"
     return [
         Provider(
-            "trackio", summary, "atropos_sink_trackio.config:TrackioOptions", build, requires=frozenset({"trackio"})
+            "trackio",
+            summary,
+            "atropos_sink_trackio.config:TrackioOptions",
+            build,
+            requires=frozenset({"trackio"}),
+            announces=lambda options: {
+                "writes": f"the run {options.name or 'with the name of its directory'} of Trackio's project {options.project}",
+                "named_by": "name",
+            },
         )
     ]

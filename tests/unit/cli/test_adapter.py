@@ -75,6 +75,14 @@ def test_options_of_the_adapter_are_checked_and_reach_it(atropos, sevens, tmp_pa
     assert (tmp_path / "made/paper.txt").read_text().startswith("TOY")
 
 
+def test_two_transforms_that_make_advantages_are_refused(atropos, sevens, tmp_path):
+    out = tmp_path / "out"
+    second = ("--set", "transform.second.use=group_advantage")
+    ended = atropos("adapter", "paper", "--env", sevens, "--out", str(out), *second, **on_paper(tmp_path))
+    assert ended.code == 2 and "transform.group_advantage has no effect" in ended.err
+    assert not out.exists()
+
+
 def test_a_folder_that_holds_something_is_refused(atropos, sevens, tmp_path):
     (tmp_path / "made").mkdir()
     (tmp_path / "made/mine").write_text("")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -548,3 +549,33 @@ def test_two_transforms_that_make_advantages_are_refused_with_the_one_to_leave_o
     assert list(made.named["transform"]) == ["mine", "drop_flat"]
     twice = plan(transform__mine__use="drop_flat").named["transform"]
     assert list(twice) == ["mine", "group_advantage", "drop_flat"], "rewards may change between the two"
+
+
+@pytest.mark.parametrize(
+    ("sinks", "said", "remedy"),
+    [
+        ({"b__use": "jsonl"}, "[sink.b] and [sink.jsonl] would both write metrics.jsonl", "Leave one out: --set sink.b.use=none."),
+        ({"a__use": "csv", "b__use": "csv"}, "[sink.a] and [sink.b] would both write metrics.csv", "Set sink.b.file to another name"),
+        ({"a__use": "csv", "a__file": "metrics.jsonl"}, "[sink.a] and [sink.jsonl] would both", "Set sink.a.file to another name"),
+        ({"a__use": "csv", "a__file": "t", "b__use": "csv", "b__file": "t"}, "[sink.a] and [sink.b] would both write t,", "sink.b.file"),
+        (
+            {"a__use": "tensorboard", "b__use": "tensorboard", "b__directory": "./tensorboard/"},
+            "[sink.a] and [sink.b] would both write tensorboard,", "Set sink.b.directory to another name",
+        ),
+        ({"a__use": "trackio", "b__use": "trackio"}, "both write the run with the name of its directory", "Set sink.b.name"),
+    ],
+)  # fmt: skip
+def test_two_sinks_that_would_write_one_file_are_refused(sinks: dict[str, str], said: str, remedy: str):
+    with pytest.raises(ConfigError, match=re.escape(said)) as refused:
+        plan(
+            load_plugins(), environment__words__use="gsm8k", **{f"sink__{name}": value for name, value in sinks.items()}
+        )
+    assert remedy in refused.value.remedy
+
+
+def test_sinks_that_write_files_of_their_own_are_not_refused():
+    others = {"a__use": "csv", "b__use": "csv", "b__file": "b.csv", "c__use": "tensorboard", "d__use": "console"}
+    made = plan(
+        load_plugins(), environment__words__use="gsm8k", **{f"sink__{name}": value for name, value in others.items()}
+    )
+    assert set(made.named["sink"]) >= {"a", "b", "c", "d", "jsonl"}
