@@ -317,6 +317,16 @@ def test_a_body_of_very_many_small_things_holds_nobody_up(watched: Place) -> Non
         json_request("/scored_data_list", json.dumps([small] * 60_000).encode()),
         json_request("/scored_data_list", b"[" + b"[]," * 1_000_000 + b"[]]"),
         json_request("/scored_data_list", b"[" + b"1.5," * 900_000 + b"1]"),
+        *(
+            json_request("/scored_data", json.dumps(small | {name: [{}] * 100_000}).encode())
+            for name in ("images", "overrides")
+        ),
+        json_request("/scored_data", json.dumps(small | {"messages": [[{}] * 100_000]}).encode()),
+        *(
+            json_request(path, json.dumps(made).encode())
+            for names in [{"generation_params": {str(number): 0 for number in range(280_000)}}]
+            for path, made in (("/scored_data", small | names), ("/scored_data_list", [small | names]))
+        ),
         native_request("/v1/groups", encode_bytes({"groups": [[]] * 500_000})),
         native_request("/v1/groups", encode_bytes({"groups": puts, "wait_s": 0.0})),
     ):

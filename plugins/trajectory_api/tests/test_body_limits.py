@@ -4,6 +4,7 @@ import asyncio
 import gzip
 import json
 import socket
+import threading
 import time
 import tracemalloc
 import zlib
@@ -27,7 +28,8 @@ from atropos_http_server.body_limits import (
     returnable_bytes,
 )
 from atropos_trajectory_api.legacy.incoming_groups import read
-from atropos_trajectory_api.legacy.wire_json import MOST_VALUES, PART_BYTES, parse, read_in_parts
+from atropos_trajectory_api.legacy.intake import is_long
+from atropos_trajectory_api.legacy.wire_json import MOST_ENTRIES, MOST_VALUES, PART_BYTES, parse, read_in_parts
 from plugins.trajectory_api.tests.running import group, running
 
 GZIP = {"content-encoding": "gzip"}
@@ -294,3 +296,69 @@ def test_more_numbers_than_are_read_as_they_come_are_refused(field: str) -> None
     numbers = [1.5] * (MOST_VALUES + 1)
     with pytest.raises(DataError, match="4000002|2000001|integers"):
         read(parse(json.dumps({**group(2), field: [numbers, numbers]} if field else [numbers]).encode()), "one")
+
+
+MANY = 80_000
+OF_MANY_PARTS = {
+    "objects": b'{"a": [' + b"{}," * MANY + b"{}]}",
+    "lists": b'{"a": [' + b"[]," * MANY + b"[]]}",
+    "texts": b'{"a": [' + b'"",' * MANY + b'""]}',
+    "names": b'{"a": [' + b",".join(b'{"%d": 1}' % number for number in range(MANY)) + b"]}",
+    "within themselves": b'{"a": [' + b"[[{}]]," * MANY + b'"\\u00e9\\ud83d\\ude00"]}',
+    "in a list of groups": b"[" + b'{"a": {}},' * MANY + b"{}]",
+}
+
+
+@pytest.mark.parametrize("name", OF_MANY_PARTS)
+def test_others_have_their_turn_while_a_body_of_many_parts_is_read(name: str) -> None:
+    body, turns = OF_MANY_PARTS[name], [0.0]
+    assert is_long(body, many=True) and is_long(body, many=False), "its way is beside the event loop"
+
+    def take_turns() -> None:
+        while turns[-1] >= 0:
+            turns.append(time.perf_counter())
+            time.sleep(0)
+
+    other = threading.Thread(target=take_turns, daemon=True)
+    other.start()
+    began = time.perf_counter()
+    value = parse(body)
+    ended = time.perf_counter()
+    during = sum(began < turn < ended for turn in turns)
+    turns.append(-1.0)
+    other.join(10)
+    assert value == orjson.loads(body)
+    assert during > 3, f"{during} in {ended - began:.3f} s"
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        "NaN",
+        "Infinity",
+        "-Infinity",
+        str(2**64),
+        str(-(2**63) - 1),
+        r'"\ud800"',
+        '"\t"',
+        "1,",
+        "[" * 2000,
+        '"\xff"',
+    ],
+)
+def test_what_is_not_json_is_refused_in_a_body_of_many_parts_too(end: str) -> None:
+    for first in ("", "{}," * MANY):
+        with pytest.raises(DataError):
+            parse(b"[" + f"{first}{end}".encode("latin-1") + b"]")
+
+
+def test_an_object_of_more_entries_than_are_read_is_refused() -> None:
+    for inside in (b"%s", b'{"generation_params": %s}', b'[{"images": [%s]}]'):
+        body = inside % json.dumps({str(number): 0 for number in range(MOST_ENTRIES + 1)}).encode()
+        with pytest.raises(DataError, match="an object has 20,001 entries"):
+            parse(body)
+
+
+def test_a_body_of_ordinary_groups_is_read_by_the_quick_way() -> None:
+    group_of = group(16, length=512) | {"messages": [[{"role": "user", "content": "x" * 100}] * 8] * 16}
+    assert not is_long(json.dumps(group_of).encode(), many=False)

@@ -28,17 +28,25 @@ from atropos_trajectory_api.legacy.quick_json import QuickReader
 from atropos_trajectory_api.legacy.retries import Retries, digest
 from atropos_trajectory_api.legacy.state import OldEnvironment
 from atropos_trajectory_api.legacy.stored_group import OldGroup
+from atropos_trajectory_api.legacy.wire_json import has_many_parts
 from atropos_trajectory_api.server.options import ServeOptions
 from atropos_trajectory_api.server.service import Service
 
 ANONYMOUS = "anonymous"
 MOST_GROUPS = 1024  # in one body: each is kept parsed and as bytes before the first is stored
 ASIDE_BYTES, LIST_ASIDE_BYTES = 1 << 19, 1 << 16  # reading a body of this size on the event loop holds everyone up
+SHORT_BYTES = 1 << 13  # nothing in a body of this size takes long to read
 READ_S = 30.0  # that a large body may wait until it is read
 READ_KEY = "atropos.read"  # in a scope: what was read of its body already
 MANY = 16  # groups that are stored before others have a turn
 PIECES_PART = 4  # pieces take up to this part of the hub's size
 SAY_AGAIN_S = 60.0
+
+
+def is_long(body: bytes, *, many: bool) -> bool:
+    """Return True if reading this body on the event loop would hold others up."""
+    most = LIST_ASIDE_BYTES if many else ASIDE_BYTES
+    return len(body) >= most or (len(body) > SHORT_BYTES and has_many_parts(body))
 
 
 class Read(NamedTuple):
@@ -83,7 +91,7 @@ class Intake:
         """As `take` of a short body of one group, where that waits for nothing; None where it may wait, or has to be refused:
         `take` then goes on from what was read."""
         connection: Connection = scope[SCOPE_KEY]
-        if not self._service.durable_at_once:
+        if not self._service.durable_at_once or is_long(body, many=False):
             return None
         try:
             (one,) = scope[READ_KEY] = self._read_all(body, many=False)
@@ -115,7 +123,7 @@ class Intake:
         that cannot be, HubFull where there is no room in time, GoneAway for a client that did not wait."""
         if READ_KEY in scope:
             groups = scope.pop(READ_KEY)
-        elif len(body) >= (LIST_ASIDE_BYTES if many else ASIDE_BYTES):
+        elif is_long(body, many=many):
             groups = await self._read_aside(body, many)
         else:
             groups = self._read_all(body, many)
@@ -179,7 +187,7 @@ class Intake:
     def _read_all(self, body: bytes, many: bool) -> list[Read]:
         """Raises DataError. Touches nothing that changes, but for short bodies of one group: with others it may run beside the
         event loop."""
-        if not many and len(body) < ASIDE_BYTES and (quick := self._quick.read(body)) is not None:
+        if not many and not is_long(body, many=many) and (quick := self._quick.read(body)) is not None:
             with contextlib.suppress(DataError):  # which the whole way says better
                 return [self._read(quick, None)]
         given = parse(body)

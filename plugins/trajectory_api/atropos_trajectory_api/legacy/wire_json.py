@@ -18,6 +18,7 @@ import orjson
 from numpy.typing import NDArray
 
 from atropos_core.errors import DataError
+from atropos_core.guards.apart import loads_in_turns
 from atropos_trajectory_api.legacy.outgoing_groups import KEYS
 
 MOST_IN_LIST = 300_000  # lists and objects in a body: an empty one of three characters takes 64 bytes once it is read
@@ -28,6 +29,9 @@ LONG_BYTES = 1 << 18  # what is shorter cannot hold many
 APART_BYTES = 1 << 19  # from here on, lists of numbers are read apart
 PART_BYTES = 1 << 14  # of a body that are looked at, or become Python's numbers, at one time: that keeps Python's lock
 ROWS = ("tokens", "masks", "advantages", "ref_logprobs", "inference_logprobs")  # a list of numbers for each sequence
+MANY_NAMES = 10_000  # in objects: a parser in C that makes so many Python objects keeps Python's lock for some 5 ms
+MANY_OBJECTS = 10_000
+MOST_ENTRIES = 20_000  # of one object: making it keeps the lock as well
 LONG_LIST = 256  # characters of a list of numbers that is read apart
 _STRING_OR_LIST = re.compile(rb'["\[]')
 _IN_STRING = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
@@ -49,7 +53,7 @@ def parse(body: bytes) -> dict[str, Any] | list[Any]:
                 remedy="Send fewer groups at once.",
             )
     try:
-        value = orjson.loads(body) if len(body) < APART_BYTES else read_in_parts(body)
+        value = _loads(body) if len(body) < APART_BYTES else read_in_parts(body)
         if holds_a_large_float(value):  # or else an integer that orjson made a float of
             json.loads(body, parse_int=_integer, parse_float=_fraction)
     except (ValueError, RecursionError) as error:
@@ -99,7 +103,7 @@ def read_in_parts(body: bytes) -> Any:
             f"the body holds some {values} values outside long lists of numbers, and up to {MOST_VALUES} are read.",
             remedy="Send fewer groups at once.",
         )
-    value = orjson.loads(rest)
+    value = _loads(rest)
     for group in value if isinstance(value, list) else [value]:
         if isinstance(group, dict):
             for name in ROWS:
@@ -108,6 +112,22 @@ def read_in_parts(body: bytes) -> Any:
     if (others := sum(len(numbers.values) for numbers in apart if numbers is not None)) > MOST_OTHERS:
         raise DataError(f"the body has {others} numbers outside {', '.join(ROWS)}, and up to {MOST_OTHERS} are read.")
     return _with_lists(value, apart)
+
+
+def has_many_parts(body: bytes) -> bool:
+    """Return True if a body has so many objects, lists and names that reading it takes more than some milliseconds."""
+    return _count(body, b"{") + _count(body, b"[") > MANY_OBJECTS or _count(body, b'"') > 2 * MANY_NAMES
+
+
+def _loads(body: bytes) -> Any:
+    """As `orjson.loads`, but other threads have their turn while a body of many parts is read. Raises ValueError, RecursionError."""
+    if not has_many_parts(body):
+        return orjson.loads(body)
+    value = loads_in_turns(body.decode(), parse_int=_integer, parse_constant=_no_number, object_pairs_hook=_mapping)
+    if b"\\ud" in body or b"\\uD" in body:  # half of a pair may stand there, which orjson refuses
+        for piece in json.JSONEncoder(ensure_ascii=False).iterencode(value):
+            piece.encode()
+    return value
 
 
 def _count(body: bytes, what: bytes) -> int:
@@ -225,6 +245,18 @@ def _integer(text: str) -> int:
     if len(text) > 20 or not -(2**63) <= int(text) < 2**64:
         raise ValueError(f"the integer {text[:24]}... is beyond 64 bits")
     return int(text)
+
+
+def _mapping(entries: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(entries) > MOST_ENTRIES:
+        raise DataError(
+            f"an object has {len(entries):,} entries, and up to {MOST_ENTRIES:,} are read.", remedy="Send fewer fields."
+        )
+    return dict(entries)
+
+
+def _no_number(name: str) -> Any:
+    raise ValueError(f"{name} is not a number of JSON")
 
 
 def _fraction(text: str) -> float:
