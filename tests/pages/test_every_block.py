@@ -20,6 +20,7 @@ COMING_FROM = ("atroposlib", "roll", "skyrl", "trl", "verifiers")
 TUTORIAL = sorted({block.page for block in BLOCKS if block.page.startswith("docs/tutorial/")})
 # Page, how the block's first line begins, and the tests that execute it or compare what it shows.
 EXECUTED = (
+    ("AGENTS.md", "make help", "tests/pages/test_every_block.py::test_make_knows_every_target_that_a_page_names"),
     ("CONTRIBUTING.md", "make test", "tests/pages/test_every_block.py::test_make_knows_every_target_that_a_page_names"),
     ("README.md", "make run", "tests/pages/test_every_block.py::test_make_knows_every_target_that_a_page_names"),
     ("README.md", "model      tiny", HERE + "test_a_run_says_what_the_readme_shows"),

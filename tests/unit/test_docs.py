@@ -118,6 +118,19 @@ def test_the_readme_is_short_and_names_plugins_that_there_are():
     assert f"{['nine', 'ten', 'eleven', 'twelve'][len(registry.offers('loss')) - 9]} losses" in page
 
 
+def test_the_page_for_agents_is_short_and_names_files_and_hooks_that_there_are():
+    page = (REPOSITORY / "AGENTS.md").read_text()
+    assert 60 <= len(page.splitlines()) <= 90
+    spans = re.findall(r"`([^`\n]+)`", page)
+    named = [name for name in spans if re.fullmatch(r"[\w.]+/[\w./]*", name) and not re.search("NAME|ROOM", name)]
+    assert len(named) >= 25
+    for name in named:
+        assert (REPOSITORY / name).exists(), name
+    offering = {name for name in vars(hooks) if name.startswith("atropos_")}
+    assert {name for name in spans if name.startswith("atropos_") and "/" not in name} - {"atropos_core"} <= offering
+    assert {name for name in offering if name.removeprefix("atropos_").removesuffix("s") in KINDS} <= {*spans}
+
+
 def test_the_map_has_every_room_of_core_and_every_library():
     page = (REPOSITORY / "docs/where-things-are.md").read_text().split("| tests |")[0]
     named = {name for row in re.findall(r"^\| (`.+?) \|", page, re.M) for name in re.findall(r"`([^`]+)`", row)}
