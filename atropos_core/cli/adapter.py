@@ -33,7 +33,7 @@ USES = Uses(
 
 
 def add(app: typer.Typer) -> None:
-    app.command("adapter")(adapter)
+    app.command("adapter", rich_help_panel="Connect")(adapter)
 
 
 def adapter(

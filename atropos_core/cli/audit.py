@@ -21,7 +21,7 @@ SHOWN = 20  # faults on the terminal
 
 
 def add(app: typer.Typer) -> None:
-    app.command("audit")(audit)
+    app.command("audit", rich_help_panel="Look")(audit)
 
 
 def audit(

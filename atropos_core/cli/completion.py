@@ -30,7 +30,7 @@ class Shell(StrEnum):
 
 
 def add(app: typer.Typer) -> None:
-    app.command("completion")(completion)
+    app.command("completion", rich_help_panel="Build")(completion)
 
 
 def completion(shell: Annotated[Shell, typer.Argument(help="The shell: bash, zsh or fish.")]) -> None:

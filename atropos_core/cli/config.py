@@ -30,7 +30,7 @@ def add(app: typer.Typer) -> None:
     group = typer.Typer(help="Look at configurations.", no_args_is_help=True)
     group.command("show")(show)
     group.command("schema")(schema)
-    app.add_typer(group, name="config")
+    app.add_typer(group, name="config", rich_help_panel="Build")
 
 
 def show(

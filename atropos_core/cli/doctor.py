@@ -11,7 +11,7 @@ from atropos_core.cli.completion import runs
 
 
 def add(app: typer.Typer) -> None:
-    app.command("doctor")(doctor)
+    app.command("doctor", rich_help_panel="Look")(doctor)
 
 
 def doctor(

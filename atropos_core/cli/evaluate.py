@@ -48,7 +48,7 @@ ELSEWHERE = Uses(  # with --model-url
 
 
 def add(app: typer.Typer) -> None:
-    app.command("eval")(evaluate)
+    app.command("eval", rich_help_panel="Train")(evaluate)
 
 
 def evaluate(

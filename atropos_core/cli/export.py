@@ -39,7 +39,7 @@ KeepCutOffOption = Annotated[
 
 
 def add(app: typer.Typer) -> None:
-    app.command("export")(export)
+    app.command("export", rich_help_panel="Connect")(export)
 
 
 def export(

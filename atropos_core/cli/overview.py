@@ -1,4 +1,6 @@
-"""`atropos --help`: every command with its first sentence.
+"""`atropos --help`: commands to begin with, then every command with its first sentence, in groups.
+
+A command says its group when it is added: `app.command("view", rich_help_panel="Look")`.
 
 typer would use rich's Markdown and its parser, which take longer to import than everything else here together.
 """
@@ -17,10 +19,17 @@ from atropos_core import console
 
 UsageError: Any = typer.BadParameter.__base__  # click's; some versions of typer have their own copy
 OPTIONS = (("--version", "Say which version this is."), ("--help, -h", "Show this message and exit."))
-EXAMPLES = (
-    ("atropos run --bridge ipc --env gsm8k", "train the tiny policy that comes along; it learns in a minute or two"),
-    ("atropos plugins", "what is installed"),
-    ("atropos run --help", "what a command takes, with examples"),
+GROUPS = ("Train", "Look", "Build", "Connect")
+OTHERS = "Other"  # commands that name no group of these
+FIRST = (
+    (
+        "run",
+        "atropos run --bridge ipc --env gsm8k",
+        "train the tiny policy that comes with Atropos; it learns in a minute or two",
+    ),
+    ("view", "atropos view", "look at the newest run in a browser"),
+    ("new", "atropos new environment my_tasks", "write a small environment that works, and change it"),
+    ("plan", "atropos plan --model tiny", "see which context and batch fit on this device"),
 )
 BROUGHT_BY = {  # command -> the distribution that adds it
     "check": "atropos-testing", "new": "atropos-testing", "view": "atropos-plugin-viewer", "plan": "atropos-plugin-trainer-grpo",
@@ -62,7 +71,14 @@ class Overview(TyperGroup):
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
-        show(self.help, [(name, one.help) for name, one in commands if one and not one.hidden])
+        show(
+            self.help,
+            [
+                (name, one.help, getattr(one, "rich_help_panel", None))
+                for name, one in commands
+                if one and not one.hidden
+            ],
+        )
 
 
 def _flag_for(error: Any) -> str | None:
@@ -91,12 +107,14 @@ def _key_of(error: Any) -> str | None:
 def show_alone(app: typer.Typer) -> None:
     """Show the help page without making a parser for each command: a fifth of the time."""
     commands = [
-        (name_of(one), one.help or inspect.getdoc(one.callback))
+        (name_of(one), one.help or inspect.getdoc(one.callback), one.rich_help_panel)
         for one in app.registered_commands
         if one.callback and not one.hidden
     ]
     groups = [
-        (one.name or "", one.help) for one in map(solve_typer_info_defaults, app.registered_groups) if not one.hidden
+        (one.name or "", one.help, one.rich_help_panel)
+        for one in map(solve_typer_info_defaults, app.registered_groups)
+        if not one.hidden
     ]
     show(app.info.help, [*commands, *groups])
 
@@ -106,11 +124,21 @@ def name_of(command: Any) -> str:
     return str(command.name or get_command_name(command.callback.__name__))
 
 
-def show(what: str | None, commands: Sequence[tuple[str, str | None]]) -> None:
-    console.say(f"Usage: atropos [OPTIONS] COMMAND [ARGS]...\n\n{what}")
-    console.overview("Commands", [(name, _first_sentence(text)) for name, text in commands])
+def show(what: str | None, commands: Sequence[tuple[str, str | None, object]]) -> None:
+    """Print the help: `commands` are their name, help text and `rich_help_panel`."""
+    console.say(
+        f"Usage: atropos [OPTIONS] COMMAND [ARGS]...\n\n{what} `atropos COMMAND --help` shows a command's options and examples."
+    )
+    names = {name for name, _, _ in commands}
+    console.overview("Start here", [(typed, text) for name, typed, text in FIRST if name in names])
+    for group in (*GROUPS, OTHERS):
+        if rows := [
+            (name, _first_sentence(text))
+            for name, text, panel in commands
+            if (panel if panel in GROUPS else OTHERS) == group
+        ]:
+            console.overview(group, rows)
     console.overview("Options", OPTIONS)
-    console.overview("Examples", EXAMPLES)
 
 
 def _first_sentence(text: str | None) -> str:

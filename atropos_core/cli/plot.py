@@ -9,7 +9,7 @@ import typer
 
 
 def add(app: typer.Typer) -> None:
-    app.command("plot")(plot)
+    app.command("plot", rich_help_panel="Look")(plot)
 
 
 def plot(

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def add(app: typer.Typer) -> None:
-    app.command("plugins")(plugins)
+    app.command("plugins", rich_help_panel="Build")(plugins)
 
 
 def plugins(

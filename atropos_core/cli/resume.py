@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def add(app: typer.Typer) -> None:
-    app.command("resume")(resume)
+    app.command("resume", rich_help_panel="Train")(resume)
 
 
 def resume(

@@ -36,7 +36,7 @@ LEAST_SHARE = 0.005  # of a run's time: smaller rows are left out of the table
 
 
 def add(app: typer.Typer) -> None:
-    app.command("run")(run)
+    app.command("run", rich_help_panel="Train")(run)
 
 
 def run(

@@ -120,7 +120,9 @@ def atropos_component_checks() -> Iterable[interfaces.CheckComponent]:  # type: 
 
 @hookspec
 def atropos_commands(app: typer.Typer) -> None:
-    """Add commands to the command line. Called when `atropos` starts: import what a command needs inside it."""
+    """Add commands to the command line. Called when `atropos` starts: import what a command needs inside it. `app.command("name",
+    rich_help_panel="Look")` puts a command into a group of `atropos --help`: Train, Look, Build or Connect. Without one it is
+    listed last."""
 
 
 @hookspec

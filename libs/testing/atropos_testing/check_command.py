@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def add(app: typer.Typer) -> None:
-    app.command("check")(check_)
+    app.command("check", rich_help_panel="Build")(check_)
 
 
 def check_(

@@ -101,7 +101,7 @@ WITH_TOOLS = Kind(
 
 
 def add(app: typer.Typer) -> None:
-    app.command("new")(new)
+    app.command("new", rich_help_panel="Build")(new)
 
 
 def new(

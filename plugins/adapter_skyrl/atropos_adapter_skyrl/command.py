@@ -20,7 +20,7 @@ USES = Uses("atropos skyrl-env", ("model", "environment", "reward", "training.ro
 
 
 def add(app: typer.Typer) -> None:
-    app.command("skyrl-env")(skyrl_env)
+    app.command("skyrl-env", rich_help_panel="Connect")(skyrl_env)
 
 
 def skyrl_env(

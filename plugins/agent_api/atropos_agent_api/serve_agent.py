@@ -14,7 +14,7 @@ AGENT = "agent"
 
 def add(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("serve-agent")(serve_agent)
+    app.command("serve-agent", rich_help_panel="Connect")(serve_agent)
 
 
 def serve_agent(

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def add(app: typer.Typer) -> None:
-    app.command("simulate")(simulate)
+    app.command("simulate", rich_help_panel="Look")(simulate)
 
 
 def simulate(

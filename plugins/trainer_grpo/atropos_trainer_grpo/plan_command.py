@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def add(app: typer.Typer) -> None:
-    app.command("plan")(plan)
+    app.command("plan", rich_help_panel="Train")(plan)
 
 
 def plan(

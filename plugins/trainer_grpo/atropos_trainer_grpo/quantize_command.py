@@ -15,7 +15,7 @@ from atropos_trainer_grpo.optional_packages import require
 
 
 def add(app: typer.Typer) -> None:
-    app.command("quantize")(quantize)
+    app.command("quantize", rich_help_panel="Train")(quantize)
 
 
 class Dtype(StrEnum):

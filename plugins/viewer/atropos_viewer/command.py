@@ -13,7 +13,7 @@ HTML_MB = 20.0
 
 
 def add(app: typer.Typer) -> None:
-    app.command("view")(view)
+    app.command("view", rich_help_panel="Look")(view)
 
 
 def view(

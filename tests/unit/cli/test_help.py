@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import click
@@ -10,6 +12,7 @@ import typer
 from rich.text import Text
 
 from atropos_core.cli import make_app, run_app
+from atropos_core.cli.overview import GROUPS, OTHERS, show_alone
 
 
 def commands(command: click.Command, name: str) -> Iterator[tuple[str, click.Command]]:
@@ -75,3 +78,48 @@ def test_a_parser_is_made_of_the_typed_command_alone() -> None:
     assert names("serve", "--port", "0") == {"serve"}
     assert names("run") == {"run"} and names("config", "show") == {"config"}
     assert names("nonsense") == names() > {"run", "config", "serve", "env"}
+
+
+def test_help_shows_four_commands_to_begin_with_and_then_each_command_in_its_group(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run_app(["--help"]) == 0
+    shown = _sections(capsys.readouterr().out)
+    assert list(shown) == ["Start here", *GROUPS, "Options"]
+    assert [row.split()[1] for row in shown["Start here"]] == ["run", "view", "new", "plan"]
+    listed = {group: {row.split()[0] for row in shown[group]} for group in GROUPS}
+    assert {"run", "resume", "plan"} <= listed["Train"] and {"view", "doctor"} <= listed["Look"]
+    assert {"new", "check", "config"} <= listed["Build"] and {"serve", "adapter"} <= listed["Connect"]
+
+
+def test_a_command_of_a_plugin_is_in_the_group_that_it_names_and_else_in_the_last(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def command() -> None:
+        """Do it."""
+
+    app = make_app(["run"])
+    app.command("mine", rich_help_panel="Look")(command)
+    app.command("unknown", rich_help_panel="Somewhere")(command)
+    app.command("plain")(command)
+    show_alone(app)
+    without_parsers = capsys.readouterr().out
+    assert app(args=["--help"], standalone_mode=False) in (0, None)
+    assert capsys.readouterr().out.rstrip() == without_parsers.rstrip()
+    shown = _sections(without_parsers)
+    assert list(shown) == ["Start here", "Train", "Look", OTHERS, "Options"]
+    assert [row.split()[0] for row in shown["Look"]] == ["mine"]
+    assert [row.split()[0] for row in shown[OTHERS]] == ["unknown", "plain"]
+
+
+def test_help_that_is_piped_imports_no_rich() -> None:
+    code = "import sys; from atropos_core.cli import run_app; run_app(['--help']); sys.exit('rich' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL, timeout=60).returncode == 0
+
+
+def _sections(help_text: str) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for part in help_text.split("\n\n")[2:]:
+        title, *rows = part.splitlines()
+        found[title] = rows
+    return found

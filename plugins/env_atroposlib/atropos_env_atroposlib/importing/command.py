@@ -30,7 +30,7 @@ NOT_HERE = {
 
 
 def add(app: typer.Typer) -> None:
-    app.command("import")(import_)
+    app.command("import", rich_help_panel="Build")(import_)
 
 
 def import_(

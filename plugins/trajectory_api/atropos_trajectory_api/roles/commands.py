@@ -33,9 +33,9 @@ ENGINE = Uses("atropos engine", ("model", "seed", "deterministic", "engine", "br
 
 
 def add(app: typer.Typer) -> None:
-    app.command("train")(train)
-    app.command("env")(env)
-    app.command("engine")(engine)
+    app.command("train", rich_help_panel="Connect")(train)
+    app.command("env", rich_help_panel="Connect")(env)
+    app.command("engine", rich_help_panel="Connect")(engine)
 
 
 def train(

@@ -49,7 +49,7 @@ class Form(StrEnum):
 
 
 def add(app: typer.Typer) -> None:
-    app.command("process")(process)
+    app.command("process", rich_help_panel="Train")(process)
 
 
 def process(

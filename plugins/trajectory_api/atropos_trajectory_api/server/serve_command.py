@@ -10,7 +10,7 @@ import typer
 
 def add(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("serve")(serve)
+    app.command("serve", rich_help_panel="Connect")(serve)
 
 
 def serve(
