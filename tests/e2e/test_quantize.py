@@ -68,7 +68,7 @@ def test_what_cannot_be_is_one_named_error(atropos: Callable[..., Ended], tmp_pa
         assert not (tmp_path / "out").exists()
     unrounded = atropos("run", "--env", "gsm8k", "--model", "tiny", *HELD, "--steps", "1", *SMALL)
     assert unrounded.code == 2, unrounded.err
-    assert "is not: engines would sample from another model" in unrounded.err
+    assert "is not: the engines would sample from another model" in unrounded.err
     assert "atropos quantize MODEL DIRECTORY --format nf4 --dtype float32" in unrounded.err
     whole = atropos(
         "run", "--env", "gsm8k", "--model", str(rounded), "--bridge", "ipc", *HELD[2:], "--steps", "1", *SMALL

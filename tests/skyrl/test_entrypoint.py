@@ -116,7 +116,7 @@ def test_skyrls_own_main_passes_on_before_it_parses_and_a_wrong_option_is_named(
         ),
         (
             {"trainer.algorithm.loss_reduction": "sequence_mean", "generator.step_wise_trajectories": True},
-            "counts an episode once for each of its replies: trainer.algorithm.loss_reduction=token_mean",
+            "counts an episode once for each reply: set trainer.algorithm.loss_reduction=token_mean",
         ),
     ],
 )

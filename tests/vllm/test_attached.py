@@ -75,7 +75,7 @@ async def test_an_adapter_is_sampled_over_its_own_base_and_a_model_that_is_refus
         await guest.engine.close()
 
         wide = make_model(tmp_path / "wide", "qwen3", intermediate_size=256)
-        with pytest.raises(FitError, match="serves .* of intermediate_size = 192; this run's model has 256"):
+        with pytest.raises(FitError, match="serves .* with intermediate_size = 192, but this run's model has 256"):
             await start(wide, tmp_path / "not-wide", **attach)
         (other / "model.safetensors").unlink()
         with pytest.raises(WeightsMismatch, match="vLLM cannot load the weights in .*Cannot find any model weights"):

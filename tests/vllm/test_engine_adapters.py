@@ -68,7 +68,7 @@ async def test_each_request_ends_with_the_adapter_that_it_began_with(tmp_path: P
             shutil.rmtree(adapter)
             shutil.copytree(adapters[4], adapter) if version == 7 else shutil.copytree(adapters[3], adapter)
 
-        with pytest.raises(WeightsMismatch, match="does not take the adapter"):
+        with pytest.raises(WeightsMismatch, match="refuses the adapter"):
             await engine.load_adapter(tmp_path / "nothing", 9)
         assert difference(model, PROMPT, await ask(2, 20), adapters[4]) <= 1e-4
         with pytest.raises(NotImplementedError, match="have the trainer score it"):

@@ -111,9 +111,9 @@ async def test_an_engine_may_attach_to_a_server_and_leaves_it_running(models: di
     owner = await start(model, tmp_path / "owner", kv_cache_gb=0.25)
     try:
         url, key = owner.url, {"VLLM_API_KEY": owner.key}
-        with pytest.raises(FitError, match="not a vLLM server, or wants another key"):
+        with pytest.raises(FitError, match="not a vLLM server, or needs another key"):
             await start(model, tmp_path / "stranger", url=url)
-        with pytest.raises(FitError, match="serves .* of vocab_size = 160; this run's model has 598"):
+        with pytest.raises(FitError, match="serves .* with vocab_size = 160, but this run's model has 598"):
             await start(TINY, tmp_path / "wrong", url=url, environment=key)
 
         guest = await start(model, tmp_path / "guest", url=url, environment=key, transport="checkpoint")

@@ -1,4 +1,4 @@
-"""`atropos adapter skyrl`: SkyRL's command line from a run file, and whether SkyRL works here."""
+"""`atropos adapter skyrl`: write SkyRL's command line from a run file, and check if SkyRL works here."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from atropos_core.plugins.requirements import cuda_devices
 T = TypeVar("T")
 TESTED = {"skyrl": "0.3.0", "skyrl-gym": "0.4.0", "ray": "2.56.0"}
 _SCRIPT = """#!/usr/bin/env bash
-# Trains in SkyRL on the environments of run.toml, beside this file. Further arguments go over these.
-# SkyRL does in its own way what [trainer], [bridge], [engine], [curriculum], [teacher.*], [sink.*], [health] say: but for the
-# learning rate, nothing of them is carried over. Of [transform.*], group_advantage is.
+# Trains in SkyRL on the environments of run.toml, next to this file. Further arguments override these.
+# SkyRL has its own settings for [trainer], [bridge], [engine], [curriculum], [teacher.*], [sink.*] and [health]: only the
+# learning rate is carried over. Of [transform.*], group_advantage is carried over.
 set -euo pipefail
 cd "$(dirname "$0")"
 exec python -m skyrl.train.entrypoints.main_base \\
@@ -37,9 +37,9 @@ class SkyRLAdapter:
         self._context = context
 
     def export(self, run: RunConfig, out: Path) -> list[Path]:
-        """`run.toml`, every value resolved, and `skyrl.sh`, which starts SkyRL on it. Raises ConfigError for an
-        option that it has no use for."""
-        self._options.refuse_for("an export, which writes a run file of its own", "run")
+        """Write `run.toml`, with every value resolved, and `skyrl.sh`, which starts SkyRL on it. Raises ConfigError for an
+        option without effect."""
+        self._options.refuse_for("an export, which writes its own run file", "run")
         config, script = out / "run.toml", out / "skyrl.sh"
         config.write_text(to_toml(dump(run)))
         lines = [
@@ -55,12 +55,12 @@ class SkyRLAdapter:
         return {"python": platform.python_version(), **found}
 
     def doctor(self) -> Sequence[Finding]:
-        """Versions, what SkyRL needs, and one episode through its own classes. Raises ConfigError for any option."""
+        """Check versions, SkyRL's requirements, and one episode through its own classes. Raises ConfigError for any option."""
         self._options.refuse_for("`atropos adapter skyrl doctor`", *SkyRLOptions.model_fields)
         findings = []
         for name, tested in TESTED.items():
             if (found := _version(name)) == "not installed":
-                findings.append(Finding(name, False, "not installed here", f"pip install --no-deps {name}=={tested}"))
+                findings.append(Finding(name, False, "not installed", f"pip install --no-deps {name}=={tested}"))
             elif found != tested:
                 findings.append(Finding(name, None, f"{found}; tested with {tested}", ""))
             else:
@@ -76,7 +76,7 @@ class SkyRLAdapter:
 
 
 def arguments(run: RunConfig, options: SkyRLOptions, model: str) -> dict[str, Any]:
-    """SkyRL's key=value for this run. `model`: a directory, or an id of the hub."""
+    """SkyRL's key=value arguments for this run. `model`: a directory, or an id of the hub."""
     training, evaluation, elsewhere = run.training, run.evaluation, options.source != "here"
     evaluated, steps = evaluation.problems > 0, max(training.steps, 1)
     made: dict[str, Any] = {
@@ -117,7 +117,7 @@ def arguments(run: RunConfig, options: SkyRLOptions, model: str) -> dict[str, An
     if sampling.stop:
         raise ConfigError(
             "sampling.stop is not carried over to SkyRL, which would sample past it.",
-            remedy="Remove it here, and give SkyRL's own engines generator.sampling_params.stop after skyrl.sh.",
+            remedy="Remove it, and append generator.sampling_params.stop for SkyRL's own engines to skyrl.sh.",
         )
     evaluated_by = evaluation.sampling(sampling)
     if options.source == "api":  # one size and one way of sampling for all groups of a session
@@ -134,26 +134,26 @@ def arguments(run: RunConfig, options: SkyRLOptions, model: str) -> dict[str, An
 
 
 def _advantages(run: RunConfig) -> dict[str, Any]:
-    """SkyRL's estimator for the run file's transforms. Raises ConfigError for those that it has none for."""
+    """SkyRL's estimator for the run file's transforms. Raises ConfigError for transforms without one."""
     baseline, divided = "none", True
     for name, one in run.transform.items():
         if one.use == "group_advantage":
             baseline, divided = one.options.get("baseline", "group"), one.options.get("divide_by_std") is not False
-        elif one.use != "drop_flat":  # with a flat group's advantages, which are 0 there as well, nothing is lost
+        elif one.use != "drop_flat":  # a flat group's advantages are 0 in SkyRL too, so nothing is lost
             raise ConfigError(
-                f"[transform.{name}] changes advantages, and SkyRL would train without it.",
-                remedy=f"Remove [transform.{name}], or do in a reward or in the environment what it does.",
+                f"[transform.{name}] changes advantages, but SkyRL would train without it.",
+                remedy=f"Remove [transform.{name}], or do its work in a reward or in the environment.",
             )
     if baseline == "none":
         raise ConfigError(
-            "advantages that are the rewards themselves, against no baseline: SkyRL has no estimator for them.",
-            remedy="[transform.group_advantage] with baseline group or others, or Rollout.advantages of the environment "
-            "with [transform.group_advantage] here and trainer.algorithm.advantage_estimator=atropos after skyrl.sh.",
+            "advantages would be the rewards themselves, without a baseline: SkyRL has no estimator for them.",
+            remedy="Set baseline group or others in [transform.group_advantage]. Or have the environment give Rollout.advantages, "
+            "with [transform.group_advantage] in the run file and trainer.algorithm.advantage_estimator=atropos after skyrl.sh.",
         )
     if run.training.group_size == 1:
         raise ConfigError(
-            "training.group_size=1: against its own mean a reward is 0 here, and SkyRL's grpo would train on the reward itself.",
-            remedy="training.group_size=2 or more.",
+            "training.group_size=1: compared with its own mean a reward is 0, but SkyRL's grpo would train on the reward itself.",
+            remedy="Set training.group_size=2 or more.",
         )
     if baseline == "others":
         return {"trainer.algorithm.advantage_estimator": "rloo"}
@@ -175,7 +175,7 @@ def _tried(subject: str, what: Callable[[], str]) -> Finding:
     try:
         return Finding(subject, True, what())
     except Exception as error:  # noqa: BLE001 - the plugin boundary: SkyRL may raise anything
-        remedy = "docs/skyrl.md says what the tests install, and what Python 3.11 needs."
+        remedy = "See docs/skyrl.md for the versions that the tests install, and for Python 3.11."
         return Finding(subject, False, f"{type(error).__name__}: {error}", remedy)
 
 
@@ -188,15 +188,15 @@ def _import() -> str:
 
 
 def _unknown() -> Sequence[Finding]:
-    """A note for each thing of this SkyRL that the adapter does not know."""
+    """A note for each feature of this SkyRL that the adapter does not know."""
     from atropos_adapter_skyrl.rows import output_of
     from atropos_adapter_skyrl.signatures import unknown
 
     try:
         found = unknown(output_of([], [], [], step_wise=True, own_advantages=False))
-    except Exception as error:  # noqa: BLE001 - the plugin boundary: SkyRL's code, of a form that nobody here has seen
-        message = f"what is new in this SkyRL could not be looked for: {type(error).__name__}: {error}"
-        return [Finding("not known", False, message, "Use the SkyRL that docs/skyrl.md names, or report this.")]
+    except Exception as error:  # noqa: BLE001 - the plugin boundary: SkyRL's code, of a version that was never tested
+        message = f"the search for new features of this SkyRL failed: {type(error).__name__}: {error}"
+        return [Finding("not known", False, message, "Use the SkyRL version of docs/skyrl.md, or report this.")]
     return [
         Finding("not known", None, one, "This SkyRL is newer than this adapter: watch a short training.")
         for one in found
@@ -220,7 +220,7 @@ def _episode(model: Path) -> str:
 
 
 def finished(work: Coroutine[Any, Any, T]) -> T:
-    """Return the result of `work`, run in a loop and thread of its own. The calling thread may have a running loop: the
-    doctor is called in one by `atropos check`."""
+    """Return the result of `work`, run in a separate thread and loop, because the calling thread may have a running loop:
+    `atropos check` calls the doctor in one."""
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(asyncio.run, work).result()

@@ -1,4 +1,4 @@
-"""Groups of workers elsewhere, over the trajectory API, for SkyRL's rows: each is offered as a draw and leased."""
+"""Groups from workers elsewhere over the trajectory API, for SkyRL's rows: each is offered as a draw and leased."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _Answer = tuple[int, ScoredGroup] | Failed
 
 
 class ApiGroups(GroupSource):
-    """One session of the API. Whatever comes under another id than one that is waited for is dropped, and so are groups
-    that a run before this one left: SkyRL asks for their tasks again, under ids of its own."""
+    """One session of the API. Groups under ids that are not awaited are dropped, including those of an earlier run: SkyRL requests
+    their tasks again, under new ids."""
 
     def __init__(
         self, api: Api, spec: SessionSpec, engines: Sequence[str], *, deadline_s: float, attempts: int
     ) -> None:
-        self.dropped = 0  # groups that nobody here waited for
+        self.dropped = 0  # groups that were not awaited
         self._api = api
         self._spec = spec
         self._engines = engines
@@ -37,10 +37,10 @@ class ApiGroups(GroupSource):
         self._session: TrainerSession | None = None
         self._waiting: dict[int, tuple[Draw, asyncio.Future[_Answer]]] = {}
         self._receiving: asyncio.Task[None] | None = None
-        self._newest = 0  # version that engines can have sampled from
-        self._heard = 0.0  # when anything last came
-        self._leased: dict[int, int] = {}  # draws that were fetched for training, and the hub's ids of their groups
-        self._unsaved: list[int] = []  # trained, and in no checkpoint
+        self._newest = 0  # newest version that engines can have sampled from
+        self._heard = 0.0  # time of the last arrival
+        self._leased: dict[int, int] = {}  # draws fetched for training, and the hub's ids of their groups
+        self._unsaved: list[int] = []  # trained, but not in a checkpoint yet
         self._commits: list[asyncio.Task[int]] = []
 
     async def open(self) -> None:
@@ -64,10 +64,10 @@ class ApiGroups(GroupSource):
         spec, sampling = self._spec, sampling_of(params)
         if sampling != spec.sampling or any(one.n != spec.group_size for one in requests):
             raise ConfigError(
-                f"over the trajectory API all groups are {spec.group_size} rollouts with {spec.sampling}; SkyRL requests "
+                f"over the trajectory API all groups are {spec.group_size} rollouts with {spec.sampling}, but SkyRL requests "
                 f"{requests[0].n} with {sampling}.",
                 remedy="Give evaluation the numbers of training (generator.eval_n_samples_per_prompt, "
-                "eval_sampling_params), or trainer.eval_interval=-1, or atropos.source=rings.",
+                "eval_sampling_params), or set trainer.eval_interval=-1 or atropos.source=rings.",
             )
         await self._settle_commits()
         return await all_or_none([self._one(one, step_wise) for one in requests])
@@ -93,7 +93,7 @@ class ApiGroups(GroupSource):
                 continue
             number, group = answer
             if group.draw != draw or len(group.episodes) != request.n:
-                raise DataError(f"for {draw} came a group of {len(group.episodes)} for {group.draw}")
+                raise DataError(f"draw {draw} got a group of {len(group.episodes)} for {group.draw}")
             try:
                 refuse_versions_that_never_were(group, self._newest)
             except NoSuchVersion as error:
@@ -108,7 +108,7 @@ class ApiGroups(GroupSource):
         raise failed(request, cause, self._attempts)
 
     async def _in_time(self, future: asyncio.Future[_Answer]) -> _Answer:
-        """Raises TimeoutError where neither this nor any other answer came for so long: a queue ahead is not late."""
+        """Raises TimeoutError if no answer at all came in time: waiting behind others is not late."""
         loop = asyncio.get_running_loop()
         until = loop.time() + self._deadline_s
         while not (await asyncio.wait({future}, timeout=until - loop.time()))[0]:
@@ -124,7 +124,7 @@ class ApiGroups(GroupSource):
             self._receiving = asyncio.create_task(self._receive_on())
 
     async def _receive_on(self) -> None:
-        """Lease while anybody waits. What ends this is raised where it is waited for."""
+        """Lease while there are waiters. An error that ends this is raised to them."""
         try:
             while self._waiting:
                 leased = await self._here.lease(1, self.version, POLL_S)
@@ -136,7 +136,7 @@ class ApiGroups(GroupSource):
                     self._answer(group.draw.id, group.failed[-1])
                 for number, why in leased.dropped:
                     self._answer(number, Failed(f"its group was dropped: {why}", "the trajectory API"))
-        except Exception as error:  # noqa: BLE001 - whoever waits raises it
+        except Exception as error:  # noqa: BLE001 - the waiters raise it
             for _, future in self._waiting.values():
                 if not future.done():
                     future.set_exception(error)

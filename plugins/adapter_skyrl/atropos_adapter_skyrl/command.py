@@ -25,10 +25,10 @@ def add(app: typer.Typer) -> None:
 
 def skyrl_env(
     name: Annotated[str, typer.Argument(help="The environment: a name, pkg.mod:Class or ./file.py:Class")],
-    rings: Annotated[Path, typer.Option("--rings", help="The folder that SkyRL was given as atropos.rings.")],
-    engine_url: Annotated[str, typer.Option(help="The engine that it samples from: an `atropos engine`.")],
-    token_file: Annotated[Path | None, typer.Option(help="A file that holds the engine's token.")] = None,
-    concurrency: Annotated[int, typer.Option(min=1, help="Groups that are run at once.")] = 16,
+    rings: Annotated[Path, typer.Option("--rings", help="SkyRL's folder atropos.rings.")],
+    engine_url: Annotated[str, typer.Option(help="The engine to sample from: an `atropos engine`.")],
+    token_file: Annotated[Path | None, typer.Option(help="A file with the engine's token.")] = None,
+    concurrency: Annotated[int, typer.Option(min=1, help="Groups that run at once.")] = 16,
     wait_s: Annotated[float, typer.Option(min=0.0, help="Seconds to wait for SkyRL at the start.")] = 600.0,
     file: Annotated[
         Path | None, typer.Option("--file", help="A run file: options of the environment, rewards.")
@@ -38,7 +38,7 @@ def skyrl_env(
     changes: SetOption = None,
     hands: Annotated[str | None, retired("--hands", "--concurrency")] = None,
 ) -> None:
-    """Run an environment for SkyRL's trainer on this machine (atropos.source=rings), as one of any number of workers.
+    """Run an environment for SkyRL's trainer on this machine (atropos.source=rings). You can start any number of these workers.
 
     [bold]Example[/]
 
@@ -57,7 +57,7 @@ def skyrl_env(
     token = read_token(token_file) if token_file else None
     engine = RemoteEngine(engine_url, token, patience=plan.config.watch.patience())
     sent = asyncio.run(_work(plan, rings, engine, concurrency, wait_s))
-    console.say(f"SkyRL has gone; {sent} groups were sent")
+    console.say(f"SkyRL has ended; {sent} groups were sent")
 
 
 async def _work(plan: Plan, rings: Path, engine: Engine, count: int, wait_s: float) -> int:
@@ -71,7 +71,7 @@ async def _work(plan: Plan, rings: Path, engine: Engine, count: int, wait_s: flo
 
     task = asyncio.current_task()
     assert task is not None, "a coroutine runs in a task"
-    sweep("skyrl-env")  # what killed ones left
+    sweep("skyrl-env")  # files of killed workers
     made = tempfile.TemporaryDirectory(prefix=owned_prefix("skyrl-env"))
     with requests_to_end(task.cancel), blocked_loop_alarm(), own_process(), made as directory:
         try:
@@ -103,7 +103,7 @@ async def _run(plan: Plan, directory: Path, rings: Path, engine: Engine, count: 
 
 
 async def _connect(rings: Path, count: int, wait_s: float, patience: Patience) -> WorkClient:
-    """Raises ProcessDied or DeadlineExceeded where SkyRL does not come in time."""
+    """Raises ProcessDied or DeadlineExceeded if SkyRL does not come in time."""
     import asyncio
 
     from atropos_adapter_skyrl.work_client import WorkClient

@@ -1,6 +1,6 @@
-"""What SkyRL starts in place of its own experiment: `trainer.override_entrypoint=atropos_adapter_skyrl.entrypoint`.
+"""The entry point that SkyRL starts instead of its own experiment: `trainer.override_entrypoint=atropos_adapter_skyrl.entrypoint`.
 
-Arguments that begin with `atropos.` are this adapter's options; all others are SkyRL's, and it parses and checks them.
+Arguments that begin with `atropos.` are this adapter's options. All others are SkyRL's, which parses and checks them.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ FLAG, OURS = "trainer.override_entrypoint=", "atropos."
 
 
 def split(arguments: Sequence[str]) -> tuple[SkyRLOptions, list[str]]:
-    """Our options, and what is SkyRL's. Raises ConfigError that names a wrong one."""
+    """Split arguments into our options and SkyRL's. Raises ConfigError that names a wrong one."""
     given = [one.removeprefix(OURS) for one in arguments if one.startswith(OURS)]
     theirs = [one for one in arguments if not one.startswith((OURS, FLAG))]
     try:
@@ -59,27 +59,27 @@ def split(arguments: Sequence[str]) -> tuple[SkyRLOptions, list[str]]:
 
 
 def check(cfg: Any, options: SkyRLOptions) -> None:
-    """Raise ConfigError for what cannot go together. The rest is SkyRL's to check."""
+    """Raise ConfigError for options that cannot be combined. SkyRL checks the rest."""
     step_wise = cfg.generator.step_wise_trajectories
     elsewhere = options.source != "here"
     refused = {
-        "atropos.run is missing: the run file that says which environments are run. `atropos adapter skyrl` writes one.":
+        "atropos.run is missing: it is the run file with the environments. `atropos adapter skyrl` writes one.":
             options.run is None,
-        "the data set is made in this process: data.dataloader.num_workers=0": cfg.data.dataloader.num_workers != 0,
-        "the estimator atropos gives each token its own advantage, and step-wise training has one for each trajectory: "
+        "the data set is made in this process: set data.dataloader.num_workers=0": cfg.data.dataloader.num_workers != 0,
+        "the estimator atropos gives each token its own advantage, but step-wise training has one for each trajectory: set "
         "trainer.algorithm.advantage_estimator=grpo, or generator.step_wise_trajectories=false":
             cfg.trainer.algorithm.advantage_estimator == advantages.NAME and step_wise,
-        "step-wise rows are replies, and a mean over rows counts an episode once for each of its replies: "
+        "step-wise rows are replies, so a mean over rows counts an episode once for each reply: set "
         "trainer.algorithm.loss_reduction=token_mean, or generator.merge_stepwise_output=true":
             cfg.trainer.algorithm.loss_reduction == "sequence_mean" and step_wise
             and not cfg.generator.merge_stepwise_output,
-        "with trajectories from elsewhere there is no engine to share the GPU with: trainer.placement.colocate_all=false":
+        "with trajectories from elsewhere there is no engine to share the GPU with: set trainer.placement.colocate_all=false":
             elsewhere and cfg.trainer.placement.colocate_all,
-        "adapters are not sent to engines of ours: trainer.policy.model.lora.rank=0, or atropos.source=here":
+        "adapters are not sent to Atropos engines: set trainer.policy.model.lora.rank=0, or atropos.source=here":
             elsewhere and cfg.trainer.policy.model.lora.rank > 0,
-        "environments of ours have no images: generator.vision_language_generator=false":
+        "Atropos environments have no images: set generator.vision_language_generator=false":
             cfg.generator.vision_language_generator,
-        "a checkpoint that is still being written holds no group yet, and none may be committed: "
+        "a checkpoint that is still being written holds no group yet, so none may be committed: "
         "trainer.policy.megatron_config.async_dist_ckpt_save=false":
             options.source == "api" and getattr(cfg.trainer.policy.megatron_config, "async_dist_ckpt_save", False),
     }  # fmt: skip
@@ -107,7 +107,7 @@ class AtroposExp(BasePPOExp):  # type: ignore[misc] # SkyRL has no types
         self.options = options
         self.plan = make_plan(config, model, plugins, training=False, sampling=False)
         self.own_tokenizer = self.plan.tokenizer()
-        sweep("skyrl")  # what killed ones left
+        sweep("skyrl")  # files of killed trainings
         self._directory = tempfile.TemporaryDirectory(prefix=owned_prefix("skyrl"))
         directory = Path(self._directory.name)
         (directory / "logs").mkdir()
@@ -118,7 +118,7 @@ class AtroposExp(BasePPOExp):  # type: ignore[misc] # SkyRL has no types
         try:
             self._runner.run(
                 open_all(self.environments)
-            )  # for their tasks alone: those that run rollouts are the source's
+            )  # only for their tasks: the source has its own, which run rollouts
             super().__init__(cfg)
         except BaseException:
             self.close()
@@ -213,7 +213,7 @@ class AtroposExp(BasePPOExp):  # type: ignore[misc] # SkyRL has no types
             self.close()
 
     def close(self) -> None:
-        """Release everything; may be called twice. What does not close is reported: the training is what it was without it."""
+        """Release everything; may be called twice. Errors are only reported: they do not change the training."""
         runner, self._runner = self._runner, None
         if runner is None:
             return
@@ -232,8 +232,8 @@ def experiment(cfg: Any, options: SkyRLOptions) -> None:
 
 @contextmanager
 def task_of_ray() -> Iterator[None]:
-    """What a process of Ray's needs around a training. Ray kills it in the end with all that it started, also with the
-    process that would remove its semaphores from /dev/shm; so they go before: the eight of SkyRL's log. tqdm makes none."""
+    """Set up a process of Ray for a training. In the end Ray kills it with all its children, including the process that would
+    remove its semaphores from /dev/shm. So these are removed first: the eight of SkyRL's log. tqdm makes none."""
     advantages.register()
     tqdm.set_lock(threading.RLock())
     try:
@@ -244,7 +244,7 @@ def task_of_ray() -> Iterator[None]:
 
 
 def main() -> None:
-    """SkyRL calls this with its own command line."""
+    """Entry point: SkyRL calls this with its own command line."""
     options, arguments = split(sys.argv[1:])
     cfg = SkyRLTrainConfig.from_cli_overrides(arguments)
     advantages.register()

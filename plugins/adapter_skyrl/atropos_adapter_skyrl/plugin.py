@@ -1,4 +1,4 @@
-"""What this package offers: the adapter `skyrl`, and a worker that sends its rollouts through shared memory."""
+"""The providers of this package: the adapter `skyrl`, and a worker that sends its rollouts through shared memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trajectories of workers on this machine, through shared memory: no server between, and no engine in SkyRL's process."""
+"""Trajectories from workers on this machine through shared memory, without a server and without an engine in SkyRL's process."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from atropos_core.types import Draw, Sampling
 
 
 class RingGroups(GroupSource):
-    """Each group is requested from one worker; its rows come beside those of others, and are matched by their id."""
+    """Each group is requested from one worker. Its rows arrive mixed with those of others and are matched by id."""
 
     def __init__(self, options: SkyRLOptions, patience: Patience = DEFAULT_PATIENCE, *, vocabulary: int = 0) -> None:
-        """A `vocabulary` of 0 is not known."""
+        """`vocabulary` 0: not known."""
         assert options.rings is not None, "the options' validator wants it"
         self._options = options
         self._read = partial(unpacked, vocabulary=vocabulary)
-        self._newest = 0  # version that engines can have sampled from
+        self._newest = 0  # newest version that engines can have sampled from
         self.exchange = WorkQueue(options.rings, stash_bytes=int(options.stash_mb * 1e6), patience=patience)
 
     async def open(self) -> None:
@@ -78,15 +78,15 @@ class RingGroups(GroupSource):
         raise failed(request, cause, self._options.attempts)
 
     def _refuse_versions(self, found: Sequence[Pack]) -> None:
-        """Raises DataError for tokens of weights that never were, or that are too old."""
+        """Raises DataError for tokens of versions that never existed, or that are too old."""
         stale, newest = min(pack.oldest for pack in found), max(pack.newest for pack in found)
         if newest > self._newest:
             raise DataError(
-                f"its tokens claim to be sampled from version {newest}, and the newest that there can be is {self._newest}"
+                f"its tokens claim to be sampled from version {newest}, but the newest possible is {self._newest}"
             )
         if stale < (oldest := self.version - self._options.max_staleness):
             raise DataError(
-                f"its tokens were sampled from version {stale}, and {oldest} is the oldest that may be trained"
+                f"its tokens were sampled from version {stale}, but {oldest} is the oldest that may be trained"
             )
 
     async def close(self) -> None:
@@ -94,10 +94,10 @@ class RingGroups(GroupSource):
 
 
 def in_order(found: Sequence[Pack], n: int, *, step_wise: bool) -> list[list[TrainingRow]]:
-    """By member and step. Raises DataError where one is missing, or there twice."""
+    """Sort rows by member and step. Raises DataError if one is missing or there twice."""
     positions = list(chain.from_iterable(pack.positions for pack in found))
     rows = list(chain.from_iterable(pack.rows for pack in found))
-    if positions == [(member, 0) for member in range(n)] and all(row.last for row in rows):  # as nearly all are
+    if positions == [(member, 0) for member in range(n)] and all(row.last for row in rows):  # the usual case
         return [[row] for row in rows]
     trajectories: list[list[TrainingRow]] = [[] for _ in range(n)]
     for (member, step), row in sorted(zip(positions, rows, strict=True), key=itemgetter(0)):
@@ -107,12 +107,12 @@ def in_order(found: Sequence[Pack], n: int, *, step_wise: bool) -> list[list[Tra
             raise DataError(f"member {member} of a group of {n} came with more rows than one trajectory has")
         trajectories[member].append(row)
     if not all(one and one[-1].last for one in trajectories):
-        raise DataError(f"a group of {n} came in part")
+        raise DataError(f"a group of {n} came incomplete")
     return trajectories
 
 
 async def work(client: WorkClient, rollout_runner: RolloutRunner, *, attempts: int = 3) -> int:
-    """Run what is requested until SkyRL has gone. How many groups were sent. Raises what an engine or a reward ended with."""
+    """Run requests until SkyRL ends. Returns the number of groups sent. Raises the error of an engine or a reward."""
     running: set[asyncio.Task[bool]] = set()
     broken: list[BaseException] = []
     sent = 0
@@ -126,7 +126,7 @@ async def work(client: WorkClient, rollout_runner: RolloutRunner, *, attempts: i
             sent += task.result()
         else:
             broken.append(error)
-            client.close()  # what was begun goes to another worker
+            client.close()  # unfinished groups go to another worker
 
     try:
         async for job in client.jobs():
@@ -143,7 +143,7 @@ async def work(client: WorkClient, rollout_runner: RolloutRunner, *, attempts: i
 
 
 async def _run_job(client: WorkClient, rollout_runner: RolloutRunner, job: Job, attempts: int) -> bool:
-    """Whether the group was sent. Raises what no rollout can go on after."""
+    """Return True if the group was sent. Raises errors that end the worker."""
     trajectories: list[list[TrainingRow]] = []
     cause = None
     try:
@@ -157,7 +157,7 @@ async def _run_job(client: WorkClient, rollout_runner: RolloutRunner, job: Job, 
         for data in packs(trajectories):
             await client.put(job, [data])
         await client.finish(job)
-    except ProcessDied:  # the requester has gone, or this worker has hung up: `work` ends, and says why
+    except ProcessDied:  # the requester has ended, or this worker has hung up: `work` ends, and says why
         return False
     return True
 

@@ -1,7 +1,7 @@
-"""Rows of one group as one message: a header, a table of their sizes, then each column of all of them as it is in memory.
+"""The rows of one group as one message: a header, a table of sizes, then each column of all rows as it is in memory.
 
-Reading it copies nothing, and what is paid for each message is paid once for a group. It is checked by the schema that holds at every
-way in (`atropos_core.group_schema`), column by column: what passes can be trained.
+Reading it copies nothing, and the fixed cost of a message is paid once for a group. Messages are checked column by column by the schema
+of every entry to a run (`atropos_core.group_schema`): rows that pass can be trained.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from atropos_core.group_schema import (
 from atropos_core.types import UNKNOWN_VERSION, Bools, Floats, Tokens, Versions
 
 MAGIC = b"SKR3"
-PACK_BYTES = 1 << 20  # of rows in one message, about: a slot of a worker
+PACK_BYTES = 1 << 20  # approximate size of the rows in one message: a slot of a worker
 _HEADER = struct.Struct("<4sII")  # magic, rows, bytes of JSON
 REWARD_AT = _HEADER.size  # of the first row
 _REWARD, _TABLE = np.dtype("<f8"), np.dtype("<u4")
@@ -43,24 +43,24 @@ NEWEST = ID_BOUND - 1
 
 
 class RowPosition(NamedTuple):
-    """Where a row belongs: a member of its group, a step of its trajectory."""
+    """The place of a row: a member of its group, a step of its trajectory."""
 
     member: int
     step: int
 
 
 class Pack(NamedTuple):
-    """Rows that came together. `oldest` and `newest`: the policy versions that their trained tokens are of; NEWEST and
-    UNKNOWN_VERSION where none of them says."""
+    """Rows that came together. `oldest` and `newest`: the policy versions of their trained tokens; NEWEST and
+    UNKNOWN_VERSION if none of them has one."""
 
     rows: list[TrainingRow]
-    positions: list[tuple[int, int]]  # of each: its member and its step
+    positions: list[tuple[int, int]]  # member and step of each row
     oldest: int
     newest: int
 
 
 def packs(trajectories: Sequence[Sequence[TrainingRow]]) -> Iterator[bytes]:
-    """Messages for the rows of a group's trajectories, each of about PACK_BYTES at most, or of one row."""
+    """Messages for the rows of a group's trajectories, each of at most about PACK_BYTES, or of one row."""
     every = [row for rows in trajectories for row in rows]
     words = 2 + any(row.logprobs is not None for row in every) + any(row.advantages is not None for row in every)
     batch: list[tuple[TrainingRow, RowPosition]] = []
@@ -108,7 +108,7 @@ def packed(placed: Sequence[tuple[TrainingRow, RowPosition]]) -> bytes:
 
 
 def _where_any(columns: Sequence[Floats | None], sizes: Sequence[int]) -> Sequence[Floats]:
-    """With zeros for rows that have none; nothing where no row has any."""
+    """The columns with zeros for rows that have none; empty if no row has one."""
     if all(column is None for column in columns):
         return ()
     return [
@@ -117,8 +117,8 @@ def _where_any(columns: Sequence[Floats | None], sizes: Sequence[int]) -> Sequen
 
 
 def unpacked(data: bytes, vocabulary: int = 0) -> Pack:
-    """The rows, whose columns are views of `data`. Raises DataError for what is none, and for rows that must not be trained,
-    with the field and the value. A `vocabulary` of 0 is not known."""
+    """The rows, whose columns are views of `data`. Raises DataError for malformed data, and for rows that must not be trained,
+    with the field and the value. `vocabulary` 0: not known."""
     try:
         magic, count, text_bytes = _HEADER.unpack_from(data)
         if magic != MAGIC or not count:
@@ -133,16 +133,16 @@ def unpacked(data: bytes, vocabulary: int = 0) -> Pack:
         advantages = reader.of(size).view(np.float32) if any(flag & _ADVANTAGES for flag in flags) else None
         trained = np.frombuffer(data, np.bool_, size, reader.at)
         if len(data) != reader.at + size + text_bytes:
-            raise ValueError(f"{len(data)} bytes, where {count} rows are {reader.at + size + text_bytes}")
+            raise ValueError(f"{len(data)} bytes, but {count} rows take {reader.at + size + text_bytes}")
         other = json.loads(data[len(data) - text_bytes :])
         finishes, metrics = other["finish"], other.get("metrics") or [{}] * count
         if not (type(finishes) is type(metrics) is list and len(finishes) == len(metrics) == count):
-            raise ValueError(f"{count} rows, and as many reasons to finish and metrics there are not")
+            raise ValueError(f"{count} rows need as many finish reasons and metrics")
     except (struct.error, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise DataError(f"a worker sent what are no rows: {error}") from error
+        raise DataError(f"a worker sent malformed rows: {error}") from error
     positions = list(zip(members, steps, strict=True))
     if not (all(prompts) and all(sizes)):
-        raise DataError("a worker sent a row without a prompt, or without a reply")
+        raise DataError("a worker sent a row without a prompt or without a reply")
     _check_values(rewards, finishes, metrics, positions)
     _check_columns(prompt, response, trained, logprobs, advantages, vocabulary, positions, prompts, sizes)
     oldest, newest = _versions(versions, trained)
@@ -161,7 +161,7 @@ def unpacked(data: bytes, vocabulary: int = 0) -> Pack:
 
 
 class _Columns:
-    """Columns of words of four bytes, one after another from `at` on."""
+    """Columns of four-byte words, one after another, starting at `at`."""
 
     def __init__(self, data: bytes, at: int) -> None:
         self.at = at
@@ -176,7 +176,7 @@ class _Columns:
 def _cut(
     column: Floats | None, spans: Sequence[tuple[int, int]], flags: Sequence[int], flag: int
 ) -> Sequence[Floats | None]:
-    """For each row its part, where the flag says that it has one."""
+    """Cut a column into the part of each row whose flag says that it has one."""
     if column is None:
         return [None] * len(spans)
     return [column[begin:end] if own & flag else None for (begin, end), own in zip(spans, flags, strict=True)]
@@ -202,11 +202,11 @@ def _check_columns(
     prompt: Tokens, response: Tokens, trained: Bools, logprobs: Floats | None, advantages: Floats | None, vocabulary: int,
     positions: Sequence[tuple[int, int]], prompts: Sequence[int], sizes: Sequence[int],
 ) -> None:  # fmt: skip
-    """All rows at once."""
+    """Check the columns of all rows at once."""
     if int(np.maximum.reduce(flags := trained.view(np.uint8))) > 1:
         at = int(flags.argmax())
         raise DataError(f"{_named('response', positions, sizes)('trained', at)} is {flags[at]}: a mask is 0 or 1")
-    if int(np.maximum.reduce(prompt.view(np.uint32))) >= (vocabulary or ID_BOUND):  # then the schema says which it is
+    if int(np.maximum.reduce(prompt.view(np.uint32))) >= (vocabulary or ID_BOUND):  # the schema then finds the token
         unsampled = np.zeros(len(prompt), np.bool_)
         of_prompts = TokenColumns(prompt, unsampled, unsampled, None, None, None, None)
         check_token_columns(of_prompts, vocabulary, _named("prompt", positions, prompts))
@@ -215,20 +215,20 @@ def _check_columns(
 
 
 def _versions(versions: Versions, trained: Bools) -> tuple[int, int]:
-    """The oldest and the newest that trained tokens say."""
+    """The oldest and the newest version of trained tokens."""
     counted = versions if trained.all() else versions[trained]
     if not len(counted):
         return NEWEST, UNKNOWN_VERSION
     oldest, newest = int(np.minimum.reduce(counted)), int(np.maximum.reduce(counted))
     if oldest < UNKNOWN_VERSION:
-        raise DataError(f"a worker sent tokens of policy version {oldest}, and no version is below 0")
+        raise DataError(f"a worker sent tokens of policy version {oldest}, but versions start at 0")
     if oldest == UNKNOWN_VERSION:
         oldest = int(counted[counted != UNKNOWN_VERSION].min(initial=NEWEST))
     return oldest, newest
 
 
 def _named(ids: str, positions: Sequence[tuple[int, int]], sizes: Sequence[int]) -> Named:
-    """For errors: which row it is, and where in it. What the schema calls tokens are `ids` of a row."""
+    """Names for errors: the row, and the place in it. The schema's tokens are `ids` of a row."""
 
     def name_of(column: str, at: int) -> str:
         ends = list(accumulate(sizes))

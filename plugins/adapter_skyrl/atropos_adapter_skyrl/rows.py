@@ -1,6 +1,6 @@
-"""From our groups to SkyRL's rows: a prompt, a response, and what is known of each token of the response.
+"""Convert our groups to SkyRL's rows: a prompt, a response, and the data of each token of the response.
 
-SkyRL wants Python lists; until then a row is numpy. A row is a whole trajectory, or, step by step, one reply of it.
+SkyRL needs Python lists; until then a row is numpy. A row is a whole trajectory, or in step-wise training one reply of it.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _NONE: Mapping[str, float] = MappingProxyType({})
 
 
 class TrainingRow(NamedTuple):
-    """One row of SkyRL's batch. `advantages`: those of the environment or of a transform, where there are any."""
+    """One row of SkyRL's batch. `advantages`: those of the environment or of a transform, if any."""
 
     prompt: Tokens  # [P]
     response: Tokens  # [R]
     trained: Bools  # [R]
-    logprobs: Floats | None  # [R] 0 where nothing was sampled
+    logprobs: Floats | None  # [R] 0 for tokens that were not sampled
     versions: Versions  # [R]
     reward: float
     finish: str
@@ -38,7 +38,7 @@ class TrainingRow(NamedTuple):
 
 
 def rows_of(group: ScoredGroup, *, step_wise: bool) -> list[list[TrainingRow]]:
-    """For each episode its rows. Raises DataError for what SkyRL has no place for."""
+    """Return the rows of each episode. Raises DataError for data that SkyRL has no place for."""
     return [
         _of_episode(
             group, episode, float(reward), None if group.advantages is None else group.advantages[at], step_wise
@@ -52,7 +52,7 @@ def _of_episode(
 ) -> list[TrainingRow]:
     if len(episode.rollouts) > 1 and not step_wise:
         raise DataError(
-            f"task {group.task.id!r}: an episode has {len(episode.rollouts)} token histories, and SkyRL takes one a row.",
+            f"task {group.task.id!r}: an episode has {len(episode.rollouts)} token histories, but SkyRL takes one a row.",
             remedy="generator.step_wise_trajectories=true",
         )
     spans = [(rollout, *span) for rollout in episode.rollouts for span in _spans(rollout, step_wise, group.task.id)]
@@ -80,13 +80,13 @@ def _of_episode(
 
 
 def _spans(rollout: Rollout, step_wise: bool, task: str) -> list[tuple[int, int]]:
-    """Where responses begin and end: from the first sampled token to the last token, or each run of sampled tokens."""
+    """The spans of responses: from the first sampled token to the last token, or each run of sampled tokens."""
     sampled = rollout.sampled
-    begin = sampled.tobytes().find(1)  # fewer calls than numpy's: this is done for every rollout
+    begin = sampled.tobytes().find(1)  # faster than numpy's calls: this runs for every rollout
     if rollout.sft or begin <= 0:
-        raise DataError(f"task {task!r}: SkyRL wants a prompt and a sampled reply; here is a rollout without.")
+        raise DataError(f"task {task!r}: SkyRL needs a prompt and a sampled reply, and a rollout lacks one.")
     if 0 <= rollout.trained.tobytes().find(1) < begin:
-        raise DataError(f"task {task!r}: tokens ahead of the first reply are to be trained, which SkyRL cannot do.")
+        raise DataError(f"task {task!r}: tokens before the first reply are to be trained, which SkyRL cannot do.")
     if step_wise:
         edges = [*(np.flatnonzero(sampled[1:] != sampled[:-1]) + 1).tolist(), *([len(sampled)] if sampled[-1] else [])]
         return list(zip(edges[::2], edges[1::2], strict=True))
@@ -102,17 +102,17 @@ def output_of(
     own_advantages: bool,
     arrays: bool = False,
 ) -> dict[str, Any]:
-    """SkyRL's GeneratorOutput of these trajectories, in this order, with every key that the tested versions of it look for.
-    With `own_advantages`, `rewards` are the rows' advantages, token by token, for the estimator "atropos". Also
-    `policy_versions`, an array beside each response, which SkyRL does not look at. With `arrays`, nothing is
-    copied: ids and masks are NumberLists and logprobs float32 arrays [R] in place of lists, of which SkyRL makes the same tensors."""
+    """SkyRL's GeneratorOutput of these trajectories, in this order, with every key that the tested versions read. With
+    `own_advantages`, `rewards` are the rows' advantages, token by token, for the estimator "atropos". It also has
+    `policy_versions`, an array for each response, which SkyRL ignores. With `arrays` nothing is copied: ids and masks are NumberLists
+    and logprobs float32 arrays [R] instead of lists, and SkyRL makes the same tensors of them."""
     with _collector_paused():
         return _output(trajectories, ids, seconds, step_wise, own_advantages, arrays)
 
 
 @contextmanager
 def _collector_paused() -> Iterator[None]:
-    """Each new list may set off Python's collector, which goes through all those before it and finds nothing: half of the
+    """Pause Python's collector. Each new list may start it; it would go through all earlier lists and find nothing, which is half of the
     time that these lists take."""
     was_on = gc.isenabled()
     gc.disable()
@@ -154,7 +154,7 @@ def _logprobs(rows: Sequence[TrainingRow], arrays: bool) -> list[Floats] | list[
     columns = [row.logprobs for row in rows if row.logprobs is not None]
     if columns and len(columns) < len(rows):
         raise DataError(
-            f"{len(columns)} of {len(rows)} rows came with logprobs, and SkyRL wants those of all rows, or of none.",
+            f"{len(columns)} of {len(rows)} rows came with logprobs, but SkyRL needs those of all rows or of none.",
             remedy="Have every worker send logprobs.",
         )
     if not columns:
@@ -165,7 +165,7 @@ def _logprobs(rows: Sequence[TrainingRow], arrays: bool) -> list[Floats] | list[
 def _advantages(row: TrainingRow) -> list[float]:
     if row.advantages is None:
         raise DataError(
-            'trainer.algorithm.advantage_estimator is "atropos", and the environment gave no advantages.',
+            'trainer.algorithm.advantage_estimator is "atropos", but the environment gave no advantages.',
             remedy="Use grpo, or have the environment give Rollout.advantages.",
         )
     values: list[float] = row.advantages.tolist()
@@ -173,7 +173,7 @@ def _advantages(row: TrainingRow) -> list[float]:
 
 
 def _metrics(rows: Sequence[TrainingRow]) -> dict[str, float]:
-    """Over the whole batch: the mean of each of the environment's metrics, the reward, and the spread of versions."""
+    """Means over the whole batch: each of the environment's metrics, the reward, and the spread of versions."""
     named: dict[str, list[float]] = {}
     if rewards := [row.reward for row in rows if row.last]:
         named["atropos/mean_reward"] = rewards

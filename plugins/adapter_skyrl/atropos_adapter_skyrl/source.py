@@ -1,4 +1,4 @@
-"""Where the trajectories come from: what every source does, and the one that runs rollouts in this process."""
+"""Sources of trajectories: the interface of all, and the one that runs rollouts in this process."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from atropos_core.seeds import derive
 from atropos_core.training.parts import CLOSE_DEADLINE_S, EvaluationParts
 from atropos_core.types import Draw, Failed
 
-OPEN_DEADLINE_S = 600.0  # of an environment: a data set may have to be fetched
+OPEN_DEADLINE_S = 600.0  # of an environment, which may have to download a data set
 
 
 class RolloutsFailed(NoProgress):
-    """A group that SkyRL requested cannot be had. There is no filler: generate() raises this."""
+    """A group that SkyRL requested cannot be produced. There is no filler: generate() raises this."""
 
 
 @dataclass(frozen=True)
 class GroupRequest:
-    """One group that a generate() waits for: its draw, whose id nobody had before, and how often it is run."""
+    """One group that a generate() waits for: its draw, with a new id, and its number of rollouts."""
 
     draw: Draw
     n: int
@@ -40,23 +40,23 @@ class GroupRequest:
 
 @dataclass(frozen=True)
 class GroupResult:
-    """Its trajectories [n], each of one row or more, and how long they took."""
+    """A group's trajectories [n], each of one row or more, and the time that they took."""
 
     trajectories: list[list[TrainingRow]]
     seconds: float
-    requeued: int = 0  # rollouts, or groups, that failed or were late before
+    requeued: int = 0  # earlier rollouts, or groups, that failed or were late
 
 
 class GroupSource(ABC):
-    """Gives the groups that are requested. Any number of calls at a time."""
+    """A source of the requested groups. Any number of calls at a time."""
 
-    version = 0  # of the policy: training steps that the weights have seen
+    version = 0  # of the policy: the number of training steps in the weights
 
     @abstractmethod
     async def fetch(
         self, requests: Sequence[GroupRequest], params: Mapping[str, Any], *, step_wise: bool
     ) -> list[GroupResult]:
-        """In the order of `requests`. Raises RolloutsFailed, DataError, and what an engine or the API ended with."""
+        """Results in the order of `requests`. Raises RolloutsFailed, DataError, and the error of an engine or the API."""
 
     async def open(self) -> None:
         """Called once, in the event loop of the training."""
@@ -69,8 +69,8 @@ class GroupSource(ABC):
         """The engines are about to sample from these weights."""
 
     def step_ended(self, saved: bool, draws: Collection[int] | None = None) -> bool:
-        """A training step has ended, and with `saved` a checkpoint holds it and all before. `draws`: ids of the groups that
-        it took; None where that is all that was fetched for training. Whether a checkpoint is wanted now."""
+        """A training step has ended; with `saved` a checkpoint holds it and all before. `draws`: ids of the groups that it took; None
+        means all groups fetched for training. Returns True if a checkpoint is wanted now."""
         return False
 
     async def close(self) -> None:
@@ -78,7 +78,7 @@ class GroupSource(ABC):
 
 
 async def all_or_none(each: Sequence[Any]) -> list[GroupResult]:
-    """The results of these coroutines. The first that raises ends the others, and is raised itself."""
+    """The results of these coroutines. The first error ends the others and is raised."""
     if len(each) == 1:
         return [await each[0]]
     try:
@@ -99,7 +99,7 @@ def failed(request: GroupRequest, cause: Failed | str, attempts: int) -> Rollout
 
 
 class Here(GroupSource):
-    """Our environments in SkyRL's own process, with SkyRL's engines."""
+    """Atropos environments in SkyRL's own process, with SkyRL's engines."""
 
     def __init__(
         self, build: Callable[[Engine], Awaitable[EvaluationParts]], client: Any, tokenizer: ChatTokenizer, *,
@@ -152,7 +152,7 @@ class Here(GroupSource):
         )
 
     async def close(self) -> None:
-        """What does not close is reported: the training is what it was without it."""
+        """Close everything. Errors are only reported: they do not change the training."""
         parts, self._parts = self._parts, None
         if parts is not None:
             try:
@@ -172,7 +172,7 @@ async def open_all(environments: Mapping[str, Environment]) -> None:
 
 
 async def close_all(environments: Mapping[str, Environment]) -> None:
-    """All are tried. What goes wrong is reported, and not raised."""
+    """Close all of them, and report errors instead of raising."""
     closing = [within(environment.close(), CLOSE_DEADLINE_S, "close()") for environment in environments.values()]
     ended = await asyncio.gather(*closing, return_exceptions=True)
     for name, error in zip(environments, ended, strict=True):
@@ -182,14 +182,14 @@ async def close_all(environments: Mapping[str, Environment]) -> None:
 
 @contextlib.asynccontextmanager
 async def opened(source: GroupSource) -> AsyncIterator[GroupSource]:
-    """Open inside, closed afterwards, also where opening it fails."""
+    """Open inside, closed afterwards, even if opening it fails."""
     try:
         await source.open()
         yield source
     except BaseException:
         try:
             await source.close()
-        except Exception as error:  # noqa: BLE001 - what ended the training says more
+        except Exception as error:  # noqa: BLE001 - the error that ended the training says more
             console.warn(f"while ending the training: {type(error).__name__}: {error}")
         raise
     await source.close()

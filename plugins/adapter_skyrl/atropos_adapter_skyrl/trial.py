@@ -1,4 +1,4 @@
-"""One group of episodes through SkyRL's own classes, without a GPU: what the doctor runs."""
+"""Run one group of episodes through SkyRL's own classes without a GPU, for the doctor."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ N = 4
 
 
 class Letters(Environment):
-    """The more letters a reply has, the better."""
+    """Rewards replies with more letters."""
 
     def tasks(self, split: Split) -> Sequence[Task]:
         return [Task(split, ({"role": "user", "content": "Say something."},))]
@@ -44,7 +44,7 @@ class Letters(Environment):
 
 
 class ToyClient:
-    """As much of SkyRL's inference client as a generator uses."""
+    """The part of SkyRL's inference client that a generator uses."""
 
     def __init__(self, model: Path) -> None:
         self._engine = ToyEngine(ToyEngineOptions(), RunContext(directory=model, model=model))
@@ -64,7 +64,7 @@ class ToyClient:
 
 
 async def run_trial(model: Path) -> str:
-    """Raises whatever does not work."""
+    """Run the trial. Raises whatever fails."""
     cfg = SkyRLTrainConfig.from_cli_overrides({"generator.sampling_params.max_generate_length": 8})
     environments = {"letters": Letters()}
 

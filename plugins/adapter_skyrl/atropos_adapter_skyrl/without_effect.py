@@ -1,6 +1,6 @@
-"""Options of SkyRL's that would do nothing here: what only its own generator, data set, environments or engines read.
+"""SkyRL options that have no effect with Atropos: only SkyRL's own generator, data set, environments or engines read them.
 
-Whoever sets one expects something of it, so it is refused by name. At its default it may stay.
+A user who sets one expects an effect, so it is refused by name. Defaults are allowed.
 """
 
 from __future__ import annotations
@@ -10,38 +10,38 @@ from collections.abc import Iterator
 from typing import Any
 
 ALWAYS = {
-    "generator.batched": "each rollout is a request of its own",
-    "generator.max_turns": "the environment ends its episodes: set it among its options in the run file",
+    "generator.batched": "each rollout is a separate request",
+    "generator.max_turns": "the environment ends its episodes: set it in the environment's options in the run file",
     "generator.max_input_length": "the environment bounds its prompts",
     "generator.chat_template": "prompts are rendered with the template in the model's directory",
     "generator.chat_template_kwargs": "prompts are rendered with the template in the model's directory",
-    "generator.use_conversation_multi_turn": "the environment says what comes between two replies",
+    "generator.use_conversation_multi_turn": "the environment decides what comes between two replies",
     "generator.append_eos_token_after_stop_str_in_multi_turn": "tokens are trained as they were sampled",
-    "generator.zero_reward_on_non_stop": "rewards are the run file's: score Episode.finish there",
-    "generator.apply_overlong_filtering": "masks are the environment's",
+    "generator.zero_reward_on_non_stop": "rewards come from the run file: score Episode.finish there",
+    "generator.apply_overlong_filtering": "masks come from the environment",
     "generator.inference_engine.enable_return_routed_experts": "rows carry no routes of experts",
     "trainer.max_prompt_length": "the environment bounds its prompts",
-    "environment": "environments are the run file's",
-    "data.train_data": "tasks are those of the run file's environments",
-    "data.val_data": "tasks are those of the run file's environments",
-    "trainer.fully_async.simulate_training": "it trains nothing, and its trainer is another one than that of this entry point",
+    "environment": "environments come from the run file",
+    "data.train_data": "tasks come from the run file's environments",
+    "data.val_data": "tasks come from the run file's environments",
+    "trainer.fully_async.simulate_training": "it trains nothing, and needs another trainer than this entry point's",
 }
 ELSEWHERE = {
-    "generator.inference_engine": "SkyRL starts no engine: `atropos engine` has options of its own, and atropos.engines names them",
+    "generator.inference_engine": "SkyRL starts no engine: set options on `atropos engine`, and list its address in atropos.engines",
     "generator.use_cache_salt": "only SkyRL's own engines know it",
-    "trainer.fully_async.clear_kv_cache_on_weight_sync": "engines of ours drop what they computed under older weights",
+    "trainer.fully_async.clear_kv_cache_on_weight_sync": "Atropos engines always drop results of older weights",
 }
 READ_WITHOUT_ENGINES = ("backend", "enable_ray_prometheus_stats")  # of generator.inference_engine, by the trainer
 
 
 def changed(cfg: Any, defaults: Any, elsewhere: bool) -> list[str]:
-    """A line for each option of `cfg` that is not as in `defaults` and has no effect. `elsewhere`: no engine is SkyRL's."""
+    """A line for each option of `cfg` that differs from `defaults` and has no effect. `elsewhere`: SkyRL runs no engine."""
     found = []
     for path, cause in (ALWAYS | (ELSEWHERE if elsewhere else {})).items():
         section, _, name = path.rpartition(".")
         holder, usual = (_at(one, section) for one in (cfg, defaults))
         if not hasattr(holder, name):
-            continue  # not in this SkyRL
+            continue  # this SkyRL does not have it
         for under, value in _differences(path, getattr(holder, name), getattr(usual, name)):
             if under == "generator.max_input_length" and value == cfg.trainer.max_prompt_length:
                 continue  # which it follows

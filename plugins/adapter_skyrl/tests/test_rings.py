@@ -64,7 +64,7 @@ def test_odd_floats_stay_as_they_are():
 )
 def test_what_is_no_row_is_refused(damage):
     data = packed([(row_of(3, 1), RowPosition(0, 0))])
-    with pytest.raises(DataError, match="no rows"):
+    with pytest.raises(DataError, match="malformed rows"):
         unpacked(damage(data))
 
 
@@ -86,9 +86,9 @@ def test_rows_that_come_in_any_order_are_put_in_order_and_a_missing_or_double_on
         [last],
     ]
     for wrong, cause in (
-        (rows[:3], "in part"),
+        (rows[:3], "incomplete"),
         ([*rows, rows[0]], "out of place"),
-        (rows[1:], "in part"),
+        (rows[1:], "incomplete"),
         ([(last, RowPosition(2, 0))], "out of place"),
         ([(last, RowPosition(0, 0)), (last, RowPosition(0, 1)), (last, RowPosition(1, 0))], "member 0 .* more rows"),
     ):
@@ -136,7 +136,7 @@ async def test_a_group_of_weights_that_are_too_old_is_requested_again_and_raised
     await source.open()
     await source.set_version(9)  # the producer's tokens are of versions 0 to 2
     with producers(tmp_path / "rings", 1):
-        with pytest.raises(RolloutsFailed, match=r"failed 3 times(.|\n)*version 0, and 8 is the oldest"):
+        with pytest.raises(RolloutsFailed, match=r"failed 3 times(.|\n)*version 0, but 8 is the oldest"):
             await source.fetch([group_request()], PARAMS, step_wise=False)
         await source.close()
 

@@ -95,10 +95,10 @@ def test_advantages_of_the_environment_go_token_by_token_and_those_of_the_group_
 @pytest.mark.parametrize(
     ("made", "cause"),
     [
-        (rollout("xx"), "a rollout without"),
-        (rollout("..."), "a rollout without"),
-        (rollout("..x", sft=True), "a rollout without"),
-        (rollout("..x", trained=".xx"), "ahead of the first reply"),
+        (rollout("xx"), "a rollout lacks one"),
+        (rollout("..."), "a rollout lacks one"),
+        (rollout("..x", sft=True), "a rollout lacks one"),
+        (rollout("..x", trained=".xx"), "before the first reply"),
     ],
 )
 def test_what_skyrl_has_no_place_for_is_refused(made, cause):

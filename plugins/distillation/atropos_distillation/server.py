@@ -53,7 +53,9 @@ class ServerSource:
 
     async def score(self, sequences: Sequence[Tokens], k: int, temperature: float) -> list[TopK]:
         if temperature != 1.0:
-            raise NotImplementedError(f"a server scores a prompt at temperature 1, and {temperature:g} was requested")
+            raise NotImplementedError(
+                f"a server scores a prompt only at temperature 1, but {temperature:g} was requested"
+            )
         return list(await asyncio.gather(*(self._one(sequence, k) for sequence in sequences)))
 
     async def release_cache(self) -> None:

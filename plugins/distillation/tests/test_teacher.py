@@ -335,7 +335,7 @@ async def test_a_busy_server_is_called_again_and_one_that_refuses_is_not(served,
     with pytest.raises(DataError, match="serves big, and not 'other'"):
         await annotated(options | {"served_model": "other"}, [group(rollout(7))], tmp_path)
     with pytest.raises(
-        FitError, match=r"(?s)at temperature 1, and 0.5.*Name teacher.big.model and its engine in place of url"
+        FitError, match=r"(?s)at temperature 1, but 0.5.*Name teacher.big.model and its engine in place of url"
     ):
         await annotated(options, [group(rollout(7, temperature=0.5))], tmp_path)
 

@@ -1,1 +1,1 @@
-"""An engine that samples from a vLLM server: one that it starts and ends itself, or one that runs already."""
+"""An engine that samples from a vLLM server, which it starts and ends itself, or which already runs."""

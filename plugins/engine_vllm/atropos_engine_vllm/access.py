@@ -1,4 +1,4 @@
-"""Who may talk to a server of ours: whoever brings its key. vLLM itself asks for it only under /v1 and /inference."""
+"""Access to a server that the engine starts: every request needs its key. vLLM itself asks for it only under /v1 and /inference."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ KEY_VARIABLE = "VLLM_API_KEY"
 
 
 class OnlyOurs:
-    """ASGI middleware (vLLM's `--middleware`): 401 to whoever does not bring the key."""
+    """ASGI middleware (vLLM's `--middleware`): answers 401 to requests without the key."""
 
     def __init__(self, app: Callable[..., Awaitable[None]]) -> None:
         self._app = app

@@ -1,6 +1,6 @@
-"""Which adapter a request samples with, and when an adapter can go: one name per load, never loaded in place.
+"""Choose the adapter of a request, and when an adapter can be removed. Each load has its own name, and is never in place.
 
-Loading over a name that is in use mixes the two, and a name that was used before meets its own cached prefixes.
+Loading over a name in use mixes the two adapters, and a name that was used before meets its own cached prefixes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from atropos_core.errors import DataError, DeadlineExceeded, WeightsMismatch
 from atropos_engine_vllm.api import Api, Refused
 
 LOAD_S = 120.0
-ABORT_S = 2.0  # from hanging up on a request to its last step in the server, with room
+ABORT_S = 2.0  # from giving up a request to its last step in the server, with a margin
 
 
 @dataclass(eq=False)
@@ -28,11 +28,11 @@ class Loaded:
     version: int
     number: int  # vLLM's own
     in_flight: int = 0
-    aborted_at: float = float("-inf")  # when a request was last given up
+    aborted_at: float = float("-inf")  # time when a request was last given up
 
 
 class Adapters:
-    """At most `limit` at once, the newest of which is for what begins from now on; an older one goes when nothing uses it."""
+    """At most `limit` adapters at once. The newest serves new requests; an older one is removed when nothing uses it."""
 
     def __init__(self, api: Api, limit: int, *, drain_s: float, taken: Iterable[str]) -> None:
         self.current: Loaded | None = None  # None: the base model
@@ -40,16 +40,16 @@ class Adapters:
         self._limit = limit
         self._drain_s = drain_s
         self._loaded: list[Loaded] = []  # oldest first
-        self._names = set(taken)  # ever used
+        self._names = set(taken)  # all names ever used
         self._numbers: set[int] | None = None  # of the adapters that the workers have loaded; None: not known yet
-        self._unused = asyncio.Event()  # there may be one to unload
+        self._unused = asyncio.Event()  # set if there may be one to unload
         self._unloaded = asyncio.Event()
         self._unloading: asyncio.Task[None] | None = None
         self._turn = asyncio.Lock()
 
     @asynccontextmanager
     async def using(self) -> AsyncIterator[Loaded | None]:
-        """The newest one, which stays until the block is left."""
+        """Yield the newest adapter, which stays until the block is left."""
         taken = self.current
         if taken is None:
             yield None
@@ -65,9 +65,9 @@ class Adapters:
             self._unused.set()
 
     async def load(self, directory: Path, version: int) -> None:
-        """Returns once the server has read `directory`: since an adapter is taken out only when nothing uses it, and
-        vLLM never has more than it can hold, it is not read again. Raises WeightsMismatch where vLLM refuses it,
-        DeadlineExceeded where no older one drains."""
+        """Returns once the server has read `directory`. It is not read again, because an adapter is removed only when nothing
+        uses it, and vLLM never has more than it can hold. Raises WeightsMismatch if vLLM refuses it, DeadlineExceeded if no
+        older one drains."""
         async with self._turn:
             if self._unloading is None:
                 self._unloading = asyncio.create_task(self._unload_unused(), name="unloading adapters")
@@ -80,8 +80,8 @@ class Adapters:
                 await self._api.post("/v1/load_lora_adapter", body, deadline_s=LOAD_S)
             except (DataError, Refused) as error:
                 raise WeightsMismatch(
-                    f"vLLM does not take the adapter in {directory}: {error}",
-                    remedy="A server that was started apart from the run must be started for adapters of the trainer's rank.",
+                    f"vLLM refuses the adapter in {directory}: {error}",
+                    remedy="If you started the server separately, start it for adapters of the trainer's rank.",
                 ) from error
             before, self._numbers = self._numbers, await self._loaded_numbers()
             (number,) = self._numbers - before
@@ -90,7 +90,7 @@ class Adapters:
             self._unused.set()
 
     async def close(self, *, unload: bool) -> None:
-        """With `unload`, for a server that goes on, none of ours stays in it."""
+        """With `unload`, for a server that keeps running, all our adapters are removed from it."""
         if self._unloading is not None:
             self._unloading.cancel()
             await asyncio.gather(self._unloading, return_exceptions=True)
@@ -108,8 +108,8 @@ class Adapters:
             oldest = self._loaded[0]
             raise DeadlineExceeded(
                 f"{oldest.in_flight} requests still sample with adapter {oldest.name!r} after {self._drain_s:g} s, and the"
-                f" server holds {self._limit} adapters at once.",
-                remedy="Raise engine.max_loras beyond that (of a server with a url, its --max-loras), or lower sampling.max_tokens.",
+                f" server holds only {self._limit} adapters.",
+                remedy="Raise engine.max_loras (of a server with a url, its --max-loras), or lower sampling.max_tokens.",
             ) from None
         self._check_unloading()
 
@@ -118,8 +118,8 @@ class Adapters:
             self._unloading.result()
 
     async def _unload_unused(self) -> None:
-        """For as long as there are adapters, beside everything else: each call waits for a step of the engine's, and no
-        publish needs to wait for that."""
+        """Unload adapters in the background: each call waits for a step of the engine's, and a publish need not wait
+        for that."""
         try:
             while True:
                 await self._unused.wait()
@@ -131,18 +131,18 @@ class Adapters:
                     if old is not self.current and not old.in_flight and self._idle_in(old) <= 0:
                         await self._unload(old)
                         self._unloaded.set()
-                        self._unused.set()  # look again: another may wait for its time
+                        self._unused.set()  # look again: another may be waiting for its time
         finally:
-            self._unloaded.set()  # whoever waits must hear that it has ended
+            self._unloaded.set()  # wake waiters: this task has ended
 
     @staticmethod
     def _idle_in(old: Loaded) -> float:
-        """Seconds until a request that was given up has surely left the server."""
+        """Seconds until an aborted request has surely left the server."""
         return old.aborted_at + ABORT_S - time.monotonic()
 
     async def _unload(self, old: Loaded) -> None:
-        """The name goes from the server, the adapter from its workers: by themselves they drop whichever was used least
-        recently, and would read it again, from a directory that may be gone."""
+        """Remove the name from the server and the adapter from its workers. The workers' own rule drops the least recently used
+        one, and would read it again, from a directory that may be gone."""
         await self._api.post("/v1/unload_lora_adapter", {"lora_name": old.name})
         await self._api.post("/collective_rpc", {"method": "remove_lora", "args": [old.number]})
         self._loaded.remove(old)

@@ -1,4 +1,4 @@
-"""Requests to a vLLM server: a deadline on each, and one of our errors for whatever goes wrong."""
+"""Requests to a vLLM server, with a deadline on each, and with Atropos errors for all failures."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _DEAD = "EngineCore encountered an issue"  # vLLM's EngineDeadError
 
 
 class Refused(RemoteError):
-    """The server answered with an error. `status` is HTTP's."""
+    """The server answered with an error. `status` is the HTTP status."""
 
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
@@ -38,13 +38,13 @@ class Api:
         is_dying: Callable[[], bool] = lambda: False,
         patience: Patience = DEFAULT_PATIENCE,
     ) -> None:
-        """`patience`: a silent server is named in this process's log, whose end the run shows when it finds this process
+        """`patience`: a silent server is named in this process's log. The run shows the end of that log when it finds this process
         silent, and gives it up at its own bound."""
         self.url = url
         sooner = dataclasses.replace(patience, say_s=patience.say_s / 2)
         self.watch = ServerWatch(f"the vLLM server at {url}", sooner, needed=False)
         self._lost = lost  # makes the error for a server that does not answer, or says that its engine is dead
-        self._is_dying = is_dying  # whether what it says may be no more than the first sign of that
+        self._is_dying = is_dying  # True if an error answer may be the first sign of that
         self._session = aiohttp.ClientSession(
             # Hundreds of requests wait at once. Idle connections go before vLLM closes them under us (5 s).
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=3),
@@ -59,14 +59,15 @@ class Api:
     async def post(
         self, path: str, body: Mapping[str, Any] | None = None, *, deadline_s: float = CALL_S, may_fail: bool = False
     ) -> Any:
-        """The JSON of the answer, or its text. Raises DataError for a request that the server finds wrong (400),
-        Refused for any other error status, DeadlineExceeded, and what `lost` makes where nobody answers. A request
-        that is cancelled or late is aborted over there: the connection closes. What `may_fail` over there has a connection of
-        its own: the server closes that of a request that raised, and the next one would be lost on it."""
+        """Return the answer's JSON, or its text. Raises DataError for a request that the server finds wrong (400), Refused for any
+        other error status, DeadlineExceeded, and the error of `lost` if there is no answer.
+
+        A cancelled or late request is aborted in the server: the connection closes. A request that `may_fail` there gets its own
+        connection, because the server closes the connection of a request that raised, and the next request on it would be lost."""
         return await self._call("POST", path, body, deadline_s, {"Connection": "close"} if may_fail else {})
 
     async def answers(self) -> bool:
-        """Whether the server is up."""
+        """True if the server is up."""
         try:
             async with asyncio.timeout(PROBE_S), self._session.get(f"{self.url}/health") as response:
                 return response.status < 400

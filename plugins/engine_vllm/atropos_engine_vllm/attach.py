@@ -1,4 +1,4 @@
-"""Whether a server that somebody else started can be a run's engine."""
+"""Check if a server that the run did not start can be its engine."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from atropos_engine_vllm.generate import PATH
 from atropos_engine_vllm.model import read_config, text_config
 from atropos_engine_vllm.versions import SUPPORTED, check_supported
 
-_SLOW_S = 120.0  # /server_info looks at the whole machine
+_SLOW_S = 120.0  # /server_info inspects the whole machine
 _NEEDED = ("/pause", "/resume", "/update_weight_version", "/collective_rpc", "/server_info", PATH)
-SHAPE = (  # vLLM may load weights of another shape without a word
+SHAPE = (  # vLLM may silently load weights of another shape
     "architectures", "vocab_size", "hidden_size", "num_hidden_layers", "intermediate_size", "num_attention_heads",
     "num_key_value_heads", "head_dim",
 )  # fmt: skip
@@ -26,21 +26,21 @@ _ADAPTERS = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
 
 @dataclass(frozen=True)
 class Attached:
-    """What the server says of itself."""
+    """The server's description of itself."""
 
     served: str
     dtype: str
-    lora_slots: int  # adapters at once; 0 where it takes none
+    lora_slots: int  # adapters at once; 0: none
 
 
 async def check_attached(api: Api, context: RunContext, config: Mapping[str, Any]) -> Attached:
-    """Raise FitError unless the server is of a supported version, has the routes, reports the logprobs that training
+    """Raise FitError unless the server has a supported version and the routes, reports the logprobs that training
     needs, and serves this model."""
     try:
         number = str((await api.get("/version"))["version"])
     except (DataError, Refused, TypeError, KeyError) as error:
         raise FitError(
-            f"{api.url} is not a vLLM server, or wants another key: {error}",
+            f"{api.url} is not a vLLM server, or needs another key: {error}",
             remedy="The key of a server is read from the environment variable VLLM_API_KEY.",
         ) from error
     check_supported(number, f"the server at {api.url} is {number}", f"Start a server of vLLM {SUPPORTED} there.")
@@ -58,14 +58,14 @@ async def check_attached(api: Api, context: RunContext, config: Mapping[str, Any
     served = info["model_config"]
     if served["logprobs_mode"] != "processed_logprobs":
         raise FitError(
-            f"the vLLM server at {api.url} reports {served['logprobs_mode']}, which are not of the distribution that it"
+            f"the vLLM server at {api.url} reports {served['logprobs_mode']}, which do not belong to the distribution that it"
             " samples from.",
             remedy=start,
         )
     if info["device_config"]["device"] == "cpu" and info["scheduler_config"]["enable_chunked_prefill"]:
         raise FitError(
-            f"the vLLM server at {api.url} computes prompts in parts, and on a CPU that ends it when a seeded request is"
-            " taken up again.",
+            f"the vLLM server at {api.url} computes prompts in parts, which ends it on a CPU when a seeded request"
+            " is resumed.",
             remedy=start,
         )
     models = (await api.get("/v1/models"))["data"]
@@ -83,15 +83,15 @@ async def check_attached(api: Api, context: RunContext, config: Mapping[str, Any
 
 
 def _check_same_model(url: str, root: Path, config: Mapping[str, Any]) -> None:
-    """By the files of the server's model, where they are on this machine: its API says no more than their path."""
+    """Compare the files of both models, if the server's are on this machine: its API only tells their path."""
     if not (root / "config.json").is_file():
         return
     theirs, ours = text_config(read_config(root)), text_config(dict(config))
     for key in SHAPE:
         if key in theirs and key in ours and theirs[key] != ours[key]:
             raise FitError(
-                f"the vLLM server at {url} serves {root}, of {key} = {theirs[key]}; this run's model has {ours[key]}.",
-                remedy="Attach to a server of the model that the run trains.",
+                f"the vLLM server at {url} serves {root} with {key} = {theirs[key]}, but this run's model has {ours[key]}.",
+                remedy="Attach to a server with the model that the run trains.",
             )
 
 

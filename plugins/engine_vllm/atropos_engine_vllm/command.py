@@ -1,4 +1,4 @@
-"""The flags and the environment of a server of ours."""
+"""The flags and the environment of a server that the engine starts."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ SLEEPING = {
     "cpu": "atropos_engine_vllm.cpu_worker.SleepingCPUWorker",
     "cuda": "atropos_engine_vllm.cuda_worker.SleepingCUDAWorker",
 }
-# On a CPU vLLM 0.32's worker dies of a seeded request whose prompt is computed in parts: it would step the generator back.
+# On a CPU vLLM 0.32's worker dies when a seeded request's prompt is computed in parts: it would step the generator back.
 WHOLE_PROMPTS = "--no-enable-chunked-prefill"
 TRANSFERRED = ("posix_shm", "cuda_ipc", "copy", "broadcast")  # transports that go through a weight-transfer engine
 _KEEP_ALIVE_S = 3600  # a connection that the server closes while we write on it costs a request
 
 
 def flags(options: VLLMOptions, context: RunContext, dtype: str) -> list[str]:
-    """The arguments of `vllm serve`. Raises ConfigError for room for adapters where none travel."""
+    """The arguments of `vllm serve`. Raises ConfigError for max_loras if no adapters travel to this engine."""
     on_cpu = context.devices[0] == "cpu"
     made = ["--model", str(context.model.resolve()), "--served-model-name", SERVED]
     made += ["--dtype", dtype, "--generation-config", "vllm", "--seed", str(context.seed % 2**31)]
@@ -51,7 +51,7 @@ def flags(options: VLLMOptions, context: RunContext, dtype: str) -> list[str]:
         made += ["--max-cpu-loras", str(options.lora_slots)]
     elif options.changed("max_loras"):
         raise ConfigError(
-            f"{context.label}.max_loras has no effect: no adapters travel to this engine.",
+            f"{context.label}.max_loras has no effect: this engine receives no adapters.",
             remedy="Remove it, or train adapters: [trainer.lora] with --bridge lora.",
         )
     if transfer := _transfer(context):
@@ -64,7 +64,7 @@ def _eager(options: VLLMOptions, context: RunContext) -> bool:
 
 
 def environment(options: VLLMOptions, context: RunContext, scratch: Path, key: str) -> dict[str, str]:
-    """What is added to ours. Whatever vLLM would put into the temporary directory goes to `scratch`."""
+    """Variables that are added to ours. Everything that vLLM would put into the temporary directory goes to `scratch`."""
     made = {
         KEY_VARIABLE: key,
         "VLLM_SERVER_DEV_MODE": "1",  # pause, resume, versions, weight transfer, reload
@@ -77,17 +77,17 @@ def environment(options: VLLMOptions, context: RunContext, scratch: Path, key: s
         "NO_COLOR": "1",
         "PYTHONUNBUFFERED": "1",
     }
-    if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:  # else it would go with `scratch`, and each start compile again
+    if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:  # otherwise `scratch` takes it along, and each start compiles again
         cache = Path(
             os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-        )  # not in /tmp, where others may plant one
+        )  # not in /tmp, where other users could place one
         made |= {"TORCHINDUCTOR_CACHE_DIR": str(cache / "atropos" / "torchinductor")}
     if context.devices[0] == "cpu":
-        # Bound threads stay on their cores whoever else wants them; on a CPU that trainer and engine share, the
-        # kernel places them better.
+        # Bound threads stay on their cores even if other processes need them. On a CPU that trainer and engine share,
+        # the kernel places threads better.
         made |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "CUDA_VISIBLE_DEVICES": ""}
         if _eager(options, context):
-            # Or the first token waits for a C++ compiler, which ranks logprobs a little faster then.
+            # Otherwise the first token waits for a C++ compiler; compiled, ranking logprobs is only a little faster.
             made |= {"TORCH_COMPILE_DISABLE": "1"}
         if context.threads:
             made |= {"OMP_NUM_THREADS": str(context.threads)}
@@ -106,20 +106,20 @@ def _transfer(context: RunContext) -> str | None:
 
 
 def announced_adapters(context: RunContext) -> dict[str, Any]:
-    """What the trainer says of its adapters, where they travel to this engine."""
+    """The trainer's announcement of its adapters, if they travel to this engine."""
     return dict(context.announced.get("lora", {})) if context.transport == "adapter" else {}
 
 
 def possible_rank(rank: int) -> int:
-    """The smallest rank that vLLM has kernels for and that is not below this one."""
+    """The smallest rank that vLLM has kernels for and that is at least this one."""
     for possible in (1, 8, 16, 32, 64, 128, 256, 320, 512):
         if rank <= possible:
             return possible
-    raise FitError(f"the trainer's adapter has rank {rank}, and vLLM runs adapters up to rank 512.")
+    raise FitError(f"the trainer's adapter has rank {rank}, but vLLM runs adapters only up to rank 512.")
 
 
 def _visible(devices: tuple[str, ...]) -> str:
-    """CUDA_VISIBLE_DEVICES for these. Raise FitError for what is no CUDA device."""
+    """CUDA_VISIBLE_DEVICES for these. Raises FitError for other devices than CUDA's."""
     numbers = []
     seen = os.environ.get("CUDA_VISIBLE_DEVICES")
     for device in devices:
@@ -131,5 +131,5 @@ def _visible(devices: tuple[str, ...]) -> str:
         return ",".join(map(str, numbers))
     names = seen.split(",")  # "cuda:0" is the first of those that this process may use
     if max(numbers) >= len(names):
-        raise FitError(f"engine.devices names {', '.join(devices)}, and CUDA_VISIBLE_DEVICES is {seen!r}.")
+        raise FitError(f"engine.devices names {', '.join(devices)}, but CUDA_VISIBLE_DEVICES is {seen!r}.")
     return ",".join(names[number] for number in numbers)

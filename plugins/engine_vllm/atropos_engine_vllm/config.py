@@ -1,4 +1,4 @@
-"""What a run file may say under `[engine] use = "vllm"`."""
+"""The options of `[engine] use = "vllm"`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pydantic import Field, field_validator, model_validator
 
 from atropos_core.plugins.provider import Options
 
-_OURS = (  # flags that the engine sets itself: what it relies on, or what an option is there for
+_OURS = (  # flags that the engine sets itself: it relies on them, or has an option for them
     "--model",
     "--seed",
     "-tp",
@@ -54,7 +54,7 @@ class VLLMOptions(Options):
 
     url: str | None = Field(
         None,
-        description="a server that runs already, as http://host:port; the engine then starts and ends nothing. Its key,"
+        description="address of a running server, such as http://host:port; the engine then starts and ends nothing. Its key,"
         " if it has one, is read from the environment variable VLLM_API_KEY",
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
@@ -62,45 +62,45 @@ class VLLMOptions(Options):
     )
     enforce_eager: bool | None = Field(
         None,
-        description="no torch.compile and no CUDA graphs; by default so on a CPU, where a start takes half as long",
+        description="no torch.compile and no CUDA graphs; the default on a CPU, where a start then takes half as long",
     )
     max_model_len: int | None = Field(
-        None, ge=2, description="longest prompt and reply together; by default the model's own"
+        None, ge=2, description="longest prompt and reply together; default: the model's own"
     )
     max_num_seqs: int = Field(256, ge=1, description="sequences that are decoded together; more wait")
     memory_share: float = Field(0.5, gt=0, le=1, description="of the GPU's memory, for weights and keys and values")
     kv_cache_gb: float = Field(1.0, gt=0, description="memory for keys and values on a CPU")
     enable_sleep_mode: bool = Field(
         False,
-        description="in an on-policy run, give the memory of keys and values back while an update runs, and take it again after it",
+        description="in an on-policy run, free the memory of keys and values during each update",
     )
-    start_timeout_s: float = Field(600.0, gt=0, description="until the server answers, loading and compiling included")
+    start_timeout_s: float = Field(600.0, gt=0, description="until the server answers, including loading and compiling")
     prefix_caching: bool = Field(True, description="compute a prompt that several requests share once")
     max_loras: int = Field(
         4,
         ge=2,
-        description="adapters (one a version) that one batch can mix, where the trainer trains adapters; more wait",
+        description="adapters (one a version) in one batch, if the trainer trains adapters; more wait",
     )
 
     @property
     def lora_slots(self) -> int:
-        """Adapters that the server keeps in memory: a version is published without waiting for old ones to drain."""
+        """Adapters that the server keeps in memory, enough to publish a version without waiting for old ones to drain."""
         return max(16, self.max_loras)
 
-    extra_args: list[str] = Field([], description='further flags of `vllm serve`, as ["--block-size", "32"]')
+    extra_args: list[str] = Field([], description='more flags of `vllm serve`, such as ["--block-size", "32"]')
 
     @field_validator("url")
     @classmethod
     def _is_http(cls, url: str | None) -> str | None:
         if url is not None and not url.startswith(("http://", "https://")):
-            raise ValueError("is the server's address, as http://127.0.0.1:8000")
+            raise ValueError("must be the server's address, such as http://127.0.0.1:8000")
         return url.rstrip("/") if url else url
 
     @model_validator(mode="after")
     def _flags_are_free(self) -> VLLMOptions:
         flags = [argument.split("=")[0].replace("_", "-") for argument in self.extra_args]
         ours = {flag for flag in flags if flag in _OURS}
-        # vLLM takes a beginning for the whole; "--m" may still be somebody else's.
+        # vLLM accepts the beginning of a flag for the whole; "--m" may still mean another one.
         ours |= {flag for flag in flags if flag.startswith("--") and any(one.startswith(flag) for one in _OURS)}
         if taken := sorted(ours):
             raise ValueError(f"extra_args: {', '.join(taken)} is set by the engine: use its options")
@@ -113,7 +113,7 @@ class VLLMOptions(Options):
             given = [name for name, field in fields.items() if getattr(self, name) != field.default]
             if idle := [name for name in given if name not in ("url", "start_timeout_s")]:
                 raise ValueError(
-                    f"{', '.join(idle)} are for a server that the engine starts; the one at {self.url} runs already:"
-                    " say it there"
+                    f"{', '.join(idle)} apply only to a server that the engine starts, but the one at {self.url} already runs:"
+                    " set them there"
                 )
         return self

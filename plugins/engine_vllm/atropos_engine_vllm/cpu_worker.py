@@ -1,6 +1,6 @@
-"""vLLM's worker on a CPU, with `enable_sleep_mode`: it gives the memory of keys and values back to the system.
+"""vLLM's worker on a CPU with `enable_sleep_mode`: it returns the memory of keys and values to the system.
 
-vLLM has that for GPUs alone; its own worker on a CPU refuses `/release_kv_cache_memory`.
+vLLM supports that only on GPUs; its own CPU worker refuses `/release_kv_cache_memory`.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class SleepingCPUWorker(CPUWorker):  # type: ignore[misc] # vLLM need not be installed where types are checked
-    """Addresses stay; pages come back, as zeros, where something is written or read again."""
+    """Addresses stay; pages come back, as zeros, when they are written or read again."""
 
     def discard(self, tags: tuple[str, ...]) -> None:
-        """vLLM calls it once nothing is in flight and no prefix is remembered, so that what is there will not be read again."""
+        """Free the memory. vLLM calls this once nothing is in flight and no prefix is cached, so the content will not be read again."""
         if tags != ("kv_cache",):
-            raise ValueError(f"of the memory of a worker on a CPU only the KV cache can be given back, and not {tags}")
+            raise ValueError(f"a worker on a CPU can free only the memory of the KV cache, not {tags}")
         storages = {cache.untyped_storage().data_ptr(): cache for cache in self.model_runner.kv_caches}
         for cache in storages.values():
             give_back(cache)
 
     def wake_up(self, tags: list[str] | None = None) -> None:
-        """Nothing is to do."""
+        """Do nothing: pages come back on access."""
 
 
 def give_back(tensor: torch.Tensor) -> None:
-    """Give the whole pages of a tensor's storage back to the system: they are zeros when they are read again, and memory when they
-    are written. Raises OSError where the system does not take them."""
+    """Return the whole pages of a tensor's storage to the system. Reading them again gives zeros; writing takes memory. Raises
+    OSError if the system refuses."""
     storage = tensor.untyped_storage()
     first = -(-storage.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
     last = (storage.data_ptr() + storage.nbytes()) // mmap.PAGESIZE * mmap.PAGESIZE

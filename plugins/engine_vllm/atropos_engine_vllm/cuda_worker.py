@@ -1,7 +1,7 @@
-"""vLLM's worker on a GPU, with `enable_sleep_mode`: of its memory only keys and values sleep.
+"""vLLM's worker on a GPU with `enable_sleep_mode`, in which only keys and values sleep.
 
-vLLM would put the weights into the pool of what sleeps too. Memory of that pool cannot be shared by CUDA IPC, and what is freed in it
-does not go back to the device, so that weights that bridge `ipc` moves out of it would be there twice.
+vLLM would also put the weights into the sleeping pool. CUDA IPC cannot share memory of that pool, and memory freed in it does not return to
+the device. So weights that bridge `ipc` moves out of it would take their memory twice.
 """
 
 from __future__ import annotations

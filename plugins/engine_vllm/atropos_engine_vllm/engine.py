@@ -1,7 +1,7 @@
 """The engine: each continuation is one request to vLLM's `/inference/v1/generate`, token ids in, token ids out.
 
-Every token's version is vLLM's own word (`weight_versions`), every request's `cache_salt` is the version that it begins
-under. While paused, new requests wait here, so that none begins under a version that it does not say.
+vLLM reports every token's version (`weight_versions`), and every request's `cache_salt` is the version that it begins under. While paused,
+new requests wait here, so that none begins under another version than its salt.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from atropos_engine_vllm.versions import check_installed, installed
 T = TypeVar("T")
 
 POLL_S = 0.2
-DYING_S = 5.0  # from the first sign of it to the end of all its processes
+DYING_S = 5.0  # from its first sign to the end of all processes
 DRAIN_S = 600.0  # for requests to end with the adapter that they began with
 WEIGHTS_S = 1200.0  # for reading a model directory
-CACHE_S = 120.0  # for the memory of a GPU to be given back, or taken again
+CACHE_S = 120.0  # for freeing the memory of a GPU, or taking it again
 SCORED_AT_ONCE = 32  # sequences
 STAGES: Mapping[str, str] = {
     "init": "/init_weight_transfer_engine",
@@ -53,15 +53,15 @@ class VLLMEngine(Engine):
     def __init__(self, options: VLLMOptions, context: RunContext) -> None:
         if context.deterministic and context.transport is not None:
             raise FitError(
-                "deterministic = true, and vLLM forms its batches by the time at which requests reach it: which shares a batch"
-                " with which shifts logprobs by 1e-5.",
+                "deterministic = true, but vLLM forms its batches by the arrival time of requests, and the batch that a request"
+                " shares shifts logprobs by 1e-5.",
                 remedy="Use `--engine hf` for a deterministic run.",
             )
         if options.url is None:
             check_installed(context.devices[0], installed())
         self.version = 0
         self.worker_devices = context.devices
-        self._adapter: Path | None = None  # that is the model to open, over its base
+        self._adapter: Path | None = None  # the model to open, if it is an adapter over a base
         if adapter := model.adapter_config(context.model):
             self._adapter = context.model
             base = Path(adapter["base_model_name_or_path"])
@@ -72,7 +72,7 @@ class VLLMEngine(Engine):
         self._server: ManagedServer | None = None
         self._api: Api | None = None
         self._adapters: Adapters | None = None
-        self._resumes = False  # a server that is not ours, once we have paused it
+        self._resumes = False  # True for a server that is not ours, once we have paused it
         self._running = asyncio.Event()  # cleared while paused
         self._weights = asyncio.Lock()  # locked while paused, and by a rescoring
         self._turn = asyncio.Lock()  # one pause or resume at a time
@@ -84,7 +84,7 @@ class VLLMEngine(Engine):
         self._served = SERVED
 
     async def open(self) -> ModelInfo:
-        """Raises ConfigError or FitError for what cannot be, ProcessDied or DeadlineExceeded where no server comes up."""
+        """Raises ConfigError or FitError for impossible options, ProcessDied or DeadlineExceeded if no server comes up."""
         options, context = self._options, self._context
         on_cpu = context.devices[0] == "cpu"
         dtype, slots = model.dtype(self._config, options.dtype, on_cpu), options.lora_slots
@@ -104,7 +104,7 @@ class VLLMEngine(Engine):
                 dtype, self._served, slots = found.dtype, found.served, found.lora_slots
                 self._resumes = True
                 await self._api.post("/pause?mode=keep&clear_cache=true")
-                await self.load_weights(context.model)  # another run may have left others there
+                await self.load_weights(context.model)  # another run may have left other weights there
                 await self._api.post("/resume")
             self._longest = int((await self._names())[self._served]["max_model_len"])
             self._vocabulary = int(model.text_config(self._config)["vocab_size"])
@@ -115,7 +115,7 @@ class VLLMEngine(Engine):
         except BaseException as error:
             try:
                 await self.close()
-            except AtroposError as later:  # a server that has failed may refuse to go on as well: the first says why
+            except AtroposError as later:  # a failed server may refuse to continue as well: the first error says why
                 error.add_note(f"Nor could the engine be closed: {later}")
             raise
         self._running.set()
@@ -132,7 +132,7 @@ class VLLMEngine(Engine):
         )
 
     async def _warm_up(self) -> None:
-        """Sample a token, greedily and not: what the server cannot do, or compiles first, it does before the run begins."""
+        """Sample a token, greedily and not, so that unsupported features and compilation show before the run begins."""
         last, deadline_s = tokens([self._vocabulary - 1]), self._options.start_timeout_s
         bodies = [
             generate.request(last, Sampling(1, temperature), 0, self._stops, "warm-up") | {"model": self._served}
@@ -142,9 +142,9 @@ class VLLMEngine(Engine):
             await asyncio.gather(*(self._opened.post(generate.PATH, body, deadline_s=deadline_s) for body in bodies))
         except DataError as error:
             raise FitError(
-                f"the vLLM server at {self._opened.url} does not take the last of this model's {self._vocabulary} token"
+                f"the vLLM server at {self._opened.url} refuses the last of this model's {self._vocabulary} token"
                 f" ids: {error}",
-                remedy="It must serve the model that the run trains.",
+                remedy="Start it with the model that the run trains.",
             ) from error
 
     # -- sampling
@@ -180,13 +180,13 @@ class VLLMEngine(Engine):
         return generate.completion(answer, sampling, adapter.version if adapter else None)
 
     async def logprobs(self, sequences: Sequence[Tokens], temperature: float = 1.0) -> list[Floats]:
-        """All under one version of the weights: a `pause` waits for it. Temperature 0 counts as 1, as in sampling.
+        """Score all under one version of the weights: a `pause` waits for it. Temperature 0 counts as 1, as in sampling.
         Raises NotImplementedError for any other: vLLM scores a prompt by the model's own distribution."""
         return await self._scored(sequences, temperature, 0, generate.scores)
 
     async def top_logprobs(self, sequences: Sequence[Tokens], k: int, temperature: float = 1.0) -> list[TopK]:
-        """As `logprobs`, and raises NotImplementedError for the same. A server tells of 20 at most, unless `extra_args`
-        say more: --max-logprobs."""
+        """Like `logprobs`, with the same NotImplementedError. A server gives at most 20, unless `extra_args` has a higher
+        --max-logprobs."""
         return await self._scored(sequences, temperature, k, lambda answer, _: generate.top_logprobs(answer, k))
 
     async def _scored(
@@ -198,11 +198,11 @@ class VLLMEngine(Engine):
     ) -> list[T]:
         if temperature not in (0.0, 1.0):
             raise NotImplementedError(
-                f"vLLM scores a prompt at temperature 1, and {temperature:g} was requested: have the trainer score it"
+                f"vLLM scores a prompt only at temperature 1, but {temperature:g} was requested: have the trainer score it"
             )
         if announced_adapters(self._context):
             raise NotImplementedError(
-                "engine 'vllm' scores no prompts with adapters (vLLM's kernels for CPUs fail at it): have the trainer score it"
+                "engine 'vllm' does not score prompts with adapters (vLLM's CPU kernels fail): have the trainer score it"
             )
         if any(len(sequence) >= self._longest for sequence in sequences):
             raise NotImplementedError(
@@ -243,7 +243,7 @@ class VLLMEngine(Engine):
                 self._weights.release()
 
     async def load_weights(self, directory: Path) -> None:
-        """Raises WeightsMismatch where vLLM cannot: nothing is known of its weights then, and the engine stays paused."""
+        """Raises WeightsMismatch if vLLM cannot load them: its weights are then unknown, and the engine stays paused."""
         if self._running.is_set():
             raise AtroposError("engine 'vllm' loads weights only while it is paused")
         model.read_config(directory)
@@ -273,25 +273,27 @@ class VLLMEngine(Engine):
     # -- the KV cache
 
     async def release_cache(self) -> None:
-        """Nothing happens without `enable_sleep_mode`, and while something is computed. The server is paused from here on until the
-        first request takes the memory again."""
+        """Free the KV cache; does nothing without `enable_sleep_mode` or while something is computed. The server stays paused until
+        the first request takes the memory again."""
         if not self._options.enable_sleep_mode or self._computing or self._released:
             return
         self._released = True
         async with self._cache:
-            # What is in flight there was aborted here, and nobody waits for it.
+            # Requests in flight were aborted here, and no caller waits for them.
             await self._opened.post("/pause?mode=abort&clear_cache=true")
             await self._opened.post("/release_kv_cache_memory", deadline_s=CACHE_S, may_fail=True)
 
     @contextlib.asynccontextmanager
     async def _with_cache(self) -> AsyncIterator[None]:
-        """Inside, the KV cache is there."""
+        """Take the KV cache's memory for the block."""
         self._computing += 1
         try:
             if self._released:
                 async with self._cache:
                     if self._released:
-                        await self._opened.post("/wake_up", deadline_s=CACHE_S, may_fail=True)  # its scheduler goes on
+                        await self._opened.post(
+                            "/wake_up", deadline_s=CACHE_S, may_fail=True
+                        )  # its scheduler continues
                         self._released = False
             yield
         finally:
@@ -301,7 +303,7 @@ class VLLMEngine(Engine):
         api, self._api = self._api, None
         server, self._server = self._server, None
         adapters, self._adapters = self._adapters, None
-        # The last that is named ends first, and each whatever ends before it.
+        # Closed in reverse order of naming, each even if an earlier one fails.
         async with contextlib.AsyncExitStack() as ending:
             if server is not None:
                 ending.push_async_callback(server.close)

@@ -37,7 +37,7 @@ def value(flags: list[str], name: str) -> str:
         ({"extra_args": ["-tp", "2"]}, "-tp is set by the engine"),
         (
             {"url": "http://h:1", "max_num_seqs": 3, "dtype": "bfloat16"},
-            "dtype, max_num_seqs are for a server",
+            "dtype, max_num_seqs apply only to a server",
         ),
         ({"memory": 1}, "Extra inputs"),
     ],
@@ -91,7 +91,7 @@ def test_sleeping_is_refused_where_rollouts_are_sampled_during_updates(options: 
     ) as refused:
         plugin.check(options(enable_sleep_mode=True), work)
     assert "--set training.max_staleness=0" in str(refused.value)
-    with pytest.raises(ValidationError, match="enable_sleep_mode are for a server that the engine starts"):
+    with pytest.raises(ValidationError, match="enable_sleep_mode apply only to a server that the engine starts"):
         options(enable_sleep_mode=True, url="http://127.0.0.1:1")
 
 
@@ -222,7 +222,7 @@ def test_a_deterministic_run_is_refused(options: Any, context: Any) -> None:
 
 
 def test_room_for_adapters_is_refused_where_none_travel(options: Any, context: Any) -> None:
-    with pytest.raises(ConfigError, match=r"engine.max_loras has no effect: no adapters travel"):
+    with pytest.raises(ConfigError, match=r"engine.max_loras has no effect: this engine receives no adapters"):
         command.flags(options(max_loras=9), context(devices=("cpu",), label="engine"), "float32")
 
 

@@ -1,4 +1,4 @@
-"""What the trainer does to a batch's advantages: the KL penalty of a reward, and whitening (REINFORCE++)."""
+"""Change a batch's advantages: the KL penalty of a reward, and whitening (REINFORCE++)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which decoder layers are computed again in the backward pass, and where what they begin with waits until then."""
+"""Choose the decoder layers that are computed again in the backward pass, and where their inputs wait until then."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a batch means to this trainer: which tokens are scored, against which old logprobs, and what is refused."""
+"""The trainer's view of a batch: the tokens that are scored, their old logprobs, and what is refused."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def columns_of(batch: Batch, options: GrpoOptions) -> Columns:
 
 
 def token_positions(offsets: NDArray[np.int64], chosen: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Where the tokens of the `chosen` sequences stand in the batch, one sequence after another."""
+    """The places in the batch of the tokens of the `sequences`, one sequence after another."""
     lengths = offsets[chosen + 1] - offsets[chosen]
     ends = np.cumsum(lengths)
     positions: NDArray[np.int64] = np.repeat(offsets[chosen] - (ends - lengths), lengths)

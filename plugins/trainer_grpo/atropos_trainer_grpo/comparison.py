@@ -1,4 +1,4 @@
-"""How far the senders' logprobs are from the trainer's own: `alignment/*` (`atropos_core.health.alignment`)."""
+"""Compare the senders' logprobs with the trainer's own: `alignment/*` (`atropos_core.health.alignment`)."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from atropos_trainer_grpo.columns import token_positions
 from atropos_trainer_grpo.forward_passes import ForwardPasses, Indices
 from atropos_trainer_grpo.logprobs import Scored
 
-SAMPLE = 1 / 16  # of the tokens: those that are scored once more, where the update alone would score them too late
+SAMPLE = 1 / 16  # of the tokens that the update would score too late: these are scored once more
 
 
 class Comparison:
-    """By the first forward pass over each token whose sender says a logprob."""
+    """A comparison by the first forward pass over each token whose sender gave a logprob."""
 
     def __init__(self, passes: ForwardPasses) -> None:
         count = len(passes.batch.tokens)
         self._passes = passes
         self._compared = np.zeros(count, np.bool_)  # [N] some rank has the trainer's logprob
-        self._exact = np.zeros(count, np.bool_)  # [N] and is that of the weights before the first step
-        self._recomputed = np.zeros(count, np.float32)  # [N] of those that all ranks have
+        self._exact = np.zeros(count, np.bool_)  # [N] and it is of the weights before the first step
+        self._recomputed = np.zeros(count, np.float32)  # [N] logprobs that all ranks have
         self.before_update: dict[
             str, Floats
         ] = {}  # [N] after `metrics`: NaN where not of the weights before the first step
@@ -32,7 +32,7 @@ class Comparison:
         ] = []  # positions [R], logprobs and entropies [2, R], on this rank's device
 
     def note(self, positions: Indices, scored: Scored) -> None:
-        """Keep the first logprobs that there are of these tokens."""
+        """Keep the first logprobs of these tokens."""
         new = self._passes.columns.claimed[positions] & ~self._compared[positions]
         both = torch.stack([scored.logprobs, scored.entropy]).detach()
         if new.all():
@@ -41,14 +41,14 @@ class Comparison:
             self._scored.append((positions[new], both[:, self._passes.tensor(np.flatnonzero(new))]))
 
     def mark(self, sequences: Indices, *, exact: bool) -> None:
-        """These have been scored, on whatever rank."""
+        """Mark these sequences as scored, on any rank."""
         at = token_positions(self._passes.batch.offsets, sequences)
         new = at[self._passes.columns.claimed[at] & ~self._compared[at]]
         self._compared[new] = True
         self._exact[new] = exact
 
     def take(self, there: Bools, logprobs: Floats) -> None:
-        """Logprobs [N] of the weights before the first step, which all ranks have where they are `there`."""
+        """Take logprobs [N] of the weights before the first step; all ranks have those with `there` set."""
         new = there & self._passes.columns.claimed & ~self._compared
         self._recomputed = np.where(new, logprobs, self._recomputed)
         self._compared |= new
@@ -56,8 +56,8 @@ class Comparison:
 
     @torch.no_grad()
     def look_ahead(self, first: Indices, draw: np.random.Generator, *, dropouts: bool) -> None:
-        """By passes of its own, before any step: the first minibatch where dropout would make another network of it, and a
-        sample of what comes after it, whose own forward passes are of weights that have moved."""
+        """Make extra passes before any step. They score the first minibatch, if dropout would make another network of it, and a sample
+        of the later ones, whose own forward passes use weights that have moved."""
         batch = self._passes.batch
         unknown = np.logical_or.reduceat(self._passes.columns.claimed & ~self._compared, batch.offsets[:-1])
         drawn = draw.permutation(np.setdiff1d(np.flatnonzero(unknown), first))
@@ -71,7 +71,7 @@ class Comparison:
 
     def metrics(self) -> Metrics:
         """Collective."""
-        own = np.zeros((3, len(self._recomputed)), np.float32)  # logprob, entropy, and whether there is one
+        own = np.zeros((3, len(self._recomputed)), np.float32)  # logprob, entropy, and 1 if there is one
         for positions, both in self._scored:
             own[:2, positions] = both.float().cpu().numpy()
             own[2, positions] = 1

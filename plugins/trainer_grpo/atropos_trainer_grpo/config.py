@@ -28,7 +28,7 @@ BOUNDS: dict[Correction, tuple[float, float]] = {  # of rho: low, high; kpop: of
     "sequence_mis": (0.0, 2.0),
     "geometric_mis": (0.999, 1.001),
 }
-TABLES = ("sapo", "vespo", "kpop")  # losses with options of their own
+TABLES = ("sapo", "vespo", "kpop")  # losses with their own options
 Moments = Literal["adamw", "adamw_8bit", "adamw_4bit", "adamw_fp8"]
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
@@ -39,74 +39,73 @@ LORA_RATE = (
 
 
 class LoraOptions(Options):
-    """`[trainer.lora]`: what is trained beside a base model that stays as it is."""
+    """`[trainer.lora]`: an adapter that is trained on top of a frozen base model."""
 
     rank: int = Field(16, ge=1, description="of the adapter's matrices")
     alpha: float = Field(32.0, gt=0, allow_inf_nan=False, description="the adapter's output is scaled by alpha / rank")
     dropout: float = Field(
-        0.0, ge=0, lt=1, description="of the adapter's input, in the training forward pass alone: README.md, LoRA"
+        0.0, ge=0, lt=1, description="of the adapter's input, only in the training forward pass: README.md, LoRA"
     )
     targets: Literal["all-linear"] | tuple[str, ...] = Field(
         "all-linear",
-        description='linear layers by their last name, as ["q_proj", "v_proj"]; all-linear: all but the head',
+        description='last names of linear layers, such as ["q_proj", "v_proj"]; all-linear: all except the head',
     )
-    layers: tuple[int, ...] | None = Field(None, description="indices of the layers that are adapted; unset: all")
+    layers: tuple[int, ...] | None = Field(None, description="indices of the adapted layers; unset: all")
     learning_rate: float | None = Field(
         None, ge=0, allow_inf_nan=False, description="of the adapter; unset: ten times trainer.learning_rate"
     )
     quantization: Literal["nf4", "int8"] | None = Field(
-        None, description="hold the base in 4 or 8 bits; its weights must lie on that grid: `atropos quantize`"
+        None, description="hold the base in 4 or 8 bits; round it first with `atropos quantize`"
     )
 
     @field_validator("targets", "layers")
     @classmethod
     def _names_something(cls, value: object) -> object:
         if value == ():
-            raise ValueError("an empty list would train nothing: leave it out, or name something")
+            raise ValueError("an empty list would train nothing: leave it out, or give at least one entry")
         return value
 
 
 class KlOptions(Options):
-    """`[trainer.kl]`: keeps the policy near a reference, which is the model that the run began with: a frozen copy, or
-    under LoRA the base itself."""
+    """`[trainer.kl]`: keeps the policy near a reference, the model that the run began with. It is a frozen copy; under LoRA
+    it is the base."""
 
     coefficient: float = Field(
         0.04, gt=0, allow_inf_nan=False, description="times the divergence, in the loss or in the advantages"
     )
     estimator: Estimator = Field(
         "k3",
-        description="k3_ratio, k3 times the ratio as TRL has it by default, and k2 have the gradient of KL(policy || reference): README.md",
+        description="k2 and k3_ratio (k3 times the ratio, TRL's default) have the gradient of KL(policy || reference): README.md",
     )
     place: Literal["loss", "reward"] = Field(
-        "loss", description="beside the loss; or, with k1, taken from the advantages of each token and those before it"
+        "loss",
+        description="loss: added to the loss; reward: k1 is taken from the advantages of each token and those before it",
     )
 
     @model_validator(mode="after")
     def _a_reward_takes_k1(self) -> KlOptions:
         if self.place == "reward" and self.estimator != "k1":
-            raise ValueError(
-                'place = "reward" is for estimator = "k1": it is the one whose sum is the divergence itself'
-            )
+            raise ValueError('place = "reward" needs estimator = "k1": only the sum of k1 is the divergence itself')
         if self.place == "loss" and self.estimator == "k1":
             raise ValueError(
-                'estimator = "k1" has no gradient on average as a loss: use k2, k3 or k3_ratio, or place = "reward"'
+                'estimator = "k1" has an expected gradient of 0 as a loss: use k2, k3 or k3_ratio, or place = "reward"'
             )
         return self
 
 
 class DistillationOptions(Options):
-    """`[trainer.distillation]`: learn from the teacher's logprobs that groups bring (`[teacher.NAME]`, or columns of old
+    """`[trainer.distillation]`: learn from the teacher's logprobs in the groups (`[teacher.NAME]`, or columns of old
     environments)."""
 
     kind: Literal["forward", "reverse"] = Field(
         "forward",
-        description="forward: KL(teacher || policy) over the teacher's likeliest tokens and the rest as one; reverse: "
+        description="forward: KL(teacher || policy) over the teacher's likeliest tokens and one bucket for the rest; reverse: "
         "coefficient x (teacher's - policy's logprob) of the sampled token is added to its advantage",
     )
     coefficient: float | None = Field(
-        None, gt=0, allow_inf_nan=False, description="times the distillation; unset: 0.1, or 1 where it is alone"
+        None, gt=0, allow_inf_nan=False, description="factor of the distillation; unset: 0.1, or 1 with alone = true"
     )
-    alone: bool = Field(False, description="no policy loss beside it")
+    alone: bool = Field(False, description="train without a policy loss")
 
     @property
     def weight(self) -> float:
@@ -118,21 +117,21 @@ class DistillationOptions(Options):
 class SapoOptions(Options):
     """`[trainer.sapo]`: how fast the gate of loss = "sapo" closes as a ratio leaves 1."""
 
-    temperature_pos: float = Field(1.0, gt=0, allow_inf_nan=False, description="where the advantage is positive")
-    temperature_neg: float = Field(1.05, gt=0, allow_inf_nan=False, description="where it is not")
+    temperature_pos: float = Field(1.0, gt=0, allow_inf_nan=False, description="for positive advantages")
+    temperature_neg: float = Field(1.05, gt=0, allow_inf_nan=False, description="for other advantages")
 
 
 class VespoOptions(Options):
     """`[trainer.vespo]`: the kernel W^k exp(lambda (1 - W)) of loss = "vespo", by the sign of the advantage."""
 
-    k_pos: float = Field(2.0, ge=0, allow_inf_nan=False, description="its power, where the advantage is not negative")
-    lambda_pos: float = Field(3.0, gt=0, allow_inf_nan=False, description="its decay there")
-    k_neg: float = Field(3.0, ge=0, allow_inf_nan=False, description="its power, where the advantage is negative")
-    lambda_neg: float = Field(2.0, gt=0, allow_inf_nan=False, description="its decay there")
+    k_pos: float = Field(2.0, ge=0, allow_inf_nan=False, description="power for advantages >= 0")
+    lambda_pos: float = Field(3.0, gt=0, allow_inf_nan=False, description="decay for advantages >= 0")
+    k_neg: float = Field(3.0, ge=0, allow_inf_nan=False, description="power for negative advantages")
+    lambda_neg: float = Field(2.0, gt=0, allow_inf_nan=False, description="decay for negative advantages")
 
 
 class KpopOptions(Options):
-    """`[trainer.kpop]`: which tokens loss = "kpop" leaves out."""
+    """`[trainer.kpop]`: the bound above which loss = "kpop" leaves a token out."""
 
     threshold: float = Field(
         0.1, gt=0, allow_inf_nan=False, description="the largest divergence of a token that is kept, in nats"
@@ -140,35 +139,37 @@ class KpopOptions(Options):
 
 
 class RateOptions(Options):
-    """One of `[[trainer.learning_rates]]`: what other parameters learn at. The first that matches a parameter counts."""
+    """One of `[[trainer.learning_rates]]`: another rate for some parameters. The first that matches a parameter counts."""
 
-    pattern: str = Field(min_length=1, description="a regular expression, found anywhere in the parameter's name")
-    factor: float | None = Field(None, ge=0, allow_inf_nan=False, description="times the learning rate of the others")
-    learning_rate: float | None = Field(None, ge=0, allow_inf_nan=False, description="in place of a factor")
+    pattern: str = Field(min_length=1, description="a regular expression that is searched in parameter names")
+    factor: float | None = Field(None, ge=0, allow_inf_nan=False, description="factor of the trainer's learning rate")
+    learning_rate: float | None = Field(
+        None, ge=0, allow_inf_nan=False, description="the rate itself, instead of a factor"
+    )
 
     @model_validator(mode="after")
     def _says_one_thing(self) -> RateOptions:
         try:
             re.compile(self.pattern)
         except re.error as error:
-            raise ValueError(f"pattern {self.pattern!r} is no regular expression: {error}") from error
+            raise ValueError(f"pattern {self.pattern!r} is not a regular expression: {error}") from error
         if (self.factor is None) == (self.learning_rate is None):
-            raise ValueError(f"pattern {self.pattern!r} takes a factor or a learning_rate: give one of them")
+            raise ValueError(f"pattern {self.pattern!r} needs a factor or a learning_rate: give exactly one")
         return self
 
 
 class CorrectionOptions(Options):
     """`[trainer.correction]`: weights for tokens that another policy sampled; needs old_logprobs = "recompute"."""
 
-    kind: Correction = Field("tis", description="README.md, Corrections")
+    kind: Correction = Field("tis", description="see README.md, Corrections")
     low: float | None = Field(
         None,
         ge=0,
         allow_inf_nan=False,
-        description="ratios below are left out, but by the kinds of tis and kpop; unset: as the kind has it",
+        description="smaller ratios are left out (not with tis, sequence_tis, kpop); unset: the kind's default",
     )
     high: float | None = Field(
-        None, gt=0, allow_inf_nan=False, description="ratios above are cut or left out; unset: as the kind has it"
+        None, gt=0, allow_inf_nan=False, description="larger ratios are cut or left out; unset: the kind's default"
     )
 
     @property
@@ -180,7 +181,9 @@ class CorrectionOptions(Options):
     def _bounds_leave_something(self) -> CorrectionOptions:
         from_above = self.kind in ("tis", "sequence_tis", "kpop")
         self.refuse_idle(
-            not from_above, f'with kind = "{self.kind}", which only bounds from above (mis, icepop leave out)', "low"
+            not from_above,
+            f'with kind = "{self.kind}", which has only an upper bound (mis and icepop have both)',
+            "low",
         )
         low, high = self.bounds
         if low >= high:
@@ -196,61 +199,61 @@ CORRECTED = (
     "gspo",
     "luspo",
     "reinforce",
-)  # the others bound the ratio to the engine themselves
+)  # the other losses bound the ratio to the engine themselves
 
 
 class GrpoOptions(Options):
-    """Defaults are one update a batch, strictly on-policy; README.md says what each loss is."""
+    """Options of `grpo`. The defaults make one update a batch, strictly on-policy. README.md explains each loss."""
 
     loss: str = Field(
         "grpo",
         min_length=1,
-        description=f"{', '.join(CLIPS)}, or one of your own: README.md, Losses",
+        description=f"{', '.join(CLIPS)}, or your own: README.md, Losses",
     )
-    average: Average | None = Field(None, description="how token losses are averaged; unset: as the loss has it")
+    average: Average | None = Field(None, description="how token losses are averaged; unset: the loss's own way")
     clip_low: float | None = Field(
-        None, ge=0, le=1, description="ratios below 1 - clip_low are clipped; unset: as the loss has it, most often 0.2"
+        None, ge=0, le=1, description="ratios below 1 - clip_low are clipped; unset: the loss's own, usually 0.2"
     )
     clip_high: float | None = Field(
         None,
         ge=0,
         allow_inf_nan=False,
-        description="ratios above 1 + clip_high are clipped; unset: clip_low, where the loss has both alike, or its own",
+        description="ratios above 1 + clip_high are clipped; unset: clip_low if the loss has equal bounds, else its own",
     )
     dual_clip: float | None = Field(
         None,
         gt=1,
         allow_inf_nan=False,
-        description="the ratio's bound where the advantage is negative (verl: 3); unset: none",
+        description="bound on the ratio for negative advantages (verl: 3); unset: none",
     )
     loss_length: int | None = Field(
-        None, gt=0, description="with average = constant, as dr_grpo has it: what a sequence's sum is divided by"
+        None, gt=0, description="divisor of a sequence's sum, with average = constant (the default of dr_grpo)"
     )
-    sapo: SapoOptions | None = Field(None, description='with loss = "sapo"; unset: the paper\'s')
-    vespo: VespoOptions | None = Field(None, description='with loss = "vespo"; unset: the paper\'s')
+    sapo: SapoOptions | None = Field(None, description='with loss = "sapo"; unset: the values of the paper')
+    vespo: VespoOptions | None = Field(None, description='with loss = "vespo"; unset: the values of the paper')
     kpop: KpopOptions | None = Field(None, description='with loss = "kpop"; unset: the defaults')
     old_logprobs: Source = Field(
         "auto",
-        description="the denominator of the ratio: the engine's logprob, or the trainer's own before updating; auto: the engine's, "
-        "and where engine and trainer differ the trainer's, with correction tis: README.md, Corrections",
+        description="denominator of the ratio. rollout: the engine's logprob; recompute: the trainer's before the update; auto: rollout, "
+        "or if engine and trainer differ, recompute with correction tis: README.md, Corrections",
     )
     missing_logprobs: Literal["recompute", "refuse"] = Field(
         "recompute",
-        description="for sequences without logprobs, or with those that top_p or top_k renormalised, where old_logprobs is not "
+        description="for sequences without logprobs, or with logprobs that top_p or top_k renormalised; not with old_logprobs = "
         "recompute",
     )
 
-    correction: CorrectionOptions | None = Field(None, description="unset: none, but for what old_logprobs = auto does")
+    correction: CorrectionOptions | None = Field(None, description="unset: none, except what old_logprobs = auto adds")
     kl: KlOptions | None = Field(None, description="unset: no reference model")
-    distillation: DistillationOptions | None = Field(None, description="unset: a teacher's columns are not looked at")
+    distillation: DistillationOptions | None = Field(None, description="unset: a teacher's columns are ignored")
     entropy_coefficient: float = Field(
         0.0,
         ge=0,
         allow_inf_nan=False,
-        description="this much of the entropy of each distribution is taken from the loss",
+        description="the entropy of each distribution, times this, is subtracted from the loss",
     )
     whiten_advantages: bool = Field(
-        False, description="to mean 0 and standard deviation 1 over the batch's tokens (REINFORCE++)"
+        False, description="scale to mean 0 and standard deviation 1 over the batch's tokens (REINFORCE++)"
     )
 
     epochs: int = Field(1, ge=1, description="passes over one batch")
@@ -261,35 +264,36 @@ class GrpoOptions(Options):
     logprob_chunk: int = Field(8192, ge=1, description="rows of logits that exist at once, at most")
     share_prompts: bool = Field(
         True,
-        description="compute once what sequences of a micro-batch begin with in common: prompts, turns before a branch",
+        description="compute a common beginning of a micro-batch's sequences once: prompts, turns before a branch",
     )
     attention: Literal["auto", "padded", "flash"] = Field(
         "auto",
-        description="over packed rows; auto: flash where sequences share most of their tokens: README.md, Attention",
+        description="over packed rows; auto: flash if sequences share most of their tokens: README.md, Attention",
     )
     gradient_checkpointing: bool = Field(False, description="trade a third more compute for activation memory")
     checkpointed_layers: int | None = Field(
-        None, ge=1, description="layers that gradient_checkpointing computes again, from the first on; unset: all"
+        None, ge=1, description="how many layers gradient_checkpointing computes again, from the first; unset: all"
     )
     activation_offloading: bool = Field(
         False,
-        description="what layers are computed again from waits in host memory; with gradient_checkpointing, on CUDA: README.md, Memory",
+        description="inputs of checkpointed layers wait in host memory; with gradient_checkpointing, on CUDA: README.md, Memory",
     )
     kernels: Literal["torch", "liger"] = Field(
-        "torch", description="of norms, rotation and gated MLPs; liger: liger-kernel's, on CUDA: README.md, Kernels"
+        "torch",
+        description="of norms, rotary embedding and gated MLPs; liger: liger-kernel's, on CUDA: README.md, Kernels",
     )
 
     optimizer: Moments = Field(
-        "adamw", description="AdamW, with moments in fp32, or in fewer bits by torchao: README.md, Optimisers"
+        "adamw", description="AdamW with moments in fp32, or in fewer bits by torchao: README.md, Optimisers"
     )
     optimizer_offloading: bool = Field(
-        False, description="moments and fp32 masters in host memory, where AdamW runs; on CUDA: README.md, Memory"
+        False, description="moments and fp32 masters in host memory, and AdamW runs there; on CUDA: README.md, Memory"
     )
     learning_rate: float = Field(1e-6, ge=0, allow_inf_nan=False, description="of the optimiser, after warm-up")
     betas: tuple[Decay, Decay] = Field((0.9, 0.99), description="decay of AdamW's first and second moment")
     eps: float = Field(1e-8, gt=0, allow_inf_nan=False, description="of AdamW's denominator")
     weight_decay: float = Field(
-        0.0, ge=0, allow_inf_nan=False, description="of parameters with two or more axes: not of norms and biases"
+        0.0, ge=0, allow_inf_nan=False, description="of parameters with two or more axes; not of norms and biases"
     )
     max_grad_norm: float = Field(
         1.0, gt=0, allow_inf_nan=False, description="the gradient is scaled down to this global norm"
@@ -298,19 +302,19 @@ class GrpoOptions(Options):
     schedule: Literal["constant", "linear", "cosine"] = Field(
         "constant", description="of the learning rate after warm-up, over all optimiser steps of the run"
     )
-    schedule_floor: float = Field(0.0, ge=0, le=1, description="the part of the learning rate that a schedule ends at")
-    learning_rates: tuple[RateOptions, ...] = Field((), description="other rates for some parameters, by their names")
+    schedule_floor: float = Field(0.0, ge=0, le=1, description="fraction of the learning rate at which a schedule ends")
+    learning_rates: tuple[RateOptions, ...] = Field((), description="other rates for some parameters, by name")
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
-        "auto", description="of the parameters; auto: float32 on a CPU, otherwise as config.json says (as engine_hf)"
+        "auto", description="of the parameters; auto: float32 on a CPU, otherwise that of config.json (as in engine_hf)"
     )
     lora: LoraOptions | None = Field(
         None,
-        description="train an adapter; unset: the whole model, or, where the bridge carries adapters, one by default",
+        description="train an adapter; unset: the whole model, or a default adapter if the bridge carries adapters",
     )
 
     @property
     def loss_values(self) -> dict[str, float]:
-        """Options that are the loss's own, where it has a table of them."""
+        """Options of the loss's own table, if it has one."""
         table = getattr(self, self.loss) if self.loss in TABLES else None
         return {} if table is None else table.model_dump()
 
@@ -320,7 +324,7 @@ class GrpoOptions(Options):
 
     @property
     def updates_once(self) -> bool:
-        """Whether the ratio to the trainer's own logprobs before the update is 1 throughout."""
+        """True if the ratio to the trainer's own logprobs before the update is always 1."""
         return self.epochs * self.minibatches == 1 and not (self.lora is not None and self.lora.dropout)
 
     def adapts(self, transports: Sequence[Transport | None]) -> bool:
@@ -328,14 +332,16 @@ class GrpoOptions(Options):
         return self.lora is not None or "adapter" in transports
 
     def with_lora(self) -> GrpoOptions:
-        """As they are where an adapter is trained: `lora` is set, and the learning rate is the adapter's."""
+        """Return the options for training an adapter: `lora` is set, and the learning rate is the adapter's."""
         lora = self.lora or LoraOptions()
         rate = LORA_RATE * self.learning_rate if lora.learning_rate is None else lora.learning_rate
         return self.model_copy(update={"lora": lora, "learning_rate": rate})
 
     def corrected(self) -> GrpoOptions:
-        """As they are where engine and trainer differ: `auto` with a correction, under which it is "recompute". Unless an option
-        is set that is of the ratio to the engine's logprobs, or nothing would be weighed."""
+        """Return the options for an engine and a trainer that differ: `auto` with a correction acts like "recompute".
+
+        They stay as they are if an option of the ratio to the engine's logprobs is set, or if there is nothing to weight.
+        """
         kept = self.changed("clip_low", "clip_high", "dual_clip", "missing_logprobs")
         learns = self.distillation is None or not self.distillation.alone or self.distillation.kind == "reverse"
         if self.old_logprobs != "auto" or kept or self.loss not in CORRECTED or not learns:
@@ -347,11 +353,11 @@ class GrpoOptions(Options):
         constant = self.average == "constant" or (self.average is None and self.loss == "dr_grpo")
         if constant and self.loss_length is None:
             raise ValueError(
-                f'loss = "{self.loss}" averages over a constant length here: set loss_length, e.g. to max_tokens'
+                f'loss = "{self.loss}" averages over a constant length: set loss_length, for example to max_tokens'
             )
         if not constant and self.loss_length is not None and self.loss in CLIPS:
             raise ValueError(
-                f'loss_length has no meaning for loss = "{self.loss}": remove it, or use dr_grpo or average = "constant"'
+                f'loss_length has no effect with loss = "{self.loss}": remove it, or use dr_grpo or average = "constant"'
             )
         return self
 
@@ -359,20 +365,20 @@ class GrpoOptions(Options):
     def _a_correction_needs_our_own_logprobs(self) -> GrpoOptions:
         if self.correction is not None and self.old_logprobs != "recompute":
             raise ValueError(
-                "correction weighs the trainer's own logprobs against the engine's: set old_logprobs = \"recompute\""
+                "correction compares the trainer's own logprobs with the engine's: set old_logprobs = \"recompute\""
             )
         return self
 
     @model_validator(mode="after")
     def _every_option_has_an_effect(self) -> GrpoOptions:
         for name in TABLES:
-            self.refuse_idle(self.loss == name, f'with loss = "{self.loss}": it is of loss = "{name}"', name)
+            self.refuse_idle(self.loss == name, f'with loss = "{self.loss}": it belongs to loss = "{name}"', name)
         clips = ("clip_low", "clip_high", "dual_clip")
         for name in clips[CLIPS.get(self.loss, 3) :]:
             self.refuse_idle(False, f'with loss = "{self.loss}", which has no such bound', name)
         self.refuse_idle(
             not (self.updates_once and self.old_logprobs == "recompute"),
-            'with old_logprobs = "recompute" and one update a batch, where the ratio is 1 (epochs and minibatches make more)',
+            'with old_logprobs = "recompute" and one update a batch: the ratio is 1 (raise epochs or minibatches)',
             *clips,
             *TABLES,
         )
@@ -383,20 +389,18 @@ class GrpoOptions(Options):
         )
         self.refuse_idle(
             self.gradient_checkpointing,
-            "without gradient_checkpointing, where no layer is computed again",
+            "without gradient_checkpointing: no layer is computed again",
             "checkpointed_layers",
             "activation_offloading",
         )
         self.refuse_idle(
-            self.schedule != "constant", 'with schedule = "constant", which ends nowhere', "schedule_floor"
+            self.schedule != "constant", 'with schedule = "constant", which does not end', "schedule_floor"
         )
         alone = self.distillation is not None and self.distillation.alone
-        where = "with distillation.alone = true, which leaves the rewards' advantages out"
+        where = "with distillation.alone = true, which ignores the rewards' advantages"
         self.refuse_idle(not alone, where, "whiten_advantages")
         if alone and self.kl is not None and self.kl.place == "reward":
             raise ValueError(f'kl.place = "reward" has no effect {where}: use place = "loss"')
         if alone and self.distillation is not None and self.distillation.kind == "forward":
-            self.refuse_idle(
-                False, "with distillation.alone = true, where there is no policy loss", *clips, "correction"
-            )
+            self.refuse_idle(False, "with distillation.alone = true: there is no policy loss", *clips, "correction")
         return self

@@ -1,4 +1,4 @@
-"""What every loss of this trainer must keep: `atropos check NAME` tries it on random float64 rows.
+"""The contract of this trainer's losses: `atropos check NAME` tries one on random float64 rows.
 
 The rows are of sequences of 1 to 12 tokens, ratios between about 0.3 and 3, advantages of either sign.
 """
@@ -20,7 +20,7 @@ CHECKS = (
     "computes", "shapes", "finite", "far apart", "inputs unchanged", "gradient", "split", "order", "neighbours", "zero advantages",
     "reinforces",
 )  # fmt: skip
-VALUE, GRADIENT = 1e-6, 1e-5  # the largest differences that are rounding
+VALUE, GRADIENT = 1e-6, 1e-5  # the largest differences that count as rounding
 CASES = 8
 LENGTH = 16  # for losses that average over a constant length
 STEP = 1e-6
@@ -41,7 +41,7 @@ class Case:
         self.parts = [np.arange(first, last) for first, last in pairwise(offsets)]
 
     def rows(self, chosen: Sequence[int] | None = None) -> tuple[Rows, Tensor]:
-        """The rows of the chosen sequences in that order, and their weights."""
+        """The rows of the chosen sequences in that order, with their weights."""
         parts = [self.parts[i] for i in (range(len(self.parts)) if chosen is None else chosen)]
         at = np.concatenate(parts)
         rows = Rows(
@@ -53,7 +53,7 @@ class Case:
         return rows, torch.tensor(self.weights[at])
 
     def ask(self, chosen: Sequence[int] | None = None, clip: Clip | None = None) -> tuple[float, np.ndarray]:
-        """Value, and gradient [R] where the tokens stand in this case (0 where they were not chosen)."""
+        """Return the value, and the gradient [R] at each token's place in this case (0 for tokens that were not chosen)."""
         rows, weights = self.rows(chosen)
         total = (self.loss(rows, clip or self.loss.clip).values * weights).sum()
         total.backward()
@@ -65,7 +65,7 @@ class Case:
 
 
 def heeds(loss: Loss, bound: str) -> bool:
-    """Whether a bound of the clip ("low", "high", "dual") changes anything of the loss."""
+    """True if a bound of the clip ("low", "high", "dual") changes the loss."""
     tight, wide = {"low": (0.0, 0.9), "high": (0.0, 5.0), "dual": (1.01, 100.0)}[bound]
     case = Case(loss, 0)
     (one, gradient), (other, slopes) = (case.ask(clip=loss.clip._replace(**{bound: at})) for at in (tight, wide))
@@ -82,37 +82,37 @@ def findings(loss: Loss, *, skip: Sequence[str] = ()) -> list[Finding]:
         given = loss(rows, loss.clip)
     except Exception as error:  # noqa: BLE001 - the plugin boundary: a loss's code
         problems.append(of_error(error))
-    if not report.check("computes", problems, good="a value", remedy="Everything else is checked once it computes."):
+    if not report.check("computes", problems, good="a value", remedy="The other checks run once it computes."):
         return report.findings
     assert given is not None
     if not report.check(
         "shapes", _shapes(given, len(rows.logprobs)), good="one value for each row, with a gradient",
-        remedy="Return Surrogate(values, ratio): [R] each, the ratio detached. The trainer weighs and sums.",
+        remedy="Return Surrogate(values, ratio): [R] each, the ratio detached. The trainer weights and sums them.",
     ):  # fmt: skip
         return report.findings
     after = (rows.logprobs.detach(), rows.old, rows.advantages)
     report.check(
-        "inputs unchanged", [] if all(map(torch.equal, kept, after)) else ["a row's tensor was written to"],
-        good="nothing was written to", remedy="Use operations without a trailing underscore.",
+        "inputs unchanged", [] if all(map(torch.equal, kept, after)) else ["the loss wrote to a tensor of its rows"],
+        good="no input was changed", remedy="Use operations without a trailing underscore.",
     )  # fmt: skip
     cases = [Case(loss, seed) for seed in range(CASES)]
     for name, problem, good, remedy in (
         ("finite", _not_finite, "values and gradients are numbers", "Look for a division by 0, and for exp of a large number."),
-        ("far apart", _overflows, "numbers also where new and old logprobs are 200 nats apart, in float32",
-         "Take rows.ratio(), which is bounded, in place of (rows.logprobs - rows.old).exp()."),
+        ("far apart", _overflows, "numbers also if new and old logprobs are 200 nats apart, in float32",
+         "Use rows.ratio(), which is bounded, instead of (rows.logprobs - rows.old).exp()."),
         ("gradient", _wrong_slope, f"finite differences agree to {GRADIENT:g}",
-         "If it is meant, because a factor is detached: @register(holds_fixed=True)."),
+         "If a factor is detached on purpose: @register(holds_fixed=True)."),
         ("split", _split, f"micro-batches add up to {VALUE:g}, {GRADIENT:g} in the gradient",
-         "Nothing may depend on how many rows come at once: no mean() over them."),
-        ("order", _order, "the order of sequences changes nothing", "Use rows.sequence, not positions."),
-        ("neighbours", _neighbours, "no sequence feels another", "Reduce over a sequence with rows.mean_by_sequence."),
-        ("zero advantages", _zero, "no advantage, no gradient", "Or skip this check, if your loss has a term of its own."),
+         "The result must not depend on how many rows come at once: do not take mean() over them."),
+        ("order", _order, "the order of sequences changes nothing", "Use rows.sequence instead of positions."),
+        ("neighbours", _neighbours, "sequences do not affect each other", "Reduce over a sequence with rows.mean_by_sequence."),
+        ("zero advantages", _zero, "no advantage, no gradient", "Or skip this check if your loss has an extra term."),
         ("reinforces", _reinforces, "at ratio 1 the gradient is that of -advantage * log p",
-         "A good token must become likelier, and a bad one less likely, in proportion. Where it is meant (a loss that treats "
-         "negative advantages otherwise, or that is no policy gradient): --skip reinforces."),
+         "A good token must become likelier, and a bad one less likely, in proportion. If your loss differs on purpose (it treats "
+         "negative advantages differently, or is not a policy gradient): --skip reinforces."),
     ):  # fmt: skip
         if name == "gradient" and loss.holds_fixed:
-            report.note(name, "not the slope of the value: the loss holds a factor fixed, and says so")
+            report.note(name, "not the slope of the value: the loss declares that it holds a factor fixed")
         else:
             report.check(name, _over(cases, problem), good=good, remedy=remedy)
         if name == "finite" and report.findings[-1].ok is False:
@@ -132,7 +132,7 @@ def _over(cases: Sequence[Case], problem: Callable[[Case], str]) -> list[str]:
 
 def _shapes(given: object, rows: int) -> list[str]:
     if not isinstance(given, Surrogate):
-        return [f"it returned a {type(given).__name__}, not a Surrogate"]
+        return [f"it returned a {type(given).__name__} instead of a Surrogate"]
     problems = []
     for name, tensor in zip(given._fields, given, strict=True):
         if tensor is not None and tuple(tensor.shape) != (rows,):
@@ -140,7 +140,7 @@ def _shapes(given: object, rows: int) -> list[str]:
     if not given.values.requires_grad:
         problems.append("values has no gradient: logprobs was detached, or not used")
     if given.ratio.requires_grad:
-        problems.append("ratio has a gradient, and it is for the metrics alone")
+        problems.append("ratio has a gradient, but it is only for the metrics")
     return problems
 
 
@@ -161,7 +161,7 @@ def _wrong_slope(case: Case) -> str:
         case.logprobs[t] = kept[t]
         slopes[t] = (above - below) / (2 * STEP)
     apart = np.abs(slopes - gradient).max()
-    return "" if apart <= GRADIENT else f"the gradient is off the value's slope by {apart:.2g}"
+    return "" if apart <= GRADIENT else f"the gradient differs from the value's slope by {apart:.2g}"
 
 
 def _overflows(case: Case) -> str:
@@ -173,7 +173,7 @@ def _overflows(case: Case) -> str:
     (given.values * weights.float()).sum().backward()
     assert new.grad is not None
     wrong = ~(given.values.detach().isfinite() & new.grad.isfinite() & given.ratio.isfinite())
-    return "" if not wrong.any() else f"it is no number at a log-ratio of {apart[wrong][0]:g}"
+    return "" if not wrong.any() else f"it is not a number at a log-ratio of {apart[wrong][0]:g}"
 
 
 def _split(case: Case) -> str:
@@ -193,7 +193,7 @@ def _neighbours(case: Case) -> str:
     _, beside = case.ask([2, 3])
     case.logprobs[case.parts[3]] -= 1.0
     apart = np.abs(alone[case.parts[2]] - beside[case.parts[2]]).max()
-    return "" if apart <= GRADIENT else f"a neighbour moves a sequence's gradient by {apart:.2g}"
+    return "" if apart <= GRADIENT else f"a neighbour changes a sequence's gradient by {apart:.2g}"
 
 
 def _zero(case: Case) -> str:
@@ -208,7 +208,9 @@ def _reinforces(case: Case) -> str:
     _, gradient = case.ask()
     case.old = kept
     apart = np.abs(gradient + case.weights * case.advantages).max()
-    return "" if apart <= GRADIENT else f"at ratio 1 the gradient is off by {apart:.2g} from that of -advantage * log p"
+    return (
+        "" if apart <= GRADIENT else f"at ratio 1 the gradient differs by {apart:.2g} from that of -advantage * log p"
+    )
 
 
 def _differs(value: float, gradient: np.ndarray, other: float, others: np.ndarray) -> str:

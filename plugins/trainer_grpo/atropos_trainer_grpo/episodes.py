@@ -1,4 +1,4 @@
-"""Which sequences of a batch are of one episode, and so count once in a mean over sequences."""
+"""Find the sequences of a batch that belong to one episode, which counts once in a mean over sequences."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Indices = NDArray[np.int64]
 
 
 def side_by_side(batch: Batch) -> Batch:
-    """The batch with the sequences of an episode, and the episodes of a group, beside each other."""
+    """The batch with the sequences of an episode, and the episodes of a group, next to each other."""
     order = beside_order(batch)
     return batch if (np.diff(order) == 1).all() else batch.select(order)
 
@@ -25,7 +25,7 @@ def beside_order(batch: Batch) -> Indices:
 
 @dataclass(frozen=True)
 class Episodes:
-    """Of a batch whose episodes are side by side: the first sequence of each [E], and the episode of each sequence [S]."""
+    """Episodes of a batch in `side_by_side` order: the first sequence of each [E], and the episode of each sequence [S]."""
 
     first: Indices
     number: Indices
@@ -39,7 +39,7 @@ class Episodes:
 
     @property
     def several(self) -> bool:
-        """Whether any episode has more than one sequence."""
+        """True if any episode has more than one sequence."""
         return len(self.first) < len(self.number)
 
     def sequences(self, episodes: Indices) -> Indices:
@@ -49,22 +49,22 @@ class Episodes:
         return np.concatenate(parts) if parts else np.empty(0, np.int64)
 
     def numbers(self, sequences: Indices) -> Indices:
-        """The episodes of these sequences, which are whole episodes one after another."""
+        """The episodes of these sequences, which must be whole episodes one after another."""
         of = self.number[sequences]
         return of[np.flatnonzero(np.diff(of, prepend=-1))]
 
     def token_offsets(self, sequences: Indices) -> Indices:
-        """Where each episode begins among the tokens of these sequences laid end to end, and where the last one ends."""
+        """The start of each episode among the tokens of these sequences laid end to end, and the end of the last one."""
         offsets = offsets_of(self.lengths[sequences])
         begins = np.flatnonzero(np.diff(self.number[sequences], prepend=-1))
         return np.append(offsets[begins], offsets[-1])
 
     def any(self, of_sequences: Bools) -> Bools:
-        """[S]: whether it is so of any sequence of the same episode."""
+        """[S] True if it holds for any sequence of the same episode."""
         made: Bools = np.logical_or.reduceat(of_sequences, self.first)[self.number]
         return made
 
     def counted(self, sequences: Indices) -> Indices:
-        """[R] from the sequence of each row, [R]: its episode, counted from 0 in the order in which they come."""
+        """From the sequence of each row [R], its episode [R], counted from 0 in order of appearance."""
         of = self.number[sequences]
         return np.cumsum(np.diff(of, prepend=of[:1]) != 0)

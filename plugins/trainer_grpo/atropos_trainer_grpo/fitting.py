@@ -1,4 +1,4 @@
-"""What fits on a device, for each useful way to train a model with this trainer: by the run's own memory plan."""
+"""Find what fits on a device, for each useful way to train a model with this trainer, by the run's own memory plan."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ if TYPE_CHECKING:
     from atropos_core.plugins.manager import Plugins
     from atropos_core.plugins.provider import ResolvedModel
 
-SEQUENCES = 4  # that a micro-batch should hold: with fewer, matrices are small and a step is many passes
+SEQUENCES = 4  # the least that a micro-batch should hold: with fewer, matrices are small and a step is many passes
 LARGEST_MICROBATCH = 1 << 20  # tokens: beyond it nothing is gained
 
 
 @dataclass(frozen=True)
 class Way:
-    """To train: options over those of the run file."""
+    """A way to train: options that override those of the run file."""
 
     name: str
     options: Mapping[str, Any]
     adapter: bool = False
     costs: str = ""
-    on_gpu: bool = False  # and on nothing else
+    on_gpu: bool = False  # it works only on a GPU
 
     @property
     def quantized(self) -> str:
-        """What its base must be rounded to before; nothing for most."""
+        """The format to which its base must be rounded beforehand; "" if none."""
         return str(self.options.get("lora", {}).get("quantization", ""))
 
 
@@ -47,14 +47,14 @@ QUANTIZED = {"lora": {"quantization": "nf4"}}
 OFFLOADING = {**CHECKPOINTING, "activation_offloading": True}
 HOST_MOMENTS = {"optimizer_offloading": True}
 IN_8_BITS = {"lora": {"quantization": "int8"}}
-HOLD_BASES = ("hf",)  # engines that can hold the base so as well
-SLEEP = ("vllm",)  # engines that give the memory of keys and values back during an update where they are told to
+HOLD_BASES = ("hf",)  # engines that can also hold the base in fewer bits
+SLEEP = ("vllm",)  # engines that can free the memory of keys and values during an update
 RECOMPUTES = "a third more compute"
 COPIES = "layer inputs go to host memory and back"
-# Options, and what each is where a way does not name it.
+# Options, and their values in a way that does not set them.
 SWITCHES = {"optimizer": "adamw", **dict.fromkeys((*OFFLOADING, *HOST_MOMENTS), False)}
 VARIED = ("lora", "tokens_per_microbatch", *SWITCHES)
-WAYS = (  # what costs least first
+WAYS = (  # cheapest first
     Way("whole model", {}),
     Way("whole model, checkpointing", CHECKPOINTING, costs=RECOMPUTES),
     Way("whole model, 8-bit moments", EIGHT_BITS, costs="moments are rounded; needs torchao"),
@@ -106,16 +106,16 @@ class Fitted:
     way: Way
     bridge: str
     context: int  # tokens of the longest prompt with its reply that fit, one sequence at a time; 0: none
-    microbatch: int  # tokens that fit at once at the context that is wanted; 0: not even one sequence
+    microbatch: int  # tokens that fit at once at the wanted context; 0: not even one sequence
     needed: Mapping[str, int]  # bytes by device, with that micro-batch
-    refused: str = ""  # why there is no such run
+    refused: str = ""  # the reason why this way is impossible
 
     def sequences(self, wanted: int) -> int:
         return self.microbatch // wanted
 
 
 class Fitting:
-    """Answers for one configuration. `available`: bytes by device, where they are known."""
+    """The ways that fit one configuration. `available`: bytes by device, if known."""
 
     def __init__(
         self,
@@ -127,7 +127,7 @@ class Fitting:
         *,
         own_bridge: bool = False,
     ) -> None:
-        """`own_bridge`: the bridge is to be the configuration's, for a way that another one alone carries as well. Raises ConfigError,
+        """`own_bridge`: keep the configuration's bridge, even if only another one carries a way. Raises ConfigError,
         UnknownComponent for options that no way could have."""
         for kind in ("engine", "trainer", "bridge"):
             resolve_component(plugins.registry, kind, kind, getattr(config, kind))
@@ -142,15 +142,15 @@ class Fitting:
         self.wanted = min(PROMPT_TOKENS + config.sampling.max_tokens, positions)
 
     def each(self, ways: Sequence[Way] = WAYS) -> list[Fitted]:
-        """Of those that this device can go."""
+        """Fit the ways that this device supports."""
         gpu = any(device.startswith("cuda") for device in self._available)
         return [self.fitted(way) for way in ways if gpu or not way.on_gpu]
 
     def fitted(self, way: Way) -> Fitted:
-        """Raises what the run file itself is refused for."""
+        """Fit one way. Raises the error for which the run file itself is refused."""
         bridges = self._bridges(way)
         if kept := self._kept(way):
-            return Fitted(way, bridges[0] if bridges else "", 0, 0, {}, f"{kept} is set: take it out for this")
+            return Fitted(way, bridges[0] if bridges else "", 0, 0, {}, f"{kept} is set: remove it for this")
         own = self._config.bridge.use
         refused = (
             f"bridge {own!r} does not carry it" if self._own_bridge else "no installed bridge carries it to this engine"
@@ -166,14 +166,14 @@ class Fitting:
         return Fitted(way, bridges[0] if bridges else "", 0, 0, {}, refused)
 
     def trainer_options(self, way: Way) -> Mapping[str, Any]:
-        """Every option with which this trainer goes this way, those included that the run file has otherwise."""
+        """All trainer options of this way, including those that the run file sets otherwise."""
         given = self._config.trainer.options
         back = {name: usual for name, usual in SWITCHES.items() if given.get(name, usual) != usual}
         lora = {"lora": {**(given.get("lora") or {}), **way.options["lora"]}} if way.adapter else {}
         return {**back, **way.options, **lora}
 
     def rounded_already(self, way: Way) -> bool:
-        """Whether the model is on the grid of this way."""
+        """True if the model is already on the grid of this way."""
         return bool(way.quantized) and way.quantized == self._lora.get("quantization")
 
     @property
@@ -181,7 +181,7 @@ class Fitting:
         return self._config.trainer.options.get("lora") or {}
 
     def _kept(self, way: Way) -> str:
-        """An option of the run file that this way is without, and that no flag takes away."""
+        """An option of the run file that this way excludes and that no flag removes."""
         given = self._config.trainer.options
         if given.get("lora") is not None and not way.adapter:
             return "trainer.lora"
@@ -192,7 +192,7 @@ class Fitting:
         return ""
 
     def engine_options(self, way: Way) -> Mapping[str, Any]:
-        """What the engine is to be told beside its own options."""
+        """Engine options that this way needs in addition to the engine's own."""
         config, engine = self._config, self._config.engine
         if engine.use in HOLD_BASES and way.quantized:
             return {"quantization": way.quantized}
@@ -210,14 +210,14 @@ class Fitting:
     def _searched(self, way: Way, bridge: str, plan: Plan) -> Fitted:
         context = _largest(PROMPT_TOKENS + 1, self.longest, lambda tokens: self._fits(plan, tokens, 1))
         training = self._config.training
-        whole = training.groups_per_step * training.group_size * self.wanted  # a step has no more
+        whole = training.groups_per_step * training.group_size * self.wanted  # the most tokens that a step can have
         most = min(LARGEST_MICROBATCH, max(self.wanted, whole))
         at_once = _largest(self.wanted, most, lambda tokens: self._fits(plan, self.wanted, tokens))
         needed = plan_memory(_with(plan, self.wanted, max(at_once, 1)), self._directory, self._available).needed()
         return Fitted(way, bridge, context, at_once, needed)
 
     def _bridges(self, way: Way) -> list[str]:
-        """The run's own first, then others that are installed and carry what is trained."""
+        """The run's own bridge first, then other installed ones that carry what is trained."""
         offers = {offer.provider.name: offer for offer in self._plugins.registry.offers("bridge")}
         carrying = [
             name
@@ -252,7 +252,7 @@ class Fitting:
 
 
 def best(found: Sequence[Fitted], wanted: int) -> Fitted | None:
-    """The first, which costs least, that has room for SEQUENCES of the context; else the one with room for most."""
+    """The first, which is cheapest, with room for SEQUENCES of the context; else the one with the most room."""
     fit = [one for one in found if one.microbatch >= wanted]
     return next(
         (one for one in fit if one.sequences(wanted) >= SEQUENCES),
@@ -272,13 +272,13 @@ def _with(plan: Plan, context: int, microbatch: int) -> Plan:
 
 
 def _largest(least: int, most: int, fits: Callable[[int], bool]) -> int:
-    """The largest number between these two that fits, where what is smaller fits as well; 0 where `least` does not."""
+    """The largest number from `least` to `most` that fits, if every smaller one also fits; 0 if `least` does not."""
     if least > most or not fits(least):
         return 0
     if fits(most):
         return most
     low, high = least, most
-    while high - low > max(1, low // 100):  # to one in a hundred
+    while high - low > max(1, low // 100):  # to within 1 %
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
     return low

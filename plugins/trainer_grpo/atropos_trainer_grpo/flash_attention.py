@@ -36,7 +36,7 @@ def tree_attention(query: Tensor, key: Tensor, value: Tensor, levels: Sequence[R
 
 
 def refuse(device: str, dtype: torch.dtype, head: int | None) -> str:
-    """Why these kernels cannot be used there; nothing where they can."""
+    """The reason why these kernels cannot be used; "" if they can."""
     if not device.startswith("cuda"):
         return ""
     if dtype not in (torch.bfloat16, torch.float16):

@@ -1,7 +1,7 @@
-"""LoRA (arXiv 2106.09685) by peft: the base model is frozen, low-rank adapters beside its linear layers are trained.
+"""LoRA (arXiv 2106.09685) by peft: the base model is frozen, and low-rank adapters of its linear layers are trained.
 
-Adapters are in fp32 whatever the base is in, and compute in its dtype, as vLLM does: their two matrices are rounded, not what goes in and
-what comes out cast to fp32.
+Adapters are always in fp32 and compute in the base's dtype, as in vLLM: their two matrices are rounded, while inputs and outputs are not
+cast to fp32.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _LAYER = re.compile(r"\.(\d+)\.")  # the index of a layer in a module's path: th
 
 
 def attach(model: PreTrainedModel, options: LoraOptions, origin: Path) -> PeftModel:
-    """Freeze the model and put adapters into it, which change nothing until they are trained (B = 0). Raises ConfigError
-    where `targets` or `layers` name what is not there."""
+    """Freeze the model and add adapters, which change nothing until they are trained (B = 0). Raises ConfigError
+    if `targets` or `layers` name something that does not exist."""
     targets, layers = _chosen(model, options)
     config = LoraConfig(
         task_type="CAUSAL_LM",
@@ -43,7 +43,7 @@ def attach(model: PreTrainedModel, options: LoraOptions, origin: Path) -> PeftMo
         layers_to_transform=layers,
     )
     adapted = get_peft_model(model, config)  # initialises A from torch's seed
-    assert isinstance(adapted, PeftModel), "it is only for mixed adapters that peft gives another class"
+    assert isinstance(adapted, PeftModel), "peft gives another class only for mixed adapters"
     for module in adapted.modules():
         if isinstance(module, LoraLayer):
             module.cast_input_dtype_enabled = False
@@ -54,20 +54,20 @@ def attach(model: PreTrainedModel, options: LoraOptions, origin: Path) -> PeftMo
 
 
 class InputsDtype(nn.Linear):
-    """Computes in the dtype of what goes in, by its weight rounded to that."""
+    """A linear layer that rounds its weight to the dtype of its input and computes in it."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         return nn.functional.linear(input, self.weight.to(input.dtype))
 
 
 def tensors(model: nn.Module) -> dict[str, torch.Tensor]:
-    """The adapter's own tensors where they lie, under the names that peft saves them by."""
+    """The adapter's tensors in place, under the names that peft saves them by."""
     found: dict[str, torch.Tensor] = get_peft_model_state_dict(model, save_embedding_layers=False)
     return found
 
 
 def save(model: nn.Module, directory: Path) -> None:
-    """As peft's save_pretrained, without the README that it writes too, and without a look at the network."""
+    """Save like peft's save_pretrained, but without the README and without network access."""
     settings: Any = copy.copy(model.peft_config[_NAME])  # type: ignore[index]
     settings.inference_mode = True
     settings.save_pretrained(directory)
@@ -79,8 +79,8 @@ def save(model: nn.Module, directory: Path) -> None:
 
 
 def merge(adapter: Path, directory: Path) -> None:
-    """The adapter's base model with the adapter in its weights (W + scale B A, computed in fp32, kept in the base's dtype), and the
-    tokenizer that lies beside the adapter. Raises DataError where the base model is not where the adapter says."""
+    """Write the adapter's base model with the adapter merged into its weights (W + scale B A, computed in fp32, kept in the base's
+    dtype), and the tokenizer next to the adapter. Raises DataError if the base model is not at the adapter's path."""
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.utils import logging
 
@@ -93,8 +93,8 @@ def merge(adapter: Path, directory: Path) -> None:
         model: Any = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise DataError(
-            f"the base model of the adapter in {adapter} is not to be had: {str(error).splitlines()[0]}",
-            remedy=f"Have {base} there again, or export the adapter alone: without --merged.",
+            f"the base model of the adapter in {adapter} cannot be loaded: {str(error).splitlines()[0]}",
+            remedy=f"Put {base} back, or export only the adapter: without --merged.",
         ) from error
     merged: Any = PeftModel.from_pretrained(model, str(adapter)).merge_and_unload(safe_merge=True)
     merged.to(stored).save_pretrained(directory)
@@ -114,24 +114,24 @@ def dropouts(model: nn.Module) -> list[nn.Module]:
 
 
 def _chosen(model: PreTrainedModel, options: LoraOptions) -> tuple[list[str], list[int] | None]:
-    """Last names of the linear layers to adapt, and the layer indices where not all."""
+    """The last names of the linear layers to adapt, and the layer indices unless all are."""
     head = model.get_output_embeddings()
     linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear) and module is not head]
     present = sorted({name.rpartition(".")[2] for name in linear})
     targets = present if options.targets == "all-linear" else list(options.targets)
     if unknown := [target for target in targets if target not in present]:
         raise ConfigError(
-            f"trainer.lora.targets names {', '.join(map(repr, unknown))}, and {type(model).__name__} has no such linear layer"
-            f" to adapt (the head is not one). There is: {', '.join(present)}."
+            f"trainer.lora.targets names {', '.join(map(repr, unknown))}, but {type(model).__name__} has no such linear layer"
+            f" to adapt (the head is not one). Choose from: {', '.join(present)}."
         )
     if options.layers is None:
         return targets, None
     indices = {int(found[1]) for name in linear if (found := _LAYER.search(name))}
     if beyond := [layer for layer in options.layers if layer not in indices]:
         raise ConfigError(
-            f"trainer.lora.layers names {', '.join(map(str, beyond))}, and {type(model).__name__} has layers"
+            f"trainer.lora.layers names {', '.join(map(str, beyond))}, but {type(model).__name__} has layers"
             f" {min(indices)} to {max(indices)}."
             if indices
-            else f"trainer.lora.layers is set, and {type(model).__name__} has no numbered layers."
+            else f"trainer.lora.layers is set, but {type(model).__name__} has no numbered layers."
         )
     return targets, sorted(options.layers)

@@ -1,7 +1,7 @@
-"""The connections between the processes of one trainer on several machines, one process each: the first makes calls, the others answer.
+"""The connections between the processes of one trainer on several machines, one process each. The first makes calls, the others answer.
 
-A launcher has started each of them, and the supervisor ends each. So a connection that is gone has a reason that the supervisor names
-better: whoever is left waits a moment for it.
+A launcher started each process, and the supervisor ends each. If a connection is lost, the supervisor knows the reason better, so the
+remaining processes wait a moment for it.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from atropos_core.processes.child_main import Host
 from atropos_core.processes.dialing import DIAL_DEADLINE_S, Listener, dial
 from atropos_core.processes.rpc import Handler, Peer
 
-REASON_FIRST_S = 2.0  # for the supervisor, to find out how another process ended
+REASON_FIRST_S = 2.0  # for the supervisor to find out how another process ended
 
 
 class Connected(StartedProcess):
-    """One of the others, seen from the first: its connection is all that there is of it here."""
+    """Another process of the trainer, seen from the first, which has only the connection to it."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
         self.named = f"on {connection.getpeername()[0]}"
 
     def ended(self) -> str | None:
-        """It ends with its connection."""
+        """Return the reason if its connection has ended."""
         try:
             is_open = self.connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) != b""
         except BlockingIOError:
@@ -50,7 +50,7 @@ class Connected(StartedProcess):
 
 
 class Leader:
-    """The first machine's end."""
+    """The first machine's side of the connections."""
 
     def __init__(self, host: str) -> None:
         self.host = host
@@ -58,13 +58,13 @@ class Leader:
         self._expected: list[asyncio.Future[socket.socket]] = []
 
     def expect(self) -> str:
-        """What one more of the others is to `follow`."""
+        """Expect one more process, and return the address that it is to `follow`."""
         secret, connection = self._listener.expect()
         self._expected.append(connection)
         return f"{self._listener.address} {secret}"
 
     async def connected(self, logs: Path, patience: Patience) -> list[Child]:
-        """All of them, in the order in which they were expected. Raises DeadlineExceeded."""
+        """All expected processes, in that order. Raises DeadlineExceeded."""
         try:
             async with asyncio.timeout(DIAL_DEADLINE_S):
                 connections = await asyncio.gather(*self._expected)
@@ -83,8 +83,8 @@ class Leader:
 
 
 async def follow(leader: str, trainer: Any, more: Mapping[str, Handler]) -> asyncio.Task[None]:
-    """Answer the calls of whoever leads, on this trainer and what `more` has. Returns once it is connected, with the task that ends this
-    process when the other one is gone, unless the trainer was closed before. Raises DeadlineExceeded, ProcessDied."""
+    """Answer the leader's calls with this trainer and with `more`. Returns once connected, with the task that ends this process when
+    the leader is gone, unless the trainer was closed before. Raises DeadlineExceeded, ProcessDied."""
     address, secret = leader.split()
     host = Host()
     host.peer = Peer(await asyncio.to_thread(dial, address, secret), "the trainer's first process", host.handlers())
@@ -101,6 +101,6 @@ async def _end_with(host: Host, address: str) -> None:
 
 
 def end(why: object) -> None:
-    """This process, whatever its other threads do: they may be inside a collective that nobody else is in."""
+    """End this process at once, even if its other threads are inside a collective that no other process has joined."""
     print(why, file=sys.stderr, flush=True)  # noqa: T201 - into this process's log
     os._exit(1)

@@ -1,7 +1,7 @@
-"""What the trainer will hold, from its options and the model's files: nothing is loaded, and torch is not imported.
+"""Plan the trainer's memory from its options and the model's files, without loading anything or importing torch.
 
-Activations are counted tensor by tensor, as autograd keeps them in the decoders that transformers writes like Llama's
-(two RMSNorms, attention, a gated MLP), for packed rows (packed_rows.py); benchmarks/plan.py compares with what is measured.
+Activations are counted tensor by tensor, as autograd keeps them in transformers' Llama-like decoders (two RMSNorms, attention, a gated
+MLP), for packed rows (packed_rows.py). benchmarks/plan.py compares the plan with measurements.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ Settings = Mapping[str, Sequence[Any]]
 
 
 class Rows(NamedTuple):
-    """Of the largest micro-batch."""
+    """Row counts of the largest micro-batch."""
 
     packed: int  # tokens that linear layers see
-    queries: int  # rows of padded queries, and of keys: beginnings are there once for each sequence that follows them
-    keys: int  # in the padded layout; once each without
+    queries: int  # padded rows of queries
+    keys: int  # rows of keys: a shared beginning is repeated for each sequence that follows it, but not by levels
     scored: int  # tokens whose logits are taken
-    mask: int  # elements of the attention masks, where beginnings are shared
-    several: bool  # whether an update has more than one micro-batch
+    mask: int  # elements of the attention masks, if beginnings are shared
+    several: bool  # True if an update has several micro-batches
 
 
 def parts_of(workload: Workload) -> int:
-    """That a model is divided into: the ranks of all machines."""
+    """The number of shards of a model: the ranks of all machines."""
     return len(workload.context.devices) * workload.context.machines
 
 
 def holds(options: GrpoOptions, workload: Workload) -> Iterable[Holding]:
-    """On one machine of those that the trainer spans."""
+    """The memory on one of the trainer's machines."""
     context = workload.context
     yield Holding("interpreter and libraries", LIBRARIES * len(context.devices))  # each rank is a process
     model = read(context.model)
@@ -68,7 +68,7 @@ def holds(options: GrpoOptions, workload: Workload) -> Iterable[Holding]:
 
 
 def checkpoint_bytes(options: GrpoOptions, workload: Workload) -> int:
-    """Weights, fp32 masters of 16-bit ones, and two moments (saving.py); 0 where the model's files do not say its size."""
+    """Weights, fp32 masters of 16-bit ones, and two moments (saving.py); 0 if the model's files do not tell its size."""
     context = workload.context
     model = read(context.model)
     if model is None:
@@ -91,7 +91,7 @@ def _element(device: str, options: GrpoOptions, model: ModelSize) -> int:
 def _whole_models(
     options: GrpoOptions, lora: LoraOptions | None, model: ModelSize, workload: Workload
 ) -> Iterable[Holding]:
-    """What the ranks of this machine have of undivided models, in host memory (sharding.py)."""
+    """Unsharded models of this machine's ranks, in host memory (sharding.py)."""
     context, ranks = workload.context, len(workload.context.devices)
     device = context.devices[0]
     element = _element(device, options, model)
@@ -112,7 +112,7 @@ def _on(
     device: str, options: GrpoOptions, lora: LoraOptions | None, model: ModelSize, element: int, workload: Workload
 ) -> Iterable[Holding]:
     parts = parts_of(workload)
-    masters = parts > 1 and lora is None  # ranks hold fp32 masters alone, and gather their rounding
+    masters = parts > 1 and lora is None  # ranks hold only fp32 masters, and gather their rounding
     weights = model.parameters * (FP32 if masters else element) // parts
     if lora is not None and lora.quantization is not None:
         weights = model.quantized_bytes(lora.quantization, element)
@@ -166,7 +166,7 @@ def _on(
     yield Holding("logits and work", work, device, UPDATE, settings={**chunks, **shorter})
     if parts > 1:
         layers = sum(out * into for out, into in model.linear().values())
-        gathered = model.parameters - layers + layers // model.layers  # what no layer has, and one layer
+        gathered = model.parameters - layers + layers // model.layers  # parameters outside layers, and one layer
         yield Holding("gathered parameters", gathered * element, device, UPDATE)
     yield Holding(BUFFERS, OVERHEAD, device)
     if device != "cpu":
@@ -174,7 +174,7 @@ def _on(
 
 
 def _checkpointed(options: GrpoOptions, model: ModelSize) -> int:
-    """Layers that are computed again."""
+    """The number of layers that are computed again."""
     return min(options.checkpointed_layers or model.layers, model.layers) if options.gradient_checkpointing else 0
 
 
@@ -188,17 +188,17 @@ def _largest_moment(
     adapted: bool,
     divided: bool,
 ) -> tuple[int, int, int]:
-    """Activations, gradients and what is worked on, at the fullest of three moments of a backward pass: at the head, in
-    the layer under it, in the first layer. Gradients grow as activations go, and those of earlier micro-batches stay."""
+    """Activations, gradients and work memory, at the fullest of three moments of a backward pass: at the head, in the
+    layer under it, in the first layer. Gradients grow as activations shrink, and those of earlier micro-batches stay."""
     layer = layer_bytes(model, rows, element, adapted)
     again = _checkpointed(options, model)
     inputs = 0 if options.activation_offloading else again * rows.packed * model.hidden * element
     ends = rows.packed * model.hidden * 3 * element + rows.scored * model.hidden * element
     kept = inputs + (model.layers - again) * layer + ends
-    between = 2 * rows.packed * model.hidden * element  # what a layer begins with, and what comes back to its end
-    anew = inputs + layer + between if again else 0  # the last of those that are computed again, when it is
+    between = 2 * rows.packed * model.hidden * element  # a layer's input, and the gradient of its output
+    anew = inputs + layer + between if again else 0  # the last checkpointed layer, while it is computed again
     head = 0 if adapted else model.vocabulary * model.hidden * FP32
-    if options.optimizer_offloading:  # a gradient leaves as soon as it is there
+    if options.optimizer_offloading:  # each gradient leaves at once
         head, trained = 0 if adapted else model.vocabulary * model.hidden * element, 0
     used_rows = (
         element == FP32 and device == "cpu" and not divided
@@ -206,14 +206,14 @@ def _largest_moment(
     before = trained * FP32 if rows.several else 0
     gradients = (
         max(before, head) if element == FP32 else before + head
-    )  # in fp32 the head adds to the one that is there
+    )  # in fp32 the head's gradient adds to the existing one
     rest = (
         options.distillation is not None and options.distillation.kind == "forward"
     )  # logits without the teacher's tokens
     once = in_one_pass(device, element > FP32, rest)
     one_chunk = logit_rows(options, model, rows, device, one_pass=once) * model.vocabulary
     chunks = one_chunk * (element if once else (4 if rest else 2) * FP32)
-    inside = rows.packed * 3 * model.intermediate * element  # gradients in an MLP whose activations are still there
+    inside = rows.packed * 3 * model.intermediate * element  # gradients in an MLP whose activations still exist
     inside += _whole_weight(options, model)
     moments = [
         (kept, gradients, chunks),
@@ -224,14 +224,14 @@ def _largest_moment(
 
 
 def _whole_weight(options: GrpoOptions, model: ModelSize) -> int:
-    """A weight of the base while it is used, where it is held in fewer bits: in float32, as it is unpacked and as it is stored."""
+    """Bytes of a quantized base weight while it is used: in float32, as it is unpacked and as it is stored; else 0."""
     kind = options.lora.quantization if options.lora else None
     largest = max((out * into for out, into in model.linear().values()), default=0)
     return largest * UNPACKED[kind] if kind else 0
 
 
 def rows_of(options: GrpoOptions, workload: Workload, model: ModelSize, *, flashes: bool = True) -> Rows:
-    """If every sequence were as long as it may be. `flashes`: attention by levels is possible there."""
+    """Row counts if every sequence has its maximal length. `flashes`: attention by levels is possible."""
     reply = min(workload.max_tokens, model.longest)
     prompt = min(workload.prompt_tokens, max(model.longest - reply, 1))
     shares = options.share_prompts and workload.group_size > 1
@@ -255,9 +255,9 @@ def rows_of(options: GrpoOptions, workload: Workload, model: ModelSize, *, flash
 
 
 def layer_bytes(model: ModelSize, rows: Rows, element: int, adapted: bool) -> int:
-    """What autograd keeps of one decoder layer. A frozen norm keeps no normed values."""
+    """Bytes that autograd keeps of one decoder layer. A frozen norm keeps no normed values."""
     hidden, wide, query, key = model.hidden, model.intermediate, model.query_width, model.key_width
-    norm = FP32 + (0 if adapted else element)  # of its input (in fp32), and what its weight is multiplied with
+    norm = FP32 + (0 if adapted else element)  # its input (in fp32), and the factor of its weight
     per_token = 2 * hidden * norm + 3 * wide * element + (query + key) * norm * model.norms_heads
     per_token += element * (2 * hidden + query + wide)  # inputs of q, k, v; of o; of gate and up; of down
     attention = (
@@ -275,7 +275,7 @@ def adapter_parameters(model: ModelSize, lora: LoraOptions) -> int:
 
 
 def adapter_sizes(model: ModelSize, lora: LoraOptions) -> list[int]:
-    """Of two matrices beside each linear layer that is adapted."""
+    """Sizes of the two matrices of each adapted linear layer."""
 
     def adapted(name: str) -> bool:
         chosen = lora.targets == "all-linear" or name.removesuffix(".weight").rpartition(".")[2] in lora.targets

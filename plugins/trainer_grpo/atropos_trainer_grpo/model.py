@@ -1,4 +1,4 @@
-"""Opening a causal language model for packed training: with its weights, or as a skeleton that a bridge fills."""
+"""Open a causal language model for packed training, with its weights or as a skeleton that a bridge fills."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ CHANGED_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling")  #
 def open_model(
     directory: Path, *, dtype: str, device: str, with_weights: bool, at: str | None = None, attention: str = "auto"
 ) -> PreTrainedModel:
-    """The model in evaluation mode (no dropout). Without weights its parameters are on the meta device and its buffers
-    (rotary frequencies) on `device`; with them it is there, or `at` another place for the time being. Raises FitError
+    """Open the model in evaluation mode (no dropout). Without weights its parameters are on the meta device and its buffers
+    (rotary frequencies) on `device`. With weights all is on `device`, or for the time being on `at`. Raises FitError
     for a model that cannot be trained packed."""
     if (directory / "adapter_config.json").exists():
         raise FitError(
-            f"{directory} holds an adapter, and training starts from a whole model.",
+            f"{directory} holds an adapter, but training starts from a whole model.",
             remedy="Merge it first: AutoModelForCausalLM.from_pretrained(...), peft's merge_and_unload(), save_pretrained(...).",
         )
     register()
@@ -42,7 +42,7 @@ def open_model(
         raise
     for name in ("attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop"):
         if hasattr(config, name):
-            setattr(config, name, 0.0)  # a policy gradient of a policy that is not the one that sampled
+            setattr(config, name, 0.0)  # with dropout the trained policy would not be the sampled one
     _check(config, directory)
     stored = torch.float32 if torch.device(device).type == "cpu" else config.dtype
     wanted: Any = stored if dtype == "auto" else getattr(torch, dtype)
@@ -60,7 +60,7 @@ def open_model(
         _fill_buffers(model, device)
     if not getattr(model, "_supports_attention_backend", False):
         raise FitError(
-            f"{type(model).__name__} has attention of its own, which this trainer cannot pack: use another model."
+            f"{type(model).__name__} has its own attention code, which this trainer cannot pack: use another model."
         )
     if type(model.get_output_embeddings()) is not nn.Linear:
         raise FitError(f"{type(model).__name__} has no plain linear language-model head, which this trainer needs.")
@@ -70,19 +70,19 @@ def open_model(
 
 
 def complete(model: nn.Module) -> None:
-    """Tie what the architecture ties, and raise WeightsMismatch where a parameter has not arrived."""
+    """Tie what the architecture ties, and raise WeightsMismatch if a parameter has not arrived."""
     language_model(model).tie_weights()
     missing = [name for name, parameter in model.named_parameters() if parameter.is_meta]
     if missing:
         raise WeightsMismatch(
-            f"the bridge gave the trainer no weights for {len(missing)} parameters, {missing[0]!r} among them.",
+            f"the bridge gave the trainer no weights for {len(missing)} parameters, such as {missing[0]!r}.",
             remedy="Engine and trainer must open the same model directory.",
         )
 
 
 def only_used_rows(model: Any) -> None:
-    """Have a tied embedding give a gradient of the rows that were looked up, in place of a whole matrix of mostly zeros
-    for every micro-batch: it is added to the head's, which is whole."""
+    """Have a tied embedding give a gradient only of the rows that were looked up, instead of a mostly zero matrix for every
+    micro-batch. It is added to the head's gradient, which is whole."""
     embedding = model.get_input_embeddings()
     if embedding.weight is model.get_output_embeddings().weight and embedding.weight.dtype == torch.float32:
         embedding.sparse = True
@@ -110,7 +110,7 @@ def score(
 
 
 class Scorer(nn.Module):
-    """`score` as a module, for a model whose parameters are there only while a module around them runs."""
+    """`score` as a module, for a model whose parameters exist only while a module around them runs."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -122,15 +122,15 @@ class Scorer(nn.Module):
     def scored(self, *arguments: Any) -> Scored:
         made: Scored = self(*arguments)
         if not torch.is_grad_enabled():
-            self.reshard()  # FSDP leaves that to the backward pass; an update after it would go unseen
+            self.reshard()  # FSDP leaves that to the backward pass; without one, a later update would not be seen
         return made
 
     def reshard(self) -> None:
-        """FSDP's, where it is one."""
+        """Reshard the model, if FSDP wraps it."""
 
 
 def score_nothing(model: nn.Module, device: str) -> Tensor:
-    """A pass like any other, for a rank without work: zero, with a gradient of zeros for every parameter."""
+    """A pass for a rank without work: its result is zero, with a gradient of zeros for every parameter."""
     tokens = np.zeros(2, np.int32)
     one = torch.zeros(1, dtype=torch.int64, device=device)
     scored = score(model, pack(tokens, np.array([2]), device), one, one, None, 1)
@@ -138,13 +138,13 @@ def score_nothing(model: nn.Module, device: str) -> Tensor:
 
 
 def vocabulary_of(model: nn.Module) -> int:
-    """How many tokens its head tells apart."""
+    """The number of tokens that its head distinguishes."""
     whole: Any = language_model(model)
     return int(whole.config.get_text_config(decoder=True).vocab_size)
 
 
 def language_model(model: Any) -> Any:
-    """The transformers model itself, where an adapter library or `Scorer` has wrapped it. (Neither is typed throughout.)"""
+    """The transformers model itself, even if an adapter library or `Scorer` has wrapped it. (Neither is fully typed.)"""
     model = model.model if isinstance(model, Scorer) else model
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
@@ -153,17 +153,17 @@ def _check(config: Any, directory: Path) -> None:
     other = set(getattr(config, "layer_types", None) or ()) - ATTENTION_LAYERS
     if other:
         raise FitError(
-            f"{directory}: layers of kind {sorted(other)} would mix packed sequences; this trainer takes attention only."
+            f"{directory}: layers of kind {sorted(other)} would mix packed sequences; this trainer supports only attention."
         )
     for name in CHANGED_LOGITS:
         if getattr(config, name, None) not in (None, 1, 1.0):
             raise FitError(
-                f"{directory}: {name} = {getattr(config, name)} changes logits after the head, which this trainer cannot do."
+                f"{directory}: {name} = {getattr(config, name)} changes logits after the head, which this trainer does not support."
             )
 
 
 def _fill_buffers(model: PreTrainedModel, device: str) -> None:
-    """Buffers are no weights: they follow from the configuration, and each module knows how to compute its own."""
+    """Fill buffers, which are not weights: they follow from the configuration, and each module can compute its own."""
     with torch.no_grad():
         for module in model.modules():
             waiting = {name: buffer for name, buffer in module.named_buffers(recurse=False) if buffer.is_meta}

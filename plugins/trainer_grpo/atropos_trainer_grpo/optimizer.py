@@ -1,8 +1,8 @@
-"""AdamW that writes into the parameters where they lie, with moments in fp32 or in torchao's 8 or 4 bits.
+"""AdamW that updates parameters in place, with moments in fp32 or in torchao's 8 or 4 bits.
 
-Parameters may be views of memory that an engine reads (a bridge put them there), so they are never replaced. For 16-bit
-parameters an fp32 master of each is what Adam updates and what gradients add up in; the parameter is its rounding. With
-`optimizer_offloading` each has one in host memory, where its gradient and its moments are as well and where Adam runs.
+Parameters may be views of memory that an engine reads (a bridge put them there), so they are never replaced. A 16-bit parameter is the
+rounding of an fp32 master, which Adam updates and where gradients add up. With `optimizer_offloading` every parameter has a master in host
+memory. Its gradient and moments are also there, and Adam runs there.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ TORCHAO = {"adamw_8bit": "AdamW8bit", "adamw_4bit": "AdamW4bit", "adamw_fp8": "A
 
 
 class Optimizer:
-    """AdamW with a schedule, rates by parameter, and a bound on the global gradient norm. `in_all` is how many updates
-    the run takes, for schedules that fall."""
+    """AdamW with a schedule, rates by parameter, and a bound on the global gradient norm. `in_all` is the number of updates
+    in the run, for schedules that fall."""
 
     def __init__(self, named: Iterable[tuple[str, Parameter]], options: GrpoOptions, in_all: int = 0) -> None:
         trained = {name: parameter for name, parameter in named if parameter.requires_grad}
@@ -61,13 +61,13 @@ class Optimizer:
 
     @torch.no_grad()
     def adopt(self) -> None:
-        """Take the parameters' present values as the masters'."""
+        """Copy the parameters' present values into the masters."""
         for parameter, master in self._apart():
             master.copy_(parameter)
 
     @property
     def learning_rate(self) -> float:
-        """Of the next update, for parameters without a rate of their own."""
+        """The rate of the next update, for parameters without a separate rate."""
         return self._options.learning_rate * factor(self._options, self.updates, self._in_all)
 
     def clear(self) -> None:
@@ -76,7 +76,7 @@ class Optimizer:
             tensor.grad = None
 
     def gradient_norm(self) -> Tensor:
-        """The global L2 norm of what backward passes have added up since `clear`; a scalar, still on the device."""
+        """The global L2 norm of the gradients added up since `clear`; a scalar, still on the device."""
         gradients = [tensor.grad for tensor in self.holders() if tensor.grad is not None]
         if not gradients:
             return torch.zeros(())
@@ -84,8 +84,10 @@ class Optimizer:
 
     @torch.no_grad()
     def scale_down(self) -> tuple[float, Tensor]:
-        """For a gradient whose entries are finite and whose squares are not: give it the norm that `step` allows. Gives the
-        norm that it had, and the one that it has; where an entry is not finite, nothing is changed and neither are these."""
+        """Scale a gradient whose entries are finite but whose squares are not to the norm that `step` allows.
+
+        Returns the norms before and after. If an entry is not finite, nothing changes, and both norms are not finite either.
+        """
         gradients = [tensor.grad for tensor in self.holders() if tensor.grad is not None]
         largest = float(full(torch.nn.utils.get_total_norm(gradients, math.inf)))
         if not math.isfinite(largest):
@@ -96,12 +98,12 @@ class Optimizer:
         return largest * norm, torch.tensor(allowed)
 
     def not_finite(self) -> Tensor:
-        """How many entries of this rank's parameters are no finite numbers."""
+        """The number of entries in this rank's parameters that are not finite."""
         return torch.stack([(~torch.isfinite(local(tensor.detach()))).sum() for tensor in self.parameters]).sum()
 
     @torch.no_grad()
     def step(self, norm: Tensor) -> None:
-        """One update in place; `norm` is what `gradient_norm` gave."""
+        """Update in place; `norm` comes from `gradient_norm`."""
         holders = self.holders()
         torch.nn.utils.clip_grads_with_norm_(holders, self._options.max_grad_norm, norm)
         for holder, master in zip(holders, self._masters, strict=True):
@@ -119,7 +121,7 @@ class Optimizer:
         self.clear()
 
     def state(self) -> dict[str, Any]:
-        """Everything that the next update depends on beside the parameters: tensors, numbers and containers."""
+        """Everything except the parameters that the next update depends on: tensors, numbers and containers."""
         masters = [
             master if master.dtype != parameter.dtype else None
             for parameter, master in zip(self.parameters, self._masters, strict=True)
@@ -157,7 +159,7 @@ class Optimizer:
 
     @torch.no_grad()
     def load(self, state: Mapping[str, Any]) -> None:
-        """Take up a `state`, which is for parameters of these shapes in this order."""
+        """Load a `state` of parameters with these shapes in this order."""
         self.updates = state["updates"]
         for master, saved in zip(self._masters, state["masters"], strict=True):
             if saved is not None:
@@ -168,8 +170,8 @@ class Optimizer:
 
     @torch.no_grad()
     def take_over(self, before: Optimizer) -> None:
-        """Go on from an optimiser of the same parameters in other storage: a master whose rounding is what lies there
-        now stays as exact as it was."""
+        """Continue from an optimiser of the same parameters in other storage. A master stays exact if its rounding is the
+        present value of its parameter."""
         present = [master.clone() for _, master in self._apart()]
         self.load(before.state())
         for (parameter, master), now in zip(self._apart(), present, strict=True):
@@ -177,20 +179,20 @@ class Optimizer:
             master.copy_(torch.where(kept, master, now))
 
     def close(self) -> None:
-        """Let go of the parameters; may be called twice."""
+        """Release the parameters; may be called twice."""
         self.clear()
         for hook in self._hooks:
             hook.remove()
 
     def holders(self) -> list[Tensor]:
-        """The tensors in whose `grad` gradients add up: parameters, or fp32 masters in their place."""
+        """The tensors in whose `grad` gradients add up: the parameters or their fp32 masters."""
         return [
             master if self._has_own(parameter) else parameter
             for parameter, master in zip(self.parameters, self._masters, strict=True)
         ]
 
     def _has_own(self, parameter: Tensor) -> bool:
-        """Whether its master is another tensor."""
+        """True if its master is a separate tensor."""
         return self._options.optimizer_offloading or parameter.element_size() == 2
 
     def _master(self, parameter: Tensor) -> Tensor:
@@ -201,7 +203,7 @@ class Optimizer:
         return torch.empty(parameter.shape, dtype=torch.float32, pin_memory=parameter.is_cuda)
 
     def _apart(self) -> list[tuple[Parameter, Tensor]]:
-        """The parameters whose masters are other tensors."""
+        """The parameters with separate masters."""
         pairs = zip(self.parameters, self._masters, strict=True)
         return [(parameter, master) for parameter, master in pairs if self._has_own(parameter)]
 

@@ -1,12 +1,12 @@
-"""Sequences -> one packed row of tokens for the model, and the padded view of it that attention needs. Which sequences are in
-a batch is decided before, in core's `training/batch.py`.
+"""Pack sequences into one row of tokens for the model, with the padded view of it that attention needs. Core's `training/batch.py` has
+already chosen the sequences of a batch.
 
-Linear layers see N tokens in a row, without padding. What sequences begin with in common (prefix_tree.py: a group's prompt, the turns
-before a branch) is there once: it is computed once, and its gradients add up. For 128 completions of 25 tokens to 16
-prompts of 35 that is 3,760 tokens in place of 7,680, and a step takes half the time (README.md, Speed).
+Linear layers see N tokens in a row, without padding. A common beginning of sequences (prefix_tree.py: a group's prompt, the turns before a
+branch) is stored and computed once, and its gradients add up. For 128 completions of 25 tokens to 16 prompts of 35 that is 3,760 tokens
+instead of 7,680, and a step takes half the time (README.md, Speed).
 
-Attention sees segments, the nodes of that tree: the keys of one are all that is above it, and itself. In the padded layout segments of
-similar length form a bucket, padded to a common shape. Without it there are runs of queries and keys, level by level of the tree.
+Attention sees segments, the nodes of that tree: the keys of a segment are those above it and its own. In the padded layout segments of
+similar length form a bucket, padded to a common shape. Otherwise there are runs of queries and keys, level by level of the tree.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ BUCKET_FLOOR = 4  # or within this many tokens of it: many tiny buckets cost mor
 
 @dataclass(frozen=True)
 class Bucket:
-    """S segments, padded: what is above them to the left, of Tk - Tq keys; themselves to the right, of Tq queries and keys."""
+    """S padded segments. On the left are the Tk - Tq keys above them, on the right their own Tq queries and keys."""
 
     segments: int  # S
     queries: int  # Tq
     keys: int  # Tk
-    mask: Tensor | None  # bool[S, 1, Tq, Tk] what a query may see; None: plain causal, Tq = Tk
+    mask: Tensor | None  # bool[S, 1, Tq, Tk] the keys that a query may see; None: plain causal, Tq = Tk
 
 
 @dataclass(frozen=True)
 class Runs:
-    """S runs of queries, each with the run of keys that it sees: one after another, without padding."""
+    """S runs of queries, each with the run of keys that it sees, one after another without padding."""
 
     queries: Tensor  # i64[R] the packed token in each query row
     keys: Tensor  # i64[C] and in each key row
-    query_ends: Tensor  # i32[S + 1] rows before each run, and in all
+    query_ends: Tensor  # i32[S + 1] rows before each run, and the total
     key_ends: Tensor  # i32[S + 1]
     longest_query: int
     longest_key: int
@@ -55,26 +55,24 @@ class Packing:
     positions: Tensor  # i64[1, N]
     queries: Tensor  # i64[sum S*Tq] the packed token in each padded query row
     keys: Tensor  # i64[sum S*Tk] the packed token in each padded key row
-    query_home: (
-        Tensor  # i64[N] the one query row where a packed token really stands; other rows that hold it are padding
-    )
+    query_home: Tensor  # i64[N] the one query row of a packed token; other rows that hold it are padding
     key_home: Tensor  # i64[N] the key row within the same segment
-    key_again: Tensor  # i64[D] the key rows of tokens within the segments that are below theirs
-    buckets: tuple[Bucket, ...]  # none where the padded layout was not asked for
-    slots: Indices  # i64[sum of lengths] the packed place of every token of every sequence, in the order given
+    key_again: Tensor  # i64[D] the repeated key rows of tokens, in segments below their own
+    buckets: tuple[Bucket, ...]  # empty without a padded layout
+    slots: Indices  # i64[sum of lengths] the packed place of every token of every sequence, in the given order
     longest: int  # tokens of the longest sequence
     alone: bool  # one sequence: there is nothing to gather
-    # In place of the padded layout: all segments with themselves, and for each level of the tree what is below it.
+    # Instead of the padded layout: all segments with themselves, then for each level of the tree the tokens below it.
     levels: tuple[Runs, ...]
 
     @property
     def padding(self) -> float:
-        """Rows of queries and keys that are there for their shape alone, over those that attention needs."""
+        """Rows of queries and keys that exist only for their shape, divided by those that attention needs."""
         real = 2 * len(self.query_home) + len(self.key_again)
         return (len(self.queries) + len(self.keys)) / real - 1
 
     def at(self, indices: Indices) -> Tensor:
-        """Where the tokens at these positions (of the sequences laid end to end) stand in the packed row."""
+        """The places in the packed row of the tokens at these positions (of the sequences laid end to end)."""
         return torch.from_numpy(self.slots[indices]).to(self.tokens.device)
 
 
@@ -86,8 +84,8 @@ def pack(
     share: bool = False,
     attention: str = "padded",
 ) -> Packing:
-    """Lay out sequences that stand end to end in `tokens`, each of at least one token. With `share`, what they begin with in
-    common is there once. `attention` is trainer.attention: flash is by levels in place of the padded layout, auto where that pays."""
+    """Lay out sequences that stand end to end in `tokens`, each of at least one token. With `share`, a common beginning is stored
+    once. `attention` is trainer.attention: flash goes by levels instead of the padded layout, auto does so if that is faster."""
     starts = np.cumsum(lengths) - lengths  # [S]
     tree = tree_of(tokens, starts, lengths, share=share)
     own = tree.end - tree.begin  # [M]
@@ -105,7 +103,7 @@ def pack(
         attention == "auto" and pays_by_levels(int((own + tree.begin).sum()), len(packed), len(own))
     )
     layout = _Layout(len(packed), slots, device)
-    above = starts[tree.sequence]  # [M] where the places of all that is above a node begin in `slots`
+    above = starts[tree.sequence]  # [M] start in `slots` of the places of everything above a node
     for nodes in () if leveled else (np.flatnonzero(tree.inner), np.flatnonzero(~tree.inner)):
         for segments in _alike_in_both(first[nodes], own[nodes], above[nodes], tree.begin[nodes]):
             layout.add(*segments)
@@ -130,7 +128,7 @@ def pack(
 
 
 def _levels(tree: PrefixTree, first: Indices, ends: Indices, device: torch.device | str) -> Iterator[Runs]:
-    """`first` and `ends` [M] are where a node's tokens begin and end in the packed row."""
+    """Yield the runs of each level. A node's tokens are `first` to `ends` [M] in the packed row."""
     yield _runs_of(first, ends, first, ends, device)
     depth = np.zeros(len(first), np.int64)
     for node, parent in enumerate(tree.parent.tolist()):
@@ -158,7 +156,7 @@ def _runs_of(
 
 
 def _ends_below(parent: Indices, ends: Indices) -> Indices:
-    """[M] where the last of all that is below each node ends: nodes below one follow it."""
+    """[M] The end of the last node below each node; nodes below a node follow it."""
     last = ends.copy()
     for node in range(len(parent) - 1, -1, -1):
         if parent[node] >= 0:
@@ -185,13 +183,13 @@ class _Layout:
         return np.concatenate(parts) if parts else np.zeros(0, np.int64)
 
     def add(self, first: Indices, length: Indices, above: Indices, depth: Indices) -> None:
-        """A bucket of segments: packed place and length of each; where the places of what is above it begin in `slots`, and how many
-        tokens that is."""
+        """Add a bucket of segments: packed place and length of each, the start in `slots` of the places of the tokens above it, and their
+        number."""
         segments, right, left = len(first), int(length.max()), int(depth.max())
         column = np.arange(right)
         real = column < length[:, None]  # [S, Tq]
         place = first[:, None] + np.minimum(column, length[:, None] - 1)  # padding repeats the last token
-        back = np.arange(left) - (left - depth[:, None])  # [S, Tk - Tq] negative where padded
+        back = np.arange(left) - (left - depth[:, None])  # [S, Tk - Tq] negative: padding
         there = back >= 0
         earlier = np.where(there, self._slots[above[:, None] + np.maximum(back, 0)], first[:, None])
 
@@ -220,12 +218,12 @@ def microbatches(
     tokens: NDArray[np.int32] | None = None,
     group: NDArray[np.int32] | None = None,
 ) -> list[Indices]:
-    """`order` (sequence numbers, groups together) in runs of at most `limit` packed tokens; a longer sequence gets a run of
-    its own. With `tokens` and `group`, what the sequences of a run begin with in common counts once, and those of a group stand by what
-    they have in common.
+    """Cut `order` (sequence numbers, groups together) into runs of at most `limit` packed tokens; a longer sequence gets its own run.
+    With `tokens` and `group`, a common beginning of the sequences of a run counts once, and the sequences of a group are ordered by what
+    they share.
 
-    Runs are as few as two ways of filling them find, and then of near counts: cuts through `order` where it stands, or
-    whole groups, largest first, each to the run that holds least."""
+    Two ways of filling are tried for the fewest runs, which are then made about equal: cutting through `order`, or placing whole groups,
+    largest first, each in the emptiest run."""
     if not len(order):
         return []
     alone = [order[run] for run in _runs(lengths[order], np.zeros(len(order), np.int64), np.arange(len(order)), limit)]
@@ -241,13 +239,13 @@ def microbatches(
             len(run) == 1 or lengths[run].sum() <= limit or tree_of(tokens, starts[run], lengths[run]).tokens <= limit
         )
 
-    if not all(fits(run) for run in runs):  # by itself a run may share less: nodes that save little there are none
+    if not all(fits(run) for run in runs):  # a separate run may share less: nodes that save little are dropped
         runs = _greedy(alike, fits)
     return min(runs, alone, key=len)
 
 
 def _greedy(order: Indices, fits: Callable[[Indices], bool]) -> list[Indices]:
-    """Cuts through `order` wherever one more would not fit."""
+    """Cut through `order` before each sequence that would not fit."""
     runs, begin = [], 0
     for end in range(1, len(order) + 1):
         if not fits(order[begin:end]):
@@ -259,7 +257,7 @@ def _greedy(order: Indices, fits: Callable[[Indices], bool]) -> list[Indices]:
 def _by_prefix(
     tokens: NDArray[np.int32], starts: Indices, lengths: Indices, order: Indices, group: NDArray[np.int32]
 ) -> tuple[Indices, Indices]:
-    """`order`, each group's by what they have in common, and how many tokens each has in common with the one before it there."""
+    """`order` with each group sorted by common beginnings, and the number of tokens that each shares with the one before it."""
     orders, shares = [], []
     for members in np.split(order, np.flatnonzero(np.diff(group[order])) + 1):
         tree = tree_of(tokens, starts[members], lengths[members])
@@ -269,7 +267,7 @@ def _by_prefix(
 
 
 def _runs(lengths: Indices, shared: Indices, of: Indices, limit: int) -> list[Indices]:
-    """Places [S] in runs, by the length of each, what it shares with the one before it, and the group that it is of."""
+    """Places [S] in runs, by each one's length, the tokens that it shares with the one before, and its group."""
     indices = np.arange(len(lengths))
     cut = _cut(lengths, shared, indices, limit)
     low, high = (
@@ -283,7 +281,7 @@ def _runs(lengths: Indices, shared: Indices, of: Indices, limit: int) -> list[In
 
 
 def _cut(lengths: Indices, shared: Indices, indices: Indices, limit: int) -> list[Indices]:
-    """Cuts through `indices` wherever the next sequence would exceed the limit."""
+    """Cut through `indices` before each sequence that would exceed the limit."""
     cuts, filled_tokens = [0], 0
     for at, (length, common) in enumerate(zip(lengths[indices].tolist(), shared[indices].tolist(), strict=True)):
         more = length - common if at > cuts[-1] else length
@@ -295,7 +293,7 @@ def _cut(lengths: Indices, shared: Indices, indices: Indices, limit: int) -> lis
 
 
 def _filled(lengths: Indices, shared: Indices, of: Indices, limit: int, fewer_than: int) -> list[Indices] | None:
-    """Runs of whole groups, where these are fewer; a group that is larger than the limit is cut."""
+    """Runs of whole groups, if these are fewer; a group larger than the limit is cut."""
     groups = np.split(np.arange(len(lengths)), np.flatnonzero(np.diff(of)) + 1)
     parts = [part for members in groups for part in _cut(lengths, shared, members, limit)]
     sizes = np.array([int(lengths[part].sum() - shared[part[1:]].sum()) for part in parts])
@@ -314,7 +312,7 @@ def _filled(lengths: Indices, shared: Indices, of: Indices, limit: int, fewer_th
 
 
 def _alike_in_both(*columns: Indices) -> Iterator[tuple[Indices, ...]]:
-    """Segments (first, length, before, before_length), cut into buckets that are alike in both lengths."""
+    """Segments (first, length, before, before_length), cut into buckets of similar lengths."""
     for alike in _alike(columns[1]):
         for chosen in _alike(columns[3][alike]):
             yield tuple(column[alike[chosen]] for column in columns)

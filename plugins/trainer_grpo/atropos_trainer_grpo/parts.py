@@ -61,7 +61,7 @@ def write(
 
 
 def are_named(state: Mapping[str, Any]) -> bool:
-    """Whether a saved state is one that `write` gave."""
+    """True if `parts_of` made a saved state."""
     return any(isinstance(master, str) for master in state["masters"]) or any(
         isinstance(value, str) for entry in state["moments"].values() for value in entry.values()
     )

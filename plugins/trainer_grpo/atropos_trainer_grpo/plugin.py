@@ -1,4 +1,4 @@
-"""What this package offers: the trainer `grpo`."""
+"""The provider of the trainer `grpo`."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ LOSSES = {
     "gspo": "clipped ratios of whole sequences",
     "cispo": "clipped ratios as weights: no token loses its gradient",
     "reinforce": "the policy gradient itself, without a ratio",
-    "sapo": "ratios through a soft gate in place of a clip",
-    "vespo": "the policy gradient, weighed by a soft kernel of the whole sequence's ratio",
-    "luspo": "clipped ratios of whole sequences, which weigh as much as they are long",
-    "kpop": "ratios, without the tokens whose probability two policies disagree about",
+    "sapo": "ratios through a soft gate instead of a clip",
+    "vespo": "the policy gradient, weighted by a soft kernel of the whole sequence's ratio",
+    "luspo": "clipped ratios of whole sequences, weighted by their length",
+    "kpop": "ratios, without the tokens about whose probability the two policies disagree",
 }
 
 
@@ -45,8 +45,8 @@ def build(options: GrpoOptions, context: RunContext) -> Trainer:
             _refuse_another_device(f"trainer.{name} = true", f"trainer.{name} = false", context)
     if options.optimizer_offloading and (devices := len(context.devices) * context.machines) > 1:
         raise FitError(
-            f"trainer.optimizer_offloading = true is for a trainer on one device, and this one has {devices}.",
-            remedy="Ranks divide masters and moments among themselves already: leave it out.",
+            f"trainer.optimizer_offloading = true works only on one device, and this trainer has {devices}.",
+            remedy="Leave it out: ranks already shard masters and moments.",
         )
     if len(context.devices) * context.machines > 1:
         from atropos_trainer_grpo.ranks import RankedTrainer
@@ -62,8 +62,8 @@ def _refuse_what_torchao_cannot(options: GrpoOptions, context: RunContext) -> No
     require("torchao", option)
     if (devices := len(context.devices) * context.machines) > 1:
         raise FitError(
-            f"{option} is for a trainer on one device, and this one has {devices}.",
-            remedy='Ranks divide fp32 moments among themselves already: set trainer.optimizer = "adamw".',
+            f"{option} works only on one device, and this trainer has {devices}.",
+            remedy='Set trainer.optimizer = "adamw": ranks already shard fp32 moments.',
         )
 
 
@@ -73,8 +73,8 @@ def _check_quantized_base(kind: str, context: RunContext) -> None:
         require("bitsandbytes", option)
     if (devices := len(context.devices) * context.machines) > 1:
         raise FitError(
-            f"{option} is for a trainer on one device, and this one has {devices}.",
-            remedy="Name one of trainer.devices, or leave the option out: ranks divide the base among themselves.",
+            f"{option} works only on one device, and this trainer has {devices}.",
+            remedy="Set trainer.devices to one device, or leave the option out: ranks already shard the base.",
         )
 
 
@@ -122,8 +122,8 @@ def check(options: GrpoOptions, workload: Workload) -> None:
     if (window := sliding_window(directory)) is not None and window <= workload.max_tokens:
         raise FitError(
             f"trainer 'grpo' does not train beyond a sliding window: layers of the model in {directory} see {window} tokens "
-            f"(sliding_window in its config.json), and replies may have {workload.max_tokens}.",
-            remedy=f"--set sampling.max_tokens={max(window // 2, 1)}, or a model with full attention.",
+            f"(sliding_window in its config.json), but replies may have {workload.max_tokens}.",
+            remedy=f"--set sampling.max_tokens={max(window // 2, 1)}, or use a model with full attention.",
         )
     model = read(directory)
     if model is None or options.lora is None or options.lora.targets == "all-linear":
@@ -131,8 +131,8 @@ def check(options: GrpoOptions, workload: Workload) -> None:
     known = {name.removesuffix(".weight").rpartition(".")[2] for name in model.linear()}
     if unknown := [target for target in options.lora.targets if target not in known]:
         raise FitError(
-            f"trainer.lora.targets names {unknown[0]!r}, and the model in {directory} has no linear layer of that name.",
-            remedy=f'It has: {", ".join(sorted(known))}. Or leave it out: "all-linear" is all of them.',
+            f"trainer.lora.targets names {unknown[0]!r}, but the model in {directory} has no linear layer of that name.",
+            remedy=f'Choose from: {", ".join(sorted(known))}. Or leave it out: "all-linear" adapts all of them.',
         )
 
 
@@ -141,9 +141,7 @@ def _refuse_truncation(options: GrpoOptions) -> None:
     ratios are to the trainer's own logprobs."""
     from atropos_trainer_grpo.config import TABLES
 
-    cut = (
-        "sampling.top_p or top_k leaves tokens out, and the engine's logprobs are renormalised over those that are kept"
-    )
+    cut = "sampling.top_p or top_k leaves tokens out, and the engine's logprobs are renormalised over the rest"
     whole = "or sample with top_p = 1 and top_k = 0."
     if options.old_logprobs == "rollout":
         raise ConfigError(
@@ -152,7 +150,7 @@ def _refuse_truncation(options: GrpoOptions) -> None:
         )
     if options.correction is not None:
         raise ConfigError(
-            f"trainer.correction weighs the trainer's logprobs against the engine's, but {cut}: such a weight is biased.",
+            f"trainer.correction compares the trainer's logprobs with the engine's, but {cut}: such a weight is biased.",
             remedy=f"Leave trainer.correction out; {whole}",
         )
     if options.missing_logprobs == "refuse":
@@ -162,9 +160,9 @@ def _refuse_truncation(options: GrpoOptions) -> None:
         )
     if options.updates_once and (idle := options.changed("clip_low", "clip_high", "dual_clip", *TABLES)):
         raise ConfigError(
-            f"trainer.{idle[0]} has no effect: {cut}, so that the ratio is to the trainer's own logprobs, which is 1 in a "
-            "single update a batch.",
-            remedy=f"Remove it; make more updates of a batch (trainer.epochs, trainer.minibatches); {whole}",
+            f"trainer.{idle[0]} has no effect: {cut}. So the ratio is to the trainer's own logprobs, and is 1 with one "
+            "update a batch.",
+            remedy=f"Remove it; raise trainer.epochs or trainer.minibatches; {whole}",
         )
 
 
@@ -181,15 +179,15 @@ def saves(options: GrpoOptions, workload: Workload) -> int:
 
 
 def transports(options: GrpoOptions) -> frozenset[Transport]:
-    """Whoever asks for an adapter gets one. Otherwise the bridge decides what is trained: by memory (which kind, the
-    run's devices decide), as a copy or as checkpoints the whole model, by adapters one with the default options."""
+    """With lora options, only adapters. Otherwise the bridge decides: by memory (of the run's devices), copy or checkpoint it
+    trains the whole model, by adapters an adapter with the default options."""
     if options.lora is not None:
         return frozenset({"adapter"})
     return frozenset({"posix_shm", "cuda_ipc", "copy", "broadcast", "checkpoint", "adapter"})
 
 
 def announces(options: GrpoOptions) -> Mapping[str, Any]:
-    """What an engine must make room for, where the run's transport is adapters; how a teacher is learnt from, if at all."""
+    """Adapters for which an engine must make room, if the run's transport is adapters; how a teacher is used, if at all."""
     from atropos_trainer_grpo.config import LoraOptions
 
     lora = options.lora or LoraOptions()

@@ -1,7 +1,7 @@
-"""Sequences as a tree of the tokens that they begin with in common.
+"""A tree of the common beginnings of sequences.
 
-A node is a run of tokens. Sequences that begin alike have a node of their own for that beginning, which is there once, and go apart below
-it: the completions of one prompt, the branches of an episode, a conversation that a later turn continues.
+A node is a run of tokens. Sequences that begin alike share one node for that beginning, and branch below it: the completions of one prompt,
+the branches of an episode, a conversation that a later turn continues.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from numpy.typing import NDArray
 
 Indices = NDArray[np.int64]
 
-LEAST_SAVED = 16  # tokens: a node that saves fewer costs more, as a segment of attention, than its tokens
-KEYS_AGAIN = 2.0  # rows of keys in the padded layout for each token, from which attention by levels is less work
-LEAST_SEGMENT = 128  # tokens of a segment, on average: kernels of attention compute in blocks of as many
+LEAST_SAVED = 16  # tokens: as a segment of attention, a node that saves fewer costs more than its tokens
+KEYS_AGAIN = 2.0  # rows of keys in the padded layout per token, from which attention by levels is less work
+LEAST_SEGMENT = 128  # average tokens of a segment: attention kernels compute in blocks of this size
 
 
 def pays_by_levels(keys: int, tokens: int, segments: int) -> bool:
-    """Whether attention goes level by level of a tree (flash_attention.py), not through a padded layout with so many rows of keys."""
+    """True if attention by levels of a tree (flash_attention.py) costs less than a padded layout with `keys` rows of keys."""
     return keys >= KEYS_AGAIN * tokens and tokens >= LEAST_SEGMENT * segments
 
 
 @dataclass(frozen=True)
 class PrefixTree:
-    """M nodes in depth-first order: whatever is below a node follows it, and stands together. Children are in the order of the
-    first sequence that each has."""
+    """M nodes in depth-first order: the nodes below a node follow it, without a gap. Children are ordered by the first
+    sequence of each."""
 
-    begin: Indices  # [M] of a node's tokens in its sequences, counted from their first
+    begin: Indices  # [M] first token of a node in its sequences, counted from their start
     end: Indices  # [M]
-    sequence: Indices  # [M] one that has these tokens
-    parent: Indices  # [M] -1 for what begins a sequence
+    sequence: Indices  # [M] one sequence with these tokens
+    parent: Indices  # [M] -1 for a node that begins a sequence
     last: Indices  # [S] the node that each sequence ends with
 
     @property
@@ -41,18 +41,18 @@ class PrefixTree:
 
     @property
     def order(self) -> Indices:
-        """[S] the sequences as they are met in the tree: each beside the one that it has most in common with of those before it."""
+        """[S] the sequences in tree order: each follows the earlier one with which it shares most."""
         return np.argsort(self.last, kind="stable")
 
     @property
     def inner(self) -> NDArray[np.bool_]:
-        """[M] whether anything is below it."""
+        """[M] True if a node has nodes below it."""
         inner = np.zeros(len(self.parent), np.bool_)
         inner[self.parent[self.parent >= 0]] = True
         return inner
 
     def path(self, sequence: int) -> list[int]:
-        """Its nodes, from the first token on."""
+        """The sequence's nodes, from its first token."""
         path, node = [], int(self.last[sequence])
         while node >= 0:
             path.append(node)
@@ -60,7 +60,7 @@ class PrefixTree:
         return path[::-1]
 
     def shared(self) -> Indices:
-        """[S] in `order`: the tokens that a sequence has in common with the one before it; 0 for the first."""
+        """[S] in `order`: the tokens that a sequence shares with the one before it; 0 for the first."""
         shared = np.zeros(len(self.last), np.int64)
         before: list[int] = []
         for place, sequence in enumerate(self.order.tolist()):
@@ -72,7 +72,7 @@ class PrefixTree:
 
 
 def tree_of(tokens: NDArray[np.int32], starts: Indices, lengths: Indices, *, share: bool = True) -> PrefixTree:
-    """Of sequences of at least one token, each `tokens[start : start + length]`. Without `share` each is by itself."""
+    """Build the tree of sequences of at least one token, each `tokens[start : start + length]`. Without `share`, each stays separate."""
     count = len(lengths)
     if not share or count < 2:
         alone = np.arange(count)
@@ -85,11 +85,11 @@ def tree_of(tokens: NDArray[np.int32], starts: Indices, lengths: Indices, *, sha
 
 
 class _Builder:
-    """Goes through neighbours in lexical order: a node is a run of them, as far as the two with least in common are alike."""
+    """Visits neighbours in lexical order: a node is a run of them, as long as the two with least in common are alike."""
 
     def __init__(self, ordered: Indices, common: Indices, lengths: Indices) -> None:
         self._ordered = ordered
-        self._common = common  # [S - 1] tokens that each has in common with the next
+        self._common = common  # [S - 1] tokens that each shares with the next
         self._lengths = lengths
         self._nodes: list[tuple[int, int, int, int]] = []  # begin, end, sequence, parent
         self._last = np.zeros(len(ordered), np.int64)
@@ -113,14 +113,14 @@ class _Builder:
         return PrefixTree(begins, ends, sequences, parents, self._last)
 
     def _apart(self, low: int, high: int, length: int) -> list[tuple[int, int]]:
-        """The runs that go apart after `length` tokens, by the first sequence that each has."""
+        """The runs that branch after `length` tokens, by the first sequence of each."""
         cuts = (np.flatnonzero(self._common[low : high - 1] <= length) + low + 1).tolist()
         runs = list(zip([low, *cuts], [*cuts, high], strict=True))
         return sorted(runs, key=lambda run: int(self._ordered[run[0] : run[1]].min())) if len(runs) > 1 else runs
 
 
 def _common(one: NDArray[np.int32], other: NDArray[np.int32]) -> int:
-    """How many tokens they begin with in common."""
+    """The number of tokens at the beginning of both."""
     least = min(len(one), len(other))
     differs = one[:least] != other[:least]
     return int(differs.argmax()) if differs.any() else least

@@ -42,7 +42,7 @@ class ProcessGroup:
         return values
 
     def sum_array(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Of an array that each rank has filled where its own sequences are, and left at zero elsewhere."""
+        """Sum an array over ranks, in which each has filled its own sequences and left the rest at zero."""
         return self.sum(torch.from_numpy(values)).numpy()
 
 

@@ -1,8 +1,8 @@
-"""A frozen base in 4 or 8 bits beside an adapter (QLoRA, arXiv 2305.14314): NF4 in blocks of 64, by bitsandbytes, or int8 by row.
+"""A frozen base in 4 or 8 bits under an adapter (QLoRA, arXiv 2305.14314): NF4 in blocks of 64, by bitsandbytes, or int8 by row.
 
-What engines sample from must be what the adapter is trained beside. So the weights of the model directory lie on the grid of the format
-themselves: `atropos quantize` rounds them, each in its own dtype, and any engine loads them as it loads other models. The trainer
-holds the same numbers in 4 or 8 bits, bit for bit, and refuses a base that is not on the grid: rounding it here alone would train beside
+The engines must sample from the same base as the adapter is trained on. So the model directory's weights must already lie on the grid
+of the format: `atropos quantize` rounds them, each in its own dtype, and any engine loads them like another model. The trainer holds the
+same numbers in 4 or 8 bits, bit for bit. It refuses a base that is not on the grid, because rounding it only in the trainer would train
 another model than the one that sampled.
 """
 
@@ -49,7 +49,7 @@ def _unpack_int8(parts: Packed, shape: torch.Size) -> Tensor:
 
 
 class Format(NamedTuple):
-    """How weights are held."""
+    """A way to hold weights in fewer bits."""
 
     pack: Callable[[Tensor], Packed]  # of float32 [out, in], on its device
     unpack: Callable[[Packed, torch.Size], Tensor]  # in float32, to be rounded to the dtype that they are stored in
@@ -59,14 +59,14 @@ FORMATS = {"nf4": Format(_pack_nf4, _unpack_nf4), "int8": Format(_pack_int8, _un
 
 
 def rounded(weight: Tensor, kind: str = "nf4") -> Tensor:
-    """The nearest weights on the grid, in the same dtype. What is on it stays as it is, bit for bit."""
+    """The nearest weights on the grid, in the same dtype. Weights on the grid stay the same, bit for bit."""
     form = FORMATS[kind]
     return form.unpack(form.pack(weight.float()), weight.shape).to(weight.dtype)
 
 
 class QuantizedLinear(nn.Module):
-    """`F.linear` with a frozen weight that is held in 4 or 8 bits. Value and gradient are those of the weight itself, bit for bit; it is
-    there in full only while it is used. Raises FitError, with `name`, for a weight that is not on the grid."""
+    """`F.linear` with a frozen weight that is held in 4 or 8 bits. Value and gradient are those of the weight itself, bit for bit. The
+    whole weight exists only while it is used. Raises FitError, with `name`, for a weight that is not on the grid."""
 
     packed: Tensor
     scales: Tensor
@@ -86,9 +86,9 @@ class QuantizedLinear(nn.Module):
         if not stored:
             dtype = str(weight.dtype).removeprefix("torch.")
             raise FitError(
-                f'trainer.lora.quantization = "{kind}" is for a base whose weights are on that grid, and {name} is not: engines would '
+                f'trainer.lora.quantization = "{kind}" needs a base whose weights are on that grid, and {name} is not: the engines would '
                 "sample from another model than the one that is trained.",
-                remedy=f"`atropos quantize MODEL DIRECTORY --format {kind} --dtype {dtype}` writes such a base; then --model DIRECTORY.",
+                remedy=f"`atropos quantize MODEL DIRECTORY --format {kind} --dtype {dtype}` writes such a base: then --model DIRECTORY.",
             )
         self._stored = stored[0]
         self.in_features, self.out_features = linear.in_features, linear.out_features
@@ -100,7 +100,7 @@ class QuantizedLinear(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """[out, in], made anew, in the dtype that it is stored in."""
+        """[out, in], unpacked anew, in the dtype that it is stored in."""
         held = {name: getattr(self, name) for name in self._names}
         return self._form.unpack(held, self._shape).to(self._stored)
 
@@ -110,7 +110,7 @@ class QuantizedLinear(nn.Module):
 
 
 class _Linear(torch.autograd.Function):
-    """Autograd would keep the whole weight of each layer until the backward pass; this makes it again there."""
+    """Unpack the weight again in the backward pass; autograd would keep the whole weight of each layer until then."""
 
     @staticmethod
     def forward(context: Any, inputs: Tensor, layer: QuantizedLinear) -> Tensor:
@@ -123,8 +123,8 @@ class _Linear(torch.autograd.Function):
 
 
 def quantize(model: nn.Module, head: nn.Module, device: torch.device | str, kind: str) -> None:
-    """Hold every linear layer but the head and the adapters' own in 4 or 8 bits, on `device`, where each goes by itself: of the whole
-    weights, one is there at a time."""
+    """Hold every linear layer except the head and the adapters in 4 or 8 bits on `device`. Layers move there one at a time, so only one
+    whole weight is there at once."""
     for name, module in list(model.named_modules()):
         if isinstance(module, nn.Linear) and module is not head and ".lora_" not in name:
             path, _, last = name.rpartition(".")

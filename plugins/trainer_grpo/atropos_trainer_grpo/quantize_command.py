@@ -19,7 +19,7 @@ def add(app: typer.Typer) -> None:
 
 
 class Dtype(StrEnum):
-    """That weights are written in."""
+    """The dtype of the written weights."""
 
     BFLOAT16 = "bfloat16"
     FLOAT16 = "float16"
@@ -27,7 +27,7 @@ class Dtype(StrEnum):
 
 
 class Format(StrEnum):
-    """That a base is held in."""
+    """The format of a base in fewer bits."""
 
     NF4 = "nf4"
     INT8 = "int8"
@@ -35,16 +35,16 @@ class Format(StrEnum):
 
 def quantize(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A directory, or a name on the Hugging Face hub.")],
-    directory: Annotated[Path, typer.Argument(metavar="DIRECTORY", help="Where the rounded model is written.")],
-    format: Annotated[Format, typer.Option(help="nf4: 4 bits; int8: 8.")] = Format.NF4,
+    directory: Annotated[Path, typer.Argument(metavar="DIRECTORY", help="Where to write the rounded model.")],
+    format: Annotated[Format, typer.Option(help="nf4: 4 bits; int8: 8 bits.")] = Format.NF4,
     dtype: Annotated[
-        Dtype | None, typer.Option(help="That the run will have it in; unset: the one that it is stored in.")
+        Dtype | None, typer.Option(help="The dtype that the run will use; unset: the one of the stored weights.")
     ] = None,
 ) -> None:
-    """Round a model's linear layers to 4 or 8 bits, for LoRA beside a base that the trainer holds in them.
+    """Round a model's linear layers to 4 or 8 bits, for LoRA on a base that the trainer holds in these bits.
 
-    Any engine loads what is written: it is an ordinary model, of the same size unless --dtype is another. Embeddings, norms and the
-    head stay as they are.
+    The result is an ordinary model that any engine loads, of the same size unless --dtype is another. Embeddings, norms and the
+    head are not rounded.
 
     [bold]Examples[/]
 
@@ -58,7 +58,7 @@ def quantize(
     if format is Format.NF4:
         require("bitsandbytes", "rounding to 4 bits")
     if directory.exists():
-        raise ConfigError(f"{directory} is there already.", remedy="Name a directory that is not there yet.")
+        raise ConfigError(f"{directory} already exists.", remedy="Choose a directory that does not exist.")
     _, resolved, _ = configure(None, model=model)
     with console.waiting(f"{model} to be rounded"):
         layers, weights = write(resolved.directory, directory, format, dtype)
@@ -69,8 +69,8 @@ def quantize(
 
 
 def write(model: Path, directory: Path, kind: str = "nf4", dtype: str | None = None) -> tuple[int, int]:
-    """The model with its linear layers on the grid, one file at a time, in its own dtype or another. How many they are, and how many
-    weights. Raises ConfigError, DataError; nothing is left of a directory that could not be finished."""
+    """Write the model with its linear layers on the grid, one file at a time, in its own dtype or another. Returns the number of
+    layers and of weights. Raises ConfigError, DataError; an unfinished directory is removed."""
     import torch
     from safetensors import SafetensorError, safe_open
     from safetensors.torch import save_file
@@ -81,15 +81,15 @@ def write(model: Path, directory: Path, kind: str = "nf4", dtype: str | None = N
     size = read(model)
     if size is None or not (names := size.linear()):
         raise ConfigError(
-            f"{model} is no model with linear layers to round: it needs config.json and safetensors.",
-            remedy="Name the directory of a Hugging Face model.",
+            f"{model} does not have linear layers to round: it needs config.json and safetensors.",
+            remedy="Give the directory of a Hugging Face model.",
         )
     unfinished = directory.with_name(f"{directory.name}.unfinished")
     weights = 0
     try:
         unfinished.mkdir(parents=True)
-    except OSError as error:  # somebody else's, or no room for it: it stays
-        raise DataError(f"{unfinished} cannot be made: {error}", remedy="Name another directory.") from error
+    except OSError as error:  # another user's, or no space: it stays
+        raise DataError(f"{unfinished} cannot be created: {error}", remedy="Choose another directory.") from error
     try:
         for path in sorted(one for one in model.iterdir() if one.is_file() and one.suffix != ".bin"):
             if path.suffix != ".safetensors":
@@ -98,7 +98,7 @@ def write(model: Path, directory: Path, kind: str = "nf4", dtype: str | None = N
             with safe_open(path, "pt") as file:
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dict
                 metadata = file.metadata()
-            if dtype is not None:  # before they are rounded: the grid is that of the numbers that are written
+            if dtype is not None:  # before rounding: the grid is that of the written numbers
                 tensors = {
                     name: tensor.to(getattr(torch, dtype)) if tensor.is_floating_point() else tensor
                     for name, tensor in tensors.items()

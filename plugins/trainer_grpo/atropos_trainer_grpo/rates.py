@@ -1,4 +1,4 @@
-"""How fast each parameter learns: the schedule over a run, and groups of parameters with a rate and decay of their own."""
+"""The learning rate of each parameter: the schedule over a run, and groups of parameters with separate rate and decay."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The trainer's checkpoint: a model directory that anyone can load, and beside it what only this trainer needs.
+"""The trainer's checkpoint: a standard model directory, plus files that only this trainer needs.
 
-Where an adapter is trained it is a peft directory that names its base model, which transformers and peft load as well.
+An adapter is saved as a peft directory that names its base model; transformers and peft also load it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def save(model: nn.Module, state: Mapping[str, Any], origin: Path, directory: Pa
     if _is_adapted(model):
         from atropos_trainer_grpo import lora
 
-        lora.save(model, directory)  # and no config.json: weights of the base model would be looked for beside it
+        lora.save(model, directory)  # without config.json: loaders would look for the base model's weights here
     else:
         _save_whole(model, directory)
     copy_tokenizer(origin, directory)
@@ -65,8 +65,8 @@ def _save_whole(model: Any, directory: Path) -> None:
 
 @torch.no_grad()
 def restore(model: nn.Module, optimizer: Optimizer, directory: Path, sharded: Sharded | None = None) -> None:
-    """Copy a saved state into the parameters where they lie, and into the optimiser. With `sharded`, `model` is its: every
-    rank reads for itself, and keeps its part. Raises CheckpointError before anything has changed."""
+    """Copy a saved state into the existing parameters and into the optimiser. With `sharded`, `model` is its model: every
+    rank reads the state and keeps its part. Raises CheckpointError before anything has changed."""
     file, present = _parameters(model)
     try:
         weights = load_file(directory / file)
@@ -99,7 +99,7 @@ def _is_adapted(model: nn.Module) -> bool:
 
 
 def _parameters(model: nn.Module) -> tuple[str, Mapping[str, torch.Tensor]]:
-    """The file that a checkpoint has them in, and where they lie, by the names that they have there."""
+    """The checkpoint's file with the parameters, and the parameters by their names in it."""
     if not _is_adapted(model):
         return WEIGHTS, dict(model.named_parameters())
     from atropos_trainer_grpo import lora
@@ -111,7 +111,7 @@ def _check_fit(
     weights: Mapping[str, torch.Tensor],
     parameters: Mapping[str, torch.Tensor],
     file: Path,
-    stored: Mapping[str, torch.dtype],  # where a parameter is kept otherwise
+    stored: Mapping[str, torch.dtype],  # the dtype of parameters that are stored in another one
 ) -> None:
     for name, parameter in parameters.items():
         saved = weights.get(name)
@@ -119,8 +119,7 @@ def _check_fit(
         expected = (tuple(parameter.shape), stored.get(name, parameter.dtype))
         if found != expected:
             raise CheckpointError(
-                f"{file}: parameter {name!r} is {found or 'missing'} there, "
-                f"and {expected} in the model that is to take it up.",
+                f"{file}: parameter {name!r} is {found or 'missing'}, but the model that is restored has {expected}.",
                 remedy=AS_WRITTEN,
             )
 
@@ -128,18 +127,18 @@ def _check_fit(
 def _check_adapter(
     model: Any, weights: Mapping[str, torch.Tensor], present: Mapping[str, torch.Tensor], directory: Path
 ) -> None:
-    """Other targets or layers would leave trained parts behind, another alpha would scale them, without a word."""
+    """Refuse other targets or layers, which would silently drop trained parts, and another alpha, which would scale them."""
     if left := sorted(weights.keys() - present.keys()):
         raise CheckpointError(
-            f"the adapter in {directory} has {left[0]!r} and {len(left) - 1} more parameters that this run's adapter has not.",
-            remedy="trainer.lora.targets and trainer.lora.layers must be as they were.",
+            f"the adapter in {directory} has {left[0]!r} and {len(left) - 1} more parameters that this run's adapter does not have.",
+            remedy="Set trainer.lora.targets and trainer.lora.layers to the values of that run.",
         )
     with taking_up(f"the adapter's {directory / 'adapter_config.json'}"):
         saved = json.loads((directory / "adapter_config.json").read_text())["lora_alpha"]
     now = model.peft_config["default"].lora_alpha
     if saved != now:
         raise CheckpointError(
-            f"the adapter in {directory} was trained with alpha {saved}, and this run has {now}: the policy would be another.",
+            f"the adapter in {directory} was trained with alpha {saved}, but this run has {now}, which would be another policy.",
             remedy=f"Set trainer.lora.alpha={saved}.",
         )
 

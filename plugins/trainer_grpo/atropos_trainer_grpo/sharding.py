@@ -84,7 +84,7 @@ class Sharded:
 
     @property
     def trained(self) -> dict[str, torch.Tensor]:
-        """What this rank has of the parameters that are trained, by name; those of 16-bit ones are masters."""
+        """This rank's shards of the trained parameters, by name; those of 16-bit ones are masters."""
         return {name: one.detach() for name, one in self.model.named_parameters() if one.requires_grad}
 
     def masters(self) -> list[torch.Tensor | None]:

@@ -1,4 +1,4 @@
-"""What is measured while a batch is trained: sums over tokens that stay on the device, and figures of each optimiser step."""
+"""The metrics of a batch while it is trained: sums over tokens that stay on the device, and figures of each optimiser step."""
 
 from __future__ import annotations
 

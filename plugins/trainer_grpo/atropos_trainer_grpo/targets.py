@@ -1,4 +1,4 @@
-"""What the loss takes each token of a batch against: the old policy, the reference, its advantage, its teacher."""
+"""The inputs of the loss for each token of a batch: old policy, reference, advantage, teacher."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from atropos_trainer_grpo.forward_passes import ForwardPasses
 if TYPE_CHECKING:
     from atropos_trainer_grpo.config import DistillationOptions, GrpoOptions
 
-Reference = Callable[[], AbstractContextManager[torch.nn.Module]]  # the model that KL is taken to
+Reference = Callable[[], AbstractContextManager[torch.nn.Module]]  # the reference model of KL
 
 
 class Targets:
-    """By token of the batch, [N] each; complete after `prepare`."""
+    """Targets by token of the batch, [N] each; complete after `prepare`."""
 
     def __init__(self, passes: ForwardPasses, options: GrpoOptions, taught: Taught | None) -> None:
         batch, columns = passes.batch, passes.columns
-        self.old = batch.logprobs  # where `has_old`
+        self.old = batch.logprobs  # valid if `has_old`
         self.has_old = columns.from_rollout
-        self.reference: Floats | None = None  # where trained
+        self.reference: Floats | None = None  # valid for trained tokens
         self.advantages = batch.advantages
         self.taught = taught
-        self.learns = np.zeros(len(batch.tokens), np.bool_)  # a trained token that the teacher speaks of
+        self.learns = np.zeros(len(batch.tokens), np.bool_)  # a trained token that the teacher scored
         self.behind = np.zeros(len(batch.tokens), np.float32)  # teacher's - policy's logprob, in reverse
         if taught is not None:
             self.learns = columns.trained & (taught.counts > 0)
@@ -41,16 +41,16 @@ class Targets:
 
     @property
     def forward_kl(self) -> DistillationOptions | None:
-        """Where the teacher's part is a loss of its own, not an advantage."""
+        """The distillation options, if the teacher's part is a separate loss instead of an advantage."""
         options = self._options.distillation
         return options if options is not None and options.kind == "forward" else None
 
     def prepare(self, comparison: Comparison, reference: Reference | None, *, dropouts: bool) -> None:
-        """What one look at the whole batch before any update gives: old and reference logprobs, and the advantages as they
-        are trained. Collective."""
+        """Score the whole batch once before any update: old and reference logprobs, and the advantages that are trained.
+        Collective."""
         options, columns, batch = self._options, self._passes.columns, self._passes.batch
         in_reward = options.kl is not None and options.kl.place == "reward"
-        # Of a single update its own forward pass would do, if dropout did not make another network of it.
+        # With a single update, its own forward pass would do, unless dropout makes another network of it.
         if options.epochs * options.minibatches > 1 or in_reward or dropouts:
             self._recompute_old(comparison)
         if options.kl is not None:
@@ -68,7 +68,7 @@ class Targets:
             self._learn_in_reverse(options.distillation, comparison)
 
     def moving(self, *, whole: bool) -> Bools:
-        """[S] has a token whose loss has a gradient, or with `whole` stands for an episode of which another has."""
+        """[S] True if a token's loss has a gradient; with `whole`, if that holds for any sequence of its episode."""
         kl = self._options.kl
         pulled = (kl is not None and kl.place == "loss") or self._options.entropy_coefficient
         forward = self.forward_kl
@@ -80,7 +80,7 @@ class Targets:
         return self._passes.episodes.any(by_sequence) if whole else by_sequence
 
     def _recompute_old(self, comparison: Comparison) -> None:
-        """What the ratio is taken against, where it is not the engine's logprobs."""
+        """Compute the denominator of the ratio, if it is not the engine's logprobs."""
         columns = self._passes.columns
         wanting = columns.trained & ~columns.from_rollout
         self.old = self._passes.computed(wanting, self._passes.batch.logprobs)
@@ -96,20 +96,20 @@ class Targets:
         if not wanting.any():
             self.reference = known
             return
-        assert reference is not None, "the trainer gives one where the options name a KL"
+        assert reference is not None, "the trainer gives one if the options set a KL"
         with reference() as model:
             self.reference = self._passes.computed(wanting, known, model)
 
     def _learn_in_reverse(self, options: DistillationOptions, comparison: Comparison) -> None:
-        """Take the teacher's view of each sampled token into its advantage: on-policy distillation."""
+        """Add the teacher's score of each sampled token to its advantage: on-policy distillation."""
         assert self.taught is not None, "the options ask for it"
         own, known = self.taught.of_own(self._passes.batch.tokens)
         self.learns = self._passes.columns.trained & known
         if len(self.taught.token_ids) and not self.learns.any():
             raise DataError(
-                'trainer.distillation.kind = "reverse" needs the teacher\'s logprobs of the tokens that the policy sampled, and '
-                "none of those that came is of one.",
-                remedy='Have the teacher send the sampled token beside its likeliest, or set kind = "forward".',
+                'trainer.distillation.kind = "reverse" needs the teacher\'s logprobs of the sampled tokens, but the teacher sent none '
+                "of them.",
+                remedy='Have the teacher send the sampled token with its likeliest ones, or set kind = "forward".',
             )
         if (self.learns & ~self.has_old).any():
             self._recompute_old(comparison)

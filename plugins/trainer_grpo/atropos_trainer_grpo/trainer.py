@@ -1,7 +1,7 @@
-"""The trainer `grpo`: holds model and optimiser, and runs all work on one thread of its own.
+"""The trainer `grpo`: holds model and optimiser, and runs all work on one thread.
 
-The thread keeps the process's event loop free to answer while a step computes, and is a single one because every
-further thread would bring a further OpenMP pool.
+The thread leaves the process's event loop free to answer while a step computes. It is the only one, because every further thread would
+bring another OpenMP pool.
 """
 
 from __future__ import annotations
@@ -51,8 +51,7 @@ SHARED = frozenset({"posix_shm", "cuda_ipc"})  # the engine owns the weights; ou
 
 
 def engine_differs(context: RunContext, dtype: str) -> bool:
-    """Whether tokens are sampled from another policy than the one of these weights: of an older version, or in other or in fewer
-    bits, at either end."""
+    """True if tokens are sampled from another policy than these weights: an older version, or one in other or fewer bits."""
     engines = {key.removeprefix("engine/") for key in context.announced if key.startswith("engine/")}
     return (
         context.max_staleness > 0
@@ -62,10 +61,10 @@ def engine_differs(context: RunContext, dtype: str) -> bool:
 
 
 class GrpoTrainer(Trainer):
-    """Policy gradients on one device, or as one rank of several (`ranks` has them behind one interface). `model` and
-    `weights_moved` are a bridge's way in: a transformers model, or peft's where an adapter is trained."""
+    """Policy gradients on one device, or as one rank of several (`ranks` puts them behind one interface). Bridges use `model`, a
+    transformers model or, with an adapter, peft's, and `weights_moved`."""
 
-    model: nn.Module  # of transformers; with LoRA peft's, around it
+    model: nn.Module  # of transformers; with LoRA peft's wrapper around it
 
     def __init__(self, options: GrpoOptions, context: RunContext, group: ProcessGroup = ALONE) -> None:
         self._options = options.with_lora() if options.adapts([context.transport]) else options
@@ -76,13 +75,13 @@ class GrpoTrainer(Trainer):
         self._sharded: Sharded | None = None
         self._loss: Loss | None = None
         self._optimizer: Optimizer | None = None
-        self._frozen: nn.Module | None = None  # the reference of a KL term, where no adapter is trained
+        self._frozen: nn.Module | None = None  # the reference of a KL term, if no adapter is trained
         self._token_values: Mapping[str, Floats] = {}
-        self._dropouts: list[nn.Module] = []  # of an adapter, off but in a training forward pass
+        self._dropouts: list[nn.Module] = []  # of an adapter; off except in a training forward pass
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="trainer")
 
     async def join(self, host: str, port: int, listening: socket.socket | None = None) -> None:
-        """Be a rank from here on; before `open`. Returns once all have come."""
+        """Become a rank; before `open`. Returns once all have joined."""
         from atropos_trainer_grpo import sharding
 
         self._mesh = await self._run(lambda: sharding.join(self._group, host, port, self._device, listening))
@@ -91,7 +90,7 @@ class GrpoTrainer(Trainer):
         return await self._run(self._open)
 
     def weights_moved(self) -> None:
-        """Take up the parameters as they are now; what the optimiser has learned so far is kept."""
+        """Take over the parameters as they are now, and keep the optimiser's state."""
         if self._sharded is None:
             complete(self.model)
         before = self._optimizer
@@ -107,7 +106,7 @@ class GrpoTrainer(Trainer):
             self._policy, self._ready(), self._options, self._loss, batch, self._device, self._context.seed,
             self._dropouts, self._reference, self._group,
         )  # fmt: skip
-        if self._group.size > 1:  # dropout: of its own in each rank, and nothing that a checkpoint would have to hold
+        if self._group.size > 1:  # each rank draws its own dropout, so that a checkpoint need not hold it
             seeds = np.random.SeedSequence([self._context.seed, batch.version, self._group.rank])
             torch.manual_seed(int(seeds.generate_state(1)[0]))
         async with AsyncExitStack() as stack:
@@ -124,7 +123,7 @@ class GrpoTrainer(Trainer):
         return metrics
 
     async def _give_back(self) -> None:
-        """The engine samples next, perhaps in the same memory."""
+        """Free cached memory: the engine samples next, perhaps in the same memory."""
         if self._device.startswith("cuda") and self._context.max_staleness == 0:
             await self._run(torch.cuda.empty_cache)
 
@@ -172,7 +171,7 @@ class GrpoTrainer(Trainer):
         shared = self._context.transport in SHARED
         lora = self._options.lora
         quantized = lora is not None and lora.quantization is not None
-        at = "cpu" if self._mesh is not None or quantized else None  # until it is divided, or has become small
+        at = "cpu" if self._mesh is not None or quantized else None  # until it is sharded or packed
         dtype, device = self._options.dtype, self._device
         attention = self._options.attention
         model = open_model(
@@ -232,7 +231,7 @@ class GrpoTrainer(Trainer):
 
     @contextmanager
     def _reference(self) -> Iterator[nn.Module]:
-        """The model that the run began with."""
+        """Yield the model that the run began with."""
         if self._frozen is not None:
             yield self._frozen
             return
@@ -242,7 +241,7 @@ class GrpoTrainer(Trainer):
 
     @property
     def _policy(self) -> nn.Module:
-        """What `score` takes."""
+        """The module that `score` takes."""
         return self.model if self._sharded is None else self._sharded.scorer
 
     def _save(self, optimizer: Optimizer, directory: Path) -> None:
@@ -260,7 +259,7 @@ class GrpoTrainer(Trainer):
             self._sharded.gather()
 
     def _chosen_loss(self) -> Loss:
-        """Raises what is wrong with its name, or with what offers it."""
+        """Find the loss. Raises if its name is unknown or its provider is broken."""
         name = self._options.loss
         made = LOSSES.get(name)
         if made is None:
@@ -269,7 +268,7 @@ class GrpoTrainer(Trainer):
             offered: Any = load_plugins().registry.find("loss", name).provider
             made = offered.build(offered.options(), self._context)
         if not isinstance(made, Loss):
-            raise ConfigError(f"trainer.loss = {name!r} is a loss for another trainer: {made!r}.")
+            raise ConfigError(f"trainer.loss = {name!r} is for another trainer: {made!r}.")
         if (self._options.average or made.average) == "constant" and self._options.loss_length is None:
             raise ConfigError(f"trainer.loss = {name!r} averages over a constant length: set trainer.loss_length.")
         if name not in LOSSES:
@@ -277,7 +276,7 @@ class GrpoTrainer(Trainer):
         return made.having(**self._options.loss_values)
 
     def _refuse_idle(self, loss: Loss) -> None:
-        """For a stranger's loss: options that the built-in ones' names would have had refused (config.py)."""
+        """Refuse idle options for a custom loss; config.py does so for the built-in ones."""
         from atropos_trainer_grpo.contract import heeds
 
         options = self._options
@@ -290,7 +289,7 @@ class GrpoTrainer(Trainer):
             idle.append("loss_length")
         if idle:
             raise ConfigError(
-                f"trainer.{idle[0]} has no effect with trainer.loss = {options.loss!r}, which does not look at it: remove it."
+                f"trainer.{idle[0]} has no effect with trainer.loss = {options.loss!r}, which does not use it: remove it."
             )
 
     def _adapt(self, model: PreTrainedModel, options: LoraOptions) -> None:
@@ -337,12 +336,12 @@ class GrpoTrainer(Trainer):
     def _ready(self) -> Optimizer:
         if self._optimizer is None:
             raise WeightsMismatch(
-                f"the trainer has no weights yet: open() comes first, and the bridge over {self._context.transport} after it."
+                f"the trainer has no weights yet: call open(), and then the bridge over {self._context.transport}."
             )
         return self._optimizer
 
     async def _run(self, work: Callable[[], Made]) -> Made:
-        """`work` on the worker thread. A cancelled caller leaves only once it has ended: it may be writing weights."""
+        """Run `work` on the worker thread. A cancelled caller still waits for its end, because it may be writing weights."""
         future = asyncio.get_running_loop().run_in_executor(self._worker, work)
         try:
             return await asyncio.shield(future)

@@ -1,4 +1,4 @@
-"""One batch turned into updates: which sequences each optimiser step sees, its gradient, and what is measured.
+"""Turn one batch into updates: the sequences of each optimiser step, its gradient, and its metrics.
 
 Nothing here waits for the device between the first forward and the last backward pass of a minibatch.
 """
@@ -48,11 +48,11 @@ class Update:
         batch: Batch,
         device: str,
         seed: int,
-        dropouts: Sequence[torch.nn.Module] = (),  # layers to switch on where gradients are computed
+        dropouts: Sequence[torch.nn.Module] = (),  # layers to switch on while gradients are computed
         reference: Reference | None = None,
         group: ProcessGroup = ALONE,
     ) -> None:
-        # What is given.
+        # Inputs.
         self._given = batch
         self._optimizer = optimizer
         self._options = options
@@ -69,12 +69,12 @@ class Update:
         taught = Taught.of(self._passes.batch, vocabulary_of(model)) if options.distillation is not None else None
         self._targets = Targets(self._passes, options, taught)
         self._comparison = Comparison(self._passes)
-        self._norm = torch.zeros(())  # of the gradient that waits for `write`
+        self._norm = torch.zeros(())  # of the gradient that `write` will use
         self.tally = Tally()
 
     def minibatches(self) -> Iterator[Indices]:
-        """Sequence numbers for every optimiser step. Groups stay together, in an order drawn from seed and version; where a
-        step ends within a group, it ends between two episodes."""
+        """Yield the sequence numbers of every optimiser step. Groups stay together, in an order drawn from seed and version.
+        A step that ends within a group ends between two episodes."""
         batch, episodes = self._passes.batch, self._passes.episodes
         groups, members = np.unique(batch.group, return_inverse=True)
         for epoch in range(self._options.epochs):
@@ -87,7 +87,7 @@ class Update:
 
     def backward(self, minibatch: Indices) -> None:
         """Leave the gradient of the minibatch's loss in the parameters. Raises TrainingDiverged, with no gradient left,
-        where the loss or an entry of the gradient is not finite."""
+        if the loss or an entry of the gradient is not finite."""
         first = not self.tally.losses
         if first:
             self._prepare(minibatch)
@@ -108,7 +108,7 @@ class Update:
         self.tally.norms.append(norm)
 
     def write(self) -> None:
-        """The optimiser step: parameters change here and nowhere else."""
+        """Take the optimiser step: parameters change only here."""
         began = time.perf_counter()
         self.tally.rates.append(self._optimizer.learning_rate)
         self._optimizer.step(self._norm)
@@ -124,7 +124,7 @@ class Update:
         }
 
     def token_values(self) -> dict[str, Floats]:
-        """As Trainer.token_values, [N] in the order of the batch that was given. After `metrics`."""
+        """Return the values of Trainer.token_values, [N] in the order of the given batch. Call after `metrics`."""
         values = {"advantages": self._targets.advantages, **self._comparison.before_update}
         if self._passes.batch is self._given:
             return values
@@ -133,7 +133,7 @@ class Update:
         return {name: column[back] for name, column in values.items()}
 
     def _prepare(self, minibatch: Indices) -> None:
-        """Before the first step, whose minibatch this is."""
+        """Prepare targets before the first step, whose minibatch this is."""
         batch, dropouts = self._passes.batch, bool(self._dropouts)
         self._targets.prepare(self._comparison, self._reference, dropouts=dropouts)
         if dropouts or len(minibatch) < batch.sequences:
@@ -141,7 +141,7 @@ class Update:
             self._comparison.look_ahead(minibatch, draw, dropouts=dropouts)
 
     def _accumulate(self, minibatch: Indices) -> list[Tensor]:
-        """Add up the gradient, and give the loss of each micro-batch that has one."""
+        """Add up the gradient, and return the loss of each micro-batch that has one."""
         weights = self._weights(minibatch, self._passes.columns.trained)
         learning = self._weights(minibatch, self._targets.learns)
         losses = []
@@ -149,7 +149,7 @@ class Update:
         for sequences, active in ((minibatch[moving], True), (minibatch[~moving], False)):
             for part in self._passes.parts(sequences, whole=self._needs_whole):
                 began = time.perf_counter()
-                # What has no gradient is only measured.
+                # Sequences without a gradient are only measured.
                 with dropping(self._dropouts if active else ()), torch.set_grad_enabled(active):
                     if len(part):
                         scored, positions = self._passes.score(part, taught=self._teacher_of(part) if active else None)
@@ -167,7 +167,7 @@ class Update:
         return losses
 
     def _weights(self, minibatch: Indices, mask: Bools) -> Floats:
-        """[N] the part of each token in the minibatch's loss, where `mask`."""
+        """[N] each token's weight in the minibatch's loss, valid if `mask`."""
         batch, options = self._passes.batch, self._options
         at = token_positions(batch.offsets, minibatch)
         offsets = self._passes.episodes.token_offsets(minibatch)
@@ -176,13 +176,13 @@ class Update:
         return weights
 
     def _teacher_of(self, sequences: Indices) -> Taught | None:
-        """Where logprobs of its tokens are needed: it has a loss of its own, and speaks of one of these."""
+        """The teacher's scores of these sequences, if the loss needs them."""
         at = token_positions(self._passes.batch.offsets, sequences)
         return self._targets.taught if self._targets.forward_kl is not None and self._targets.learns[at].any() else None
 
     def _total(self, scored: Scored, positions: Indices, weights: Floats, learning: Floats) -> Tensor:
-        """The loss of these scored tokens: that of the trained ones among them. `weights` and `learning` [N] are those of
-        the policy's loss and the teacher's."""
+        """The loss of the trained tokens among those scored. `weights` and `learning` [N] are the token weights of the
+        policy's loss and of the teacher's."""
         options, columns, targets, tensor = self._options, self._passes.columns, self._targets, self._passes.tensor
         distilled = self._distilled(scored, positions, learning)
         trained = np.flatnonzero(columns.trained[positions])
@@ -226,7 +226,7 @@ class Update:
         return (values * tensor(weights[positions])).sum() + distilled
 
     def _distilled(self, scored: Scored, positions: Indices, learning: Floats) -> Tensor:
-        """The teacher's part of the loss; of reverse distillation, which is in the advantages, nothing."""
+        """The teacher's part of the loss; 0 for reverse distillation, which is in the advantages."""
         targets, tensor = self._targets, self._passes.tensor
         rows = np.flatnonzero(targets.learns[positions])
         self.tally.counts["taught"] += len(rows)
@@ -245,14 +245,14 @@ class Update:
         return options.weight * (apart * tensor(learning[positions[rows]])).sum()
 
     def _evidence(self, minibatch: Indices) -> Evidence:
-        """Of a minibatch whose loss or gradient is not finite; every rank comes here, or none does."""
+        """Collect evidence about a minibatch whose loss or gradient is not finite; either every rank calls this or none."""
         targets, owner = self._targets, self._passes.owner
         trained = self._passes.columns.trained & np.isin(owner, minibatch)
         broken = self._passes.group.sum(self._optimizer.not_finite())
         new = targets.old if int(broken) else self._passes.computed(trained, np.zeros_like(targets.old))
         inputs = {
             "an advantage of": (
-                targets.advantages, 1e6, "Bound the rewards, or what makes advantages of them ([transform.NAME])."
+                targets.advantages, 1e6, "Bound the rewards, or the transforms that make advantages ([transform.NAME])."
             ),
             "a log-ratio to the old policy of": (
                 np.where(targets.has_old, new - targets.old, 0.0).astype(np.float32), 30.0,
@@ -268,7 +268,7 @@ class Update:
 
 @contextmanager
 def dropping(layers: Sequence[torch.nn.Module]) -> Iterator[None]:
-    """Dropout inside: around the forward pass and its backward, which may compute layers again."""
+    """Switch dropout on inside: for the forward pass and its backward, which may compute layers again."""
     try:
         for layer in layers:
             layer.train()
@@ -279,7 +279,7 @@ def dropping(layers: Sequence[torch.nn.Module]) -> Iterator[None]:
 
 
 def clip_of(options: GrpoOptions, loss: Loss) -> Clip:
-    """The options' bounds, or the loss's own."""
+    """Return the bounds of the options, or the loss's own."""
     low = loss.clip.low if options.clip_low is None else options.clip_low
     own = low if loss.clip.low == loss.clip.high else loss.clip.high
     return Clip(low, own if options.clip_high is None else options.clip_high, options.dual_clip)

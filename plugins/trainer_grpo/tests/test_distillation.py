@@ -307,5 +307,5 @@ def test_in_reverse_a_teacher_that_says_nothing_of_what_was_sampled_is_refused(u
     made = replace(
         made, ragged={**made.ragged, "teacher_token_ids": replace(ids, values=(ids.values + 1) % VOCABULARY)}
     )
-    with pytest.raises(DataError, match="of the tokens that the policy sampled"):
+    with pytest.raises(DataError, match="logprobs of the sampled tokens, but the teacher sent none"):
         update_of(made, REVERSE)

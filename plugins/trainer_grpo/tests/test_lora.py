@@ -148,11 +148,11 @@ async def test_targets_and_layers_choose_what_is_adapted(open_trainer):
     [
         (
             {"targets": ["q_proj", "c_attn"]},
-            r"'c_attn'.*There is: down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj",
+            r"'c_attn'.*Choose from: down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj",
         ),
         ({"targets": ["lm_head"]}, "the head is not one"),
         ({"targets": ["embed_tokens"]}, "no such linear layer"),
-        ({"layers": [0, 2]}, r"layers names 2, and Qwen3ForCausalLM has layers 0 to 1"),
+        ({"layers": [0, 2]}, r"layers names 2, but Qwen3ForCausalLM has layers 0 to 1"),
     ],
 )
 async def test_what_matches_nothing_is_refused_and_what_there_is_is_listed(open_trainer, options, match):
@@ -310,7 +310,7 @@ async def test_an_adapter_is_taken_up_only_by_one_of_the_same_parts_and_scale(op
     with pytest.raises(CheckpointError, match="was trained with alpha"):
         await other.restore(tmp_path)
     fewer = await open_trainer(lora={**LORA, "layers": [0]})
-    with pytest.raises(CheckpointError, match="more parameters that this run's adapter has not"):
+    with pytest.raises(CheckpointError, match="more parameters that this run's adapter does not have"):
         await fewer.restore(tmp_path)
 
 

@@ -51,7 +51,7 @@ ALONE = {"alone": True}
         ({"kl": {"estimator": "k1", "place": "reward"}, "distillation": ALONE}, 'kl.place = "reward" has no effect'),
         ({"clip_high": 0.3, "distillation": ALONE}, "clip_high has no effect"),
         ({"correction": {"kind": "mis"}, "distillation": ALONE, **RECOMPUTE}, "correction has no effect"),
-        ({"loss_length": 9}, "loss_length has no meaning"),
+        ({"loss_length": 9}, "loss_length has no effect"),
         ({"betas": (0.9, 1.0)}, "less than 1"),
         ({"max_grad_norm": float("inf")}, "finite"),
     ],

@@ -181,7 +181,7 @@ async def test_a_base_that_is_not_on_the_grid_is_refused_with_its_layer(open_tra
 def test_several_devices_and_a_missing_package_are_refused(tmp_path, model_of, monkeypatch):
     options = GrpoOptions(lora=QUANTIZED)
     context = RunContext(tmp_path, model_of(), devices=("cpu", "cpu"))
-    with pytest.raises(FitError, match=r'lora.quantization = "nf4" is for a trainer on one device, and this one has 2'):
+    with pytest.raises(FitError, match=r'lora.quantization = "nf4" works only on one device, and this trainer has 2'):
         build(options, context)
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "bitsandbytes" else object())
@@ -192,7 +192,7 @@ def test_several_devices_and_a_missing_package_are_refused(tmp_path, model_of, m
 
 
 def test_a_directory_is_written_whole_or_not_at_all(model_of, tmp_path):
-    with pytest.raises(ConfigError, match="is no model with linear layers"):
+    with pytest.raises(ConfigError, match="does not have linear layers to round"):
         write(tmp_path, tmp_path / "out")
     broken = tmp_path / "broken"
     shutil.copytree(model_of(), broken)
@@ -201,12 +201,12 @@ def test_a_directory_is_written_whole_or_not_at_all(model_of, tmp_path):
     with pytest.raises(DataError, match="could not be rounded into"):
         write(broken, tmp_path / "out")
     (broken / "model.safetensors").write_bytes(b"\xff" * 64)
-    with pytest.raises(ConfigError, match="is no model with linear layers"):
+    with pytest.raises(ConfigError, match="does not have linear layers to round"):
         write(broken, tmp_path / "out")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["broken"]
     (tmp_path / "out.unfinished").mkdir()
     (tmp_path / "out.unfinished" / "mine").touch()
-    with pytest.raises(DataError, match=r"out\.unfinished cannot be made"):
+    with pytest.raises(DataError, match=r"out\.unfinished cannot be created"):
         write(model_of(), tmp_path / "out")
     assert (tmp_path / "out.unfinished" / "mine").exists(), "what we have not made is not ours to take away"
 

@@ -173,9 +173,9 @@ async def test_under_lora_the_names_are_the_adapters(open_trainer, make_batch, g
 @pytest.mark.parametrize(
     ("rule", "message"),
     [
-        ({"pattern": "a", "factor": 2.0, "learning_rate": 0.1}, "takes a factor or a learning_rate"),
-        ({"pattern": "a"}, "takes a factor or a learning_rate"),
-        ({"pattern": "(", "factor": 2.0}, "is no regular expression"),
+        ({"pattern": "a", "factor": 2.0, "learning_rate": 0.1}, "needs a factor or a learning_rate"),
+        ({"pattern": "a"}, "needs a factor or a learning_rate"),
+        ({"pattern": "(", "factor": 2.0}, "is not a regular expression"),
         ({"pattern": "", "factor": 2.0}, "at least 1 character"),
     ],
 )

@@ -129,7 +129,7 @@ def test_moments_of_another_format_are_refused_with_the_option_that_takes_them()
             "activation_offloading = true needs a CUDA device",
         ),
         ({"optimizer_offloading": True}, ("cpu",), "optimizer_offloading = true needs a CUDA device"),
-        ({"optimizer_offloading": True}, ("cuda:0", "cuda:1"), "on one device, and this one has 2"),
+        ({"optimizer_offloading": True}, ("cuda:0", "cuda:1"), "only on one device, and this trainer has 2"),
     ],
 )
 def test_what_the_run_cannot_have_is_refused_before_it_begins(given, devices, message, tmp_path: Path):

@@ -1,7 +1,7 @@
-"""What a loss is given, and what it gives: rows of trained tokens, and a value for each.
+"""The input and output of a loss: rows of trained tokens, and a value for each.
 
-No log-ratio goes into `exp` as it is: a sender may claim any logprob, and one infinite ratio would make the gradient of the
-whole batch NaN, also where the clip leaves it out (0 x inf). `bounded_exp` is what goes in its place.
+A log-ratio never goes into `exp` unbounded: a sender may claim any logprob, and one infinite ratio would make the gradient of the whole
+batch NaN, even if the clip leaves it out (0 x inf). `bounded_exp` replaces `exp`.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ FURTHEST = 60.0  # nats: e^60 = 1.1e26 leaves float32 twelve decades for advanta
 
 
 def bounded_exp(logs: Tensor) -> Tensor:
-    """exp(logs), and e^60 for all beyond 60, with itself as its gradient everywhere: what is beyond still pushes the way
-    that it should, as hard as at the bound."""
+    """exp(logs), or e^60 above 60, with itself as its gradient everywhere: larger values still push in the right
+    direction, as hard as at the bound."""
     fixed = logs.detach()
     return (fixed.clamp(max=FURTHEST) + (logs - fixed)).exp()
 
@@ -33,13 +33,13 @@ def bounded_exp(logs: Tensor) -> Tensor:
 class Rows:
     """The trained tokens of some sequences, [R] each, one sequence after another.
 
-    An episode in several rollouts (branches, a history that was rewritten) is one sequence here: its rollouts' tokens, one
+    An episode in several rollouts (branches, a history that was rewritten) is one sequence here: the tokens of its rollouts, one
     rollout after another. A loss that adds up over sequences has them whole in every micro-batch: `Loss.needs_whole`."""
 
     logprobs: Tensor  # of the policy that is trained, with gradient
-    old: Tensor  # of the policy that the ratio is taken against
+    old: Tensor  # of the policy in the ratio's denominator
     advantages: Tensor
-    sequence: Tensor  # i64[R] which of them, counted from 0 with no gap
+    sequence: Tensor  # i64[R] the sequence of each row, counted from 0 without gaps
 
     def ratio(self) -> Tensor:
         """[R]: exp(logprobs - old), with gradient, and finite: see `bounded_exp`."""
@@ -58,7 +58,7 @@ class Rows:
 
 
 class Clip(NamedTuple):
-    """How far a ratio may go: from 1 - low to 1 + high, and for a negative advantage to `dual` at most."""
+    """The bounds of a ratio: from 1 - low to 1 + high, and at most `dual` for a negative advantage."""
 
     low: float
     high: float
@@ -66,20 +66,20 @@ class Clip(NamedTuple):
 
 
 class Surrogate(NamedTuple):
-    """What a loss gives for each row [R]."""
+    """The result of a loss for each row [R]."""
 
     values: Tensor  # l_t, with gradient
-    ratio: Tensor  # as it was clipped, without gradient: for the metrics
-    clipped: Tensor | None = None  # bool: the clip took the gradient away
-    weight: Tensor | None = None  # what A times the gradient of log p is multiplied by, for the metrics of a soft bound
+    ratio: Tensor  # after clipping, without gradient: for the metrics
+    clipped: Tensor | None = None  # bool: the clip removed the gradient
+    weight: Tensor | None = None  # the factor of A times the gradient of log p, for the metrics of a soft bound
 
 
 @dataclass(frozen=True)
 class Loss:
-    """One loss: the function, and what goes with it unless the run file says otherwise."""
+    """One loss: its function, and its defaults unless the run file overrides them."""
 
     name: str
-    surrogate: Callable[..., Surrogate]  # of rows, a clip, and by name what `having` gives
+    surrogate: Callable[..., Surrogate]  # of rows, a clip, and the named values of `having`
     average: Average
     clip: Clip
     holds_fixed: bool = False  # its gradient is not that of its value: a factor is constant (a stop-gradient)
@@ -89,7 +89,7 @@ class Loss:
         return self.surrogate(rows, clip)
 
     def having(self, **values: float) -> Loss:
-        """The same loss, with options of its own in place of their defaults."""
+        """The same loss with other values of its options."""
         return replace(self, surrogate=partial(self.surrogate, **values)) if values else self
 
     def findings(self, *, skip: Sequence[str] = ()) -> list[Finding]:
@@ -105,6 +105,6 @@ def register(
     holds_fixed: bool = False,
     needs_whole: bool = True,
 ) -> Callable[[Callable[[Rows, Clip], Surrogate]], Loss]:
-    """Make a function a loss. `needs_whole=False` saves memory where episodes have several rollouts, and is right where
-    every row's value is of that row alone."""
+    """Register a function as a loss. `needs_whole=False` saves memory if episodes have several rollouts, and is right if
+    every row's value depends only on that row."""
     return lambda function: Loss(function.__name__, function, average, Clip(*clip), holds_fixed, needs_whole)
