@@ -382,7 +382,7 @@ def skyrl() -> Figures:
         )
         row("trajectories a second, p50 and p99", f"{p50:.3f} and {p99:.2f} ms")
         row(
-            f"{size}: each trajectory alone, a second; latency at half of that, p50 and p99",
+            f"{size}: one trajectory a message, a second; latency at half of that, p50 and p99",
             f"{one['one trajectory alone, a second']:,.0f}; {alone:.3f} and {alone_p99:.2f} ms",
         )
         row(
@@ -396,7 +396,7 @@ def skyrl() -> Figures:
     alone, engine_too = (
         memory[name] for name in ("the adapter alone, MB", "with an engine of 0.5 B parameters in bfloat16, MB")
     )
-    row("in bfloat16 beside it", f"{alone:.0f}; {engine_too:,.0f} MB")
+    row("in bfloat16", f"{alone:.0f}; {engine_too:,.0f} MB")
     return {"docs/skyrl.md": rows}
 
 
