@@ -68,7 +68,7 @@ def test_the_table_of_columns_is_what_is_written(folder):
 def test_the_table_of_fields_is_what_is_written(folder):
     named = {
         name
-        for row in re.findall(r"^\| (`.*?) \|", section("One line an episode"), re.M)
+        for row in re.findall(r"^\| (`.*?) \|", section("One line per episode"), re.M)
         for name in re.findall(r"`(\w+)`", row)
     }
     lines = (folder / "runs/mine/rollouts/step-000003.jsonl").read_text().splitlines()
