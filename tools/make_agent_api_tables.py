@@ -48,7 +48,7 @@ PARTS: Mapping[str, Mapping[str, Fields]] = {
 
 
 def table(path: str) -> str:
-    lines = ["| field | what becomes of it |", "|---|---|", *_rows(TABLES[path])]
+    lines = ["| field | effect |", "|---|---|", *_rows(TABLES[path])]
     for name, fields in PARTS.get(path, {}).items():
         said = f"read: {_names(fields.read)}"
         said += f"; no effect on tokens: {_names(fields.no_effect)}" if fields.no_effect else ""
