@@ -103,7 +103,7 @@ def answer(call: bytes) -> tuple[int, str]:
             )
         return RENDERED, text
     except MemoryError:
-        return TOO_MUCH, f"it takes more than {MEMORY_BYTES >> 20:,} MiB of memory"
+        return TOO_MUCH, f"it takes more than {MEMORY_BYTES / 1e9:.1f} GB of memory"
     except Exception as error:  # noqa: BLE001 - a template may raise anything
         return REFUSED, said(error)
 

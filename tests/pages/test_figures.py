@@ -468,6 +468,9 @@ def recording() -> Figures:
     }
 
 
+GIB = 2**30 / 1e9  # in GB, which pages have
+
+
 def gpu() -> Figures:
     checks = {name: check["figures"] for name, check in results("gpu")["checks"].items()}
     held, tree, quantized_base = checks["one_copy"], checks["trees"], checks["training_8B_nf4"]
@@ -478,21 +481,24 @@ def gpu() -> Figures:
         ("training_8B_nf4", "8B, LoRA beside 4 bits, 65,536 tokens, activations offloaded"),
     ):
         of = checks[check]
-        plan = of["`atropos plan` says [GiB]"]
-        rows.append(f"| {name} | {of['trained [tokens/s]']:,.0f} | {of['most allocated [GiB]']:.2f} | {plan:.2f} |")
+        plan = of["`atropos plan` says [GiB]"] * GIB
+        rows.append(
+            f"| {name} | {of['trained [tokens/s]']:,.0f} | {of['most allocated [GiB]'] * GIB:.2f} | {plan:.2f} |"
+        )
     for way, name in (("flash", "by levels"), ("padded", "padded layout")):
-        speed, most = tree[f"shared, {way} [tokens/s]"], tree[f"shared, {way}, at most [GiB]"]
+        speed, most = tree[f"shared, {way} [tokens/s]"], tree[f"shared, {way}, at most [GiB]"] * GIB
         rows.append(f"| 0.6B, eight branches, {name} | {speed:,.0f} | {most:.2f} |")
     groups, head = checks["groups"], checks["head"]
     rows.append(
-        f"| 0.6B, eight groups of eight, by levels | {groups['flash [tokens/s]']:,.0f} | {groups['flash, at most [GiB]']:.2f} |"
+        f"| 0.6B, eight groups of eight, by levels | {groups['flash [tokens/s]']:,.0f} | {groups['flash, at most [GiB]'] * GIB:.2f} |"
     )
     trl = {
         kind: [checks[f"training_0.6B_{kind}"][f"TRL's update [{unit}]"] for unit in ("tokens/s", "GiB")]
         for kind in ("full", "lora")
     }
+    taken, reserved = (quantized_base[f"most {what} [GiB]"] * GIB for what in ("allocated", "reserved"))
     ways = {
-        way: f"{1e3 * head[f'forward and backward, {way} [s]']:.0f} ms and {head[f'forward and backward, {way} [GiB]']:.2f} GiB"
+        way: f"{1e3 * head[f'forward and backward, {way} [s]']:.0f} ms and {head[f'forward and backward, {way} [GiB]'] * GIB:.2f} GB"
         for way in ("kernels", "torch", "TRL")
     }
     slowest = held["publish, slowest of 20 (pause, version, resume) [s]"]
@@ -506,11 +512,11 @@ def gpu() -> Figures:
         "docs/gpu.md": [
             *rows,
             f"takes {1e3 * held['publish, median [s]']:.0f} ms in the median and {1e3 * slowest:.0f} ms at most",
-            f"by themselves {tree['each by itself [tokens/s]']:,.0f} and {tree['each by itself, at most [GiB]']:.2f}: "
+            f"by themselves {tree['each by itself [tokens/s]']:,.0f} and {tree['each by itself, at most [GiB]'] * GIB:.2f}: "
             f"{tree['shared, flash: over each by itself [times]']:.1f} times",
-            *(f"TRL 1.15: {speed:,.0f} and {memory:.2f}" for speed, memory in trl.values()),
+            *(f"TRL 1.15: {speed:,.0f} and {memory * GIB:.2f}" for speed, memory in trl.values()),
             f"{ways['kernels']} by the trainer's Triton kernels, {ways['torch']} by torch's operations, {ways['TRL']} by TRL's kernels",
-            f"Of its {quantized_base['most allocated [GiB]']:.1f} GiB the allocator held {quantized_base['most reserved [GiB]']:.1f}",
+            f"Of its {taken:.1f} GB the allocator held {reserved:.1f}",
         ],
     }
 

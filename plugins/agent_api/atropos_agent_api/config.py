@@ -58,10 +58,12 @@ class LimitOptions(Options):
     )
     calls: int = Field(200, ge=1, description="calls of the model")
     tokens: int = Field(100_000, ge=1, description="tokens that the policy samples")
-    output_mb: float = Field(8.0, gt=0, description="megabytes of both standard streams together")
-    disk_mb: float = Field(1024.0, gt=0, description="megabytes of its work directory, HOME and temporary files")
+    output_mb: float = Field(8.0, gt=0, description="megabytes (10⁶ bytes) of both standard streams together")
+    disk_mb: float = Field(
+        1024.0, gt=0, description="megabytes (10⁶ bytes) of its work directory, HOME and temporary files"
+    )
     processes: int = Field(256, ge=1, description="processes at once")
-    memory_mb: float = Field(4096.0, gt=0, description="megabytes of memory of all its processes")
+    memory_mb: float = Field(4096.0, gt=0, description="megabytes (10⁶ bytes) of memory of all its processes")
 
 
 class RewardOptions(Options):

@@ -240,7 +240,7 @@ async def test_a_program_ends_at_its_limits(
     assert (episode.score, episode.metrics["agent/limits_reached"]) == (1.0, 1.0)
     [folder] = streams(tmp_path)
     assert json.loads((folder / "account.json").read_text())["exit"]["limit"] == limit
-    assert (folder / "stdout.txt").stat().st_size <= output_mb * 2**20
+    assert (folder / "stdout.txt").stat().st_size <= output_mb * 1e6
 
 
 def test_limits_reach_the_sandbox(tmp_path: Path) -> None:
@@ -250,7 +250,7 @@ def test_limits_reach_the_sandbox(tmp_path: Path) -> None:
         {"command": ["a"], "tasks_from": "gsm8k", "limits": {"disk_mb": 2, "memory_mb": 3, "processes": 4}}
     )
     found = limits_of(options.limits)
-    assert (found.disk_bytes, found.memory_bytes, found.processes) == (2 << 20, 3 << 20, 4)
+    assert (found.disk_bytes, found.memory_bytes, found.processes) == (2_000_000, 3_000_000, 4)
 
 
 @pytest.mark.parametrize(("limits", "code"), [({"calls": 3}, "call_limit"), ({"tokens": 5}, "token_limit")])

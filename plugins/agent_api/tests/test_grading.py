@@ -154,7 +154,7 @@ def test_what_is_no_score_is_refused(given: Any, message: str) -> None:
         read_score(given, "the reward")
 
 
-def copied(work: Path, target: Path, most_bytes: int = 1 << 20, within_s: float = 20.0) -> LeftFiles:
+def copied(work: Path, target: Path, most_bytes: int = 1_000_000, within_s: float = 20.0) -> LeftFiles:
     return copy_left(work, target, most_bytes, within_s)
 
 

@@ -23,4 +23,6 @@ class HFOptions(Options):
     prefill_tokens: int = Field(
         4096, ge=1, description="padded prompt tokens in one forward pass of prefill or rescoring"
     )
-    kv_cache_gb: float = Field(8.0, gt=0, description="bound on the memory of keys and values; more rows wait")
+    kv_cache_gb: float = Field(
+        8.0, gt=0, description="gigabytes (10⁹ bytes) that keys and values may take; more rows wait"
+    )

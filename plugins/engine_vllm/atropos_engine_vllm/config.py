@@ -69,7 +69,7 @@ class VLLMOptions(Options):
     )
     max_num_seqs: int = Field(256, ge=1, description="sequences that are decoded together; more wait")
     memory_share: float = Field(0.5, gt=0, le=1, description="of the GPU's memory, for weights and keys and values")
-    kv_cache_gb: float = Field(1.0, gt=0, description="memory for keys and values on a CPU")
+    kv_cache_gb: float = Field(1.0, gt=0, description="gigabytes (10⁹ bytes) for keys and values on a CPU")
     enable_sleep_mode: bool = Field(
         False,
         description="in an on-policy run, free the memory of keys and values during each update",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from atropos_trainer_grpo.fitting import Fitted, Fitting
 
 
+MOST_GIGABYTES = 100_000
+
+
 def add(app: typer.Typer) -> None:
     app.command("plan", rich_help_panel="Train")(plan)
 
@@ -32,16 +36,18 @@ def plan(
     bridge: BridgeOption = None,
     engine: EngineOption = None,
     gpu: Annotated[
-        float | None,
-        typer.Option(min=1, max=10_000, metavar="GIB", help="Of one card with so much memory, here or not: 24, 80."),
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="Plan for one card with this memory, here or not. 24 is a card sold as 24 GB, which has 24 GiB (25.8 GB); "
+            "24GB and 24GiB are exactly that.",
+        ),
     ] = None,
     host: Annotated[
-        float | None,
+        str | None,
         typer.Option(
-            min=1,
-            max=100_000,
-            metavar="GIB",
-            help="Of host memory beside it, for what is offloaded. \\[default: as here]",
+            metavar="SIZE",
+            help="Host memory next to that card, for what is offloaded; read as --gpu is. \\[default: as here]",
         ),
     ] = None,
     context: Annotated[
@@ -94,9 +100,9 @@ def plan(
         )
     available = dict(available_bytes())
     if gpu is not None:
-        available["cuda:0"] = int(gpu * (1 << 30))
+        available["cuda:0"] = memory_bytes("--gpu", gpu)
     if host is not None:
-        available["cpu"] = int(host * (1 << 30))
+        available["cpu"] = memory_bytes("--host", host)
     own = bridge is not None or any(change.startswith("bridge.use") for change in changes or ())
     fitting = Fitting(loaded.config, resolved, plugins, Path("runs"), available, own_bridge=own)
     if fitting.longest <= PROMPT_TOKENS:
@@ -134,6 +140,19 @@ def plan(
     console.say(f"  {typed_command(chosen, fitting, file, model, engine, changes, wanted, gpu is not None, named)}")
 
 
+def memory_bytes(option: str, text: str) -> int:
+    """The bytes of a memory as a person types it: "24" (as memory is sold: GiB), "24GB" or "24 GiB". Raises ConfigError."""
+    from atropos_core.errors import ConfigError
+
+    read = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]{1,6})?) ?(GB|GiB)?", text.strip(), re.IGNORECASE | re.ASCII)
+    if read is None or not 1 <= float(read[1]) <= MOST_GIGABYTES:
+        raise ConfigError(
+            f"{option} {text!r} is not a size of memory.",
+            remedy=f"Give gigabytes from 1 to {MOST_GIGABYTES:,}, as {option} 24, {option} 24GB or {option} 24GiB.",
+        )
+    return int(float(read[1]) * (10**9 if (read[2] or "").upper() == "GB" else 2**30))
+
+
 def _caches(config: RunConfig) -> str:
     """Where the engine's keys and values are of a size that the run file has, or that is the default."""
     smaller = {"hf": "kv_cache_gb=1", "vllm": "memory_share=0.5"}.get(config.engine.use)
@@ -146,13 +165,13 @@ def _row(one: Fitted, fitting: Fitting) -> tuple[str, ...]:
     longest = (
         f"{one.context:,}" + (" (all positions)" if one.context >= fitting.longest else "") if one.context else "none"
     )
-    needs = ", ".join(f"{device} {size / (1 << 30):.1f} GiB" for device, size in one.needed.items())
+    needs = ", ".join(f"{device} {size / 1e9:.1f} GB" for device, size in one.needed.items())
     fits = f"{one.microbatch:,}" if one.microbatch else "does not fit"
     return one.way.name, one.bridge, longest, fits, str(one.sequences(fitting.wanted)), needs, one.way.costs
 
 
 def _devices(available: dict[str, int]) -> str:
-    return ", ".join(f"{device} has {size / (1 << 30):.1f} GiB" for device, size in available.items())
+    return ", ".join(f"{device} has {size / 1e9:.1f} GB" for device, size in available.items())
 
 
 def typed_command(

@@ -13,6 +13,7 @@ import pytest
 
 from atropos_core.cli import run_app
 from atropos_trainer_grpo.fitting import SEQUENCES, WAYS, Fitted, best
+from atropos_trainer_grpo.plan_command import memory_bytes
 from tests.conftest import REPOSITORY
 from tests.pages.blocks import BLOCKS
 
@@ -244,7 +245,11 @@ def test_a_model_that_plans_prompts_do_not_fit_into_is_refused(capsys, model_of,
     [
         (["--context", "512"], "leaves no room for a reply"),
         (["--set", "trainer.use=toy"], "knows the ways of trainer 'grpo'"),
-        (["--gpu", "0"], "--gpu"),
+        *(
+            (["--gpu", wrong], f"--gpu '{wrong}' is not a size of memory")
+            for wrong in ("0", "24 TB", "nan", "1e3", "-1", "200000")
+        ),
+        (["--host", "all"], "--host 'all' is not a size of memory"),
         (["--bridge", "nope"], "no bridge named 'nope'"),
         (["--engine", "nope"], "no engine named 'nope'"),
         (["--bridge", "prompt"], "bridge 'prompt' does not carry it"),
@@ -254,6 +259,19 @@ def test_a_model_that_plans_prompts_do_not_fit_into_is_refused(capsys, model_of,
 )
 def test_what_makes_no_sense_is_refused(capsys, arguments, what):
     assert what in said(capsys, "--model", "tiny", *arguments, code=2)
+
+
+@pytest.mark.parametrize(
+    ("typed", "size"),
+    [("24", 24 * 2**30), ("24GB", 24 * 10**9), ("24 gb", 24 * 10**9), ("24GiB", 24 * 2**30), ("1.5", 3 * 2**29)],
+)
+def test_a_size_without_a_unit_is_that_of_memory_as_it_is_sold(typed, size):
+    assert memory_bytes("--gpu", typed) == size
+
+
+def test_what_is_printed_is_in_decimal_gigabytes(capsys):
+    text = said(capsys, "--model", "tiny", "--gpu", "24", "--host", "64GB")
+    assert "cuda:0 has 25.8 GB" in text and "cpu has 64.0 GB" in text and "GiB" not in text
 
 
 def test_the_cheapest_way_with_room_for_several_sequences_is_taken():

@@ -306,7 +306,7 @@ class Agent(Environment):
         with tempfile.TemporaryDirectory(prefix=owned_prefix(GRADING)) as directory:
             work = Path(directory) / secrets.token_hex(8)  # no link can be meant for it, as ../work/x could
             if self._grader.reads_files and (reward := self._options.reward) is not None:
-                most, within_s = int(self._options.limits.disk_mb * 2**20), reward.deadline_s / 2
+                most, within_s = int(self._options.limits.disk_mb * 1e6), reward.deadline_s / 2
                 await asyncio.to_thread(copy_left, await running.work(), work, most, within_s)
             case = Case(task, episode.messages, answer, ended.code, ended.limit or "", work)
             try:

@@ -89,7 +89,7 @@ def _grader(
         own = LocalSandbox()
     elif isinstance(sandbox, PreloadedSandbox):  # which starts the agent's function, whatever the command
         own = ProcessSandbox()
-    size_bytes = int(options.limits.disk_mb * 2**20)
+    size_bytes = int(options.limits.disk_mb * 1e6)
     runs_in = sandbox if own is None else own
     return CommandGrader(reward.command, runs_in, options.here, reward.deadline_s, own, size_bytes)
 

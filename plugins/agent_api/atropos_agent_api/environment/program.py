@@ -17,7 +17,7 @@ from atropos_core.sandboxes import Inside, Limits, Network, Program
 from atropos_core.types import Task
 
 MODEL = "policy"  # the name that programs are told: any is answered
-MOST_FILE_BYTES = 256 << 20  # of all files that each program finds
+MOST_FILE_BYTES = 256_000_000  # of all files that each program finds
 PASSED = ("LANG", "LC_ALL", "TZ", "TERM")  # of our own environment
 TASK_FILE = ".atropos-task.json"  # in HOME
 FUNCTION = Path(__file__).with_name("function.py")
@@ -44,7 +44,7 @@ class Files:
                 self._texts[target] = options.text or ""
         if (size := sum(map(len, self._bytes.values()))) > MOST_FILE_BYTES:
             raise ConfigError(
-                f"the files of each program are {size >> 20:,} MB, above {MOST_FILE_BYTES >> 20} MB: every episode copies them.",
+                f"the files of each program are {size / 1e6:,.1f} MB, above {MOST_FILE_BYTES / 1e6:g} MB: every episode copies them.",
                 remedy="Have the program read them where they are.",
             )
 
@@ -161,10 +161,10 @@ def _task_file(task: Task) -> bytes:
 def limits_of(options: LimitOptions) -> Limits:
     return Limits(
         wall_time_s=options.wall_s,
-        output_bytes=int(options.output_mb * 2**20),
+        output_bytes=int(options.output_mb * 1e6),
         processes=options.processes,
-        memory_bytes=int(options.memory_mb * 2**20),
-        disk_bytes=int(options.disk_mb * 2**20),
+        memory_bytes=int(options.memory_mb * 1e6),
+        disk_bytes=int(options.disk_mb * 1e6),
     )
 
 

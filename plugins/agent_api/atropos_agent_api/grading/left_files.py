@@ -131,7 +131,7 @@ class Copy:
                 return
             self._found.size_bytes += seen.st_size
             if self._found.size_bytes > self._most_bytes:
-                raise NotGradable(f"it left more than {self._most_bytes / 2**20:,.0f} MB, its limit of the disk")
+                raise NotGradable(f"it left more than {self._most_bytes / 1e6:,.6g} MB, its limit of the disk")
             left = seen.st_size  # no more, though it may grow
             with open(self._target / path, "xb") as copy:
                 while left > 0 and (piece := file.read(min(PIECE, left))):
