@@ -197,7 +197,7 @@ class SameNumbers(Sums):  # type: ignore[misc,valid-type]
     [
         (WithoutTestTasks, "tasks", None, "nothing is held out", "run with --set evaluation.problems=0"),
         (WithoutTestTasks, "splits", True, "no tasks are held out", ""),
-        (RefusesTest, "tasks", False, "tasks('test') raises KeyError: 'test'", "[] for 'test' where none are held out"),
+        (RefusesTest, "tasks", False, "tasks('test') raises KeyError: 'test'", "[] for 'test' if none are held out"),
         (OneSplitForBoth, "splits", False, "{n} of {n} test tasks are train tasks as well", "Divide the data once"),
         (SameNumbers, "splits", False, "have the id of another task in train, '0' among them", "an id of its own"),
     ],

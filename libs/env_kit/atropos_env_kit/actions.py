@@ -1,7 +1,7 @@
-"""Which action a reply takes, for environments that are stepped.
+"""Find the action in a reply, for environments that are stepped.
 
-A pattern is looked for in a process of its own, with a deadline: one that backtracks on some reply would hold Python's lock, and with it
-every other rollout, for as long as it likes.
+A pattern is searched in a child process, with a deadline: one that backtracks on some reply would hold Python's lock, and block every
+other rollout.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PATTERN_DEADLINE_S = 10.0
 
 
 class ActionReader:
-    """Of one environment. Its process starts with the first reply in which a pattern is looked for."""
+    """Reads the actions of one environment. Its process starts with the first reply in which a pattern is searched."""
 
     def __init__(self, options: SteppingOptions, *, deadline_s: float = PATTERN_DEADLINE_S) -> None:
         self.options = options
@@ -28,12 +28,12 @@ class ActionReader:
         self._worker = Worker("atropos_env_kit.actions:last_match")
 
     async def action_of(self, reply: str) -> str | None:
-        """Without the template; None where the reply takes none. Raises DataError where the pattern finds no end in it."""
+        """Return the action, without the template, or None if the reply has none. Raises DataError if the search does not end."""
         if self.options.action == "reply":
             return reply
         if self.options.action == "boxed":
             return last_boxed(reply)
-        text = reply.encode(errors="replace").decode()  # half a pair is no text, and matches nothing either way
+        text = reply.encode(errors="replace").decode()  # half a surrogate pair cannot be encoded, and never matches
         try:
             found: str | None = await self._worker.call(self.options.pattern, text, deadline_s=self._deadline_s)
         except DeadlineExceeded as error:
@@ -49,14 +49,14 @@ class ActionReader:
 
 
 def last_match(pattern: str, reply: str) -> str | None:
-    """The first group of the last match, or all of it where there is no group; None without a match."""
+    """Return the first group of the last match, or all of it if there is no group; None without a match."""
     for match in deque(re.finditer(pattern, reply), maxlen=1):
         return match[1 if match.re.groups else 0]
     return None
 
 
 def last_boxed(text: str) -> str | None:
-    """What stands between the braces of the last \\boxed{...} that is closed."""
+    """Return the content of the last \\boxed{...} that is closed."""
     end = len(text)
     while (begin := text.rfind("\\boxed{", 0, end)) >= 0:
         inside, depth = begin + len("\\boxed{"), 1

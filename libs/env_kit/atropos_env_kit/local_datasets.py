@@ -1,4 +1,4 @@
-"""Data sets of the hub that are files here, for environments of other frameworks, whose code names them."""
+"""Replace data sets of the hub by local files, for environments of other frameworks that name them in their code."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ READERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parque
 
 
 def serve_datasets(given: Mapping[str, str]) -> None:
-    """Have `load_dataset` of the package `datasets` read these files for those names. A name stands for itself and for its last part,
-    "*" for any other. Raises ConfigError for a path that is not there, and if the package is not installed."""
+    """Make `load_dataset` of the package `datasets` read these files for those names. A name matches itself and its last part; "*"
+    matches any other. Raises ConfigError for a missing path, and if the package is not installed."""
     if not given:
         return
     try:
@@ -45,7 +45,7 @@ def serve_datasets(given: Mapping[str, str]) -> None:
 
 
 def _files(folder: Path) -> dict[str, str]:
-    """By split: of a folder, each file by its name's beginning; a single file is `train`."""
+    """Return files by split: in a folder, each file by the start of its name; a single file is `train`."""
     if folder.is_file():
         return {"train": str(folder)}
     found = {path.stem.split("-")[0]: str(path) for path in sorted(folder.iterdir()) if path.suffix in READERS}

@@ -1,4 +1,4 @@
-"""Tasks that are made when they are read, by their number."""
+"""Tasks that are made from their number when they are read."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from atropos_core.types import Task
 
 
 class NumberedTasks(Sequence[Task]):
-    """`count` tasks; `make(number)`, from 0, gives the same one each time."""
+    """`count` tasks; `make(number)`, from 0, returns the same one each time."""
 
     def __init__(self, count: int, make: Callable[[int], Task]) -> None:
         self._count = count

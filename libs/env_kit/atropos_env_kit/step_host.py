@@ -1,4 +1,4 @@
-"""The child's half of `step_process`: episodes by number, each with random state of its own."""
+"""The child's side of `step_process`: episodes by number, each with its own random state."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class HostedEpisode(Protocol):
 
 
 class Seeded:
-    """An episode, and the random state that only it sees: what it draws depends on no other."""
+    """An episode with its own random state, so that its draws do not depend on other episodes."""
 
     def __init__(self, make: Callable[[], HostedEpisode], seed: int) -> None:
         self._make = make
@@ -43,9 +43,9 @@ class Seeded:
         self._last = self.shown  # the last that the environment itself showed
 
     def step(self, action: str) -> None:
-        """Take an action. If the environment raises on it, take an empty action instead: the environment has a rule of its own for
-        replies without an action. If it raises on that too, take nothing, show the error, and give no reward. Raises what no
-        action is at fault for."""
+        """Take an action. If the environment raises on it, take an empty action instead, because the environment has its own rule
+        for replies without an action. If it also raises on that, take nothing, show the error, and give no reward. Raises errors
+        that no action caused."""
         side = self._last.side
         error = self._taken_or_raised(action)
         if error is None:
@@ -69,7 +69,7 @@ class Seeded:
         return shown
 
     def _taken_or_raised(self, action: str) -> Exception | SystemExit | None:
-        """Return None if the action was taken, else the error that the environment raised. The episode is then as it was before."""
+        """Return None if the action was taken, else the environment's error. The episode is then as it was before."""
         try:
             self._take(action)
         except (Exception, SystemExit) as error:  # an environment may run an action as a program, which exits
@@ -87,8 +87,8 @@ class Seeded:
         self._keep()
 
     def _begin_again(self) -> None:
-        """Make the episode anew and take its actions again: the step that raised may have left half of its changes. Raises
-        ValueError if that leads elsewhere."""
+        """Make the episode again and repeat its actions, because the step that raised may have left half of its changes. Raises
+        ValueError if the result differs."""
         last, taken, self._taken = self._last, self._taken, []
         self._last = self._begin()
         for action in taken:
@@ -101,13 +101,13 @@ class Seeded:
 
 
 def _site(error: BaseException) -> str:
-    """An error's type, and the file and line that raised it."""
+    """Return an error's type, and the file and line that raised it."""
     [frame] = traceback.extract_tb(error.__traceback__, limit=-1)
     return f"{type(error).__name__} in {'/'.join(frame.filename.split('/')[-2:])}, line {frame.lineno}"
 
 
 class StepHost:
-    """`make(name, parameters)` makes an episode's environment; `names()` are all that there are."""
+    """`make(name, parameters)` makes an episode's environment; `names()` returns all names."""
 
     def __init__(self, make: Callable[[str, Mapping[str, Any]], HostedEpisode], names: Callable[[], list[str]]) -> None:
         self._make = make
@@ -115,13 +115,13 @@ class StepHost:
         self._episodes: OrderedDict[int, Seeded] = OrderedDict()
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """What a worker is made with."""
+        """Call a method; a worker is made with this function."""
         methods: dict[str, Any] = {"names": self._names, "step": self.step}
         return methods[method](*arguments)
 
     def step(self, source: str, number: int, seed: int, actions: Sequence[str], seen: str) -> dict[str, Any]:
-        """What is shown after the last of the actions. Those before it are taken again where the episode is not here; raises
-        ValueError where it then shows something else than `seen`."""
+        """Return what is shown after the last of the actions. If the episode is not here, take the earlier ones again; raises
+        ValueError if it then shows something other than `seen`."""
         episode = self._episodes.pop(number, None)
         if episode is None:
             wanted = json.loads(source)

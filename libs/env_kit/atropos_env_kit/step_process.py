@@ -1,7 +1,7 @@
 """Episodes that are stepped in a child process, for environments whose steps block or share Python's random state.
 
-The process is a cache: an episode is its seed and its actions. One that it has lost, because another's step hung or it was
-killed, is stepped again from its seed, and fails where it does not come out as it was seen.
+The process is a cache: an episode is its seed and its actions. If the process loses one, because another one's step hung or it was
+killed, the episode is stepped again from its seed. It fails if the result differs from what was seen.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class StepProcess:
     """Episodes of one environment, by name, in one process."""
 
     def __init__(self, function: str, name: str, parameters: Mapping[str, Any], options: SteppingOptions) -> None:
-        """`function`: the `call` of a `step_host.StepHost`. The deadline of a step is that of making an environment too."""
+        """`function`: the `call` of a `step_host.StepHost`. The deadline of a step also applies to making an environment."""
         self._name = name
         self._source = json.dumps({"name": name, "parameters": dict(parameters)})
         self._deadline_s = options.step_deadline_s
@@ -38,8 +38,8 @@ class StepProcess:
     async def open(self, of: str, options: str) -> None:
         """Make an environment, and begin an episode. Raises ConfigError if that fails.
 
-        of: the package that it is of
-        options: where in a run file its options are, for the error
+        of: the environment's package
+        options: where its options are in a run file, for the error
         """
         try:
             await self.stepped().reset(0)
@@ -61,12 +61,12 @@ class StepProcess:
             raise ConfigError(f"{of} has no environment {self._name!r}.", remedy=hint) from error
 
     def stepped(self) -> Stepped:
-        """For one more episode."""
+        """Return one more episode."""
         return _SteppedThere(self, next(self._numbers))
 
     async def step(self, number: int, seed: int, actions: list[str], seen: str) -> dict[str, Any]:
-        """The last of the actions. A caller that is cancelled leaves the process at its step: ending it would cost all
-        others their episodes."""
+        """Take the last of the actions. If the caller is cancelled, the process finishes the step: ending it would cost all other
+        episodes."""
         work = asyncio.ensure_future(
             self._worker.call("step", self._source, number, seed, actions, seen, deadline_s=self._deadline_s)
         )
@@ -80,7 +80,7 @@ class StepProcess:
 
     def _forget(self, work: asyncio.Future[Any]) -> None:
         self._calls.discard(work)
-        _ = work.cancelled() or work.exception()  # whoever wanted it may be gone
+        _ = work.cancelled() or work.exception()  # the caller may be gone
 
     async def close(self) -> None:
         calls = [*self._calls]
@@ -118,4 +118,4 @@ class _SteppedThere(Stepped):
         )
 
     async def close(self) -> None:
-        """The process lets go of an episode as it ends, and of those that nobody ends in their turn."""
+        """Let the process drop this episode, and in time those that were never closed."""

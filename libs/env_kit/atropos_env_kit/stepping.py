@@ -1,6 +1,6 @@
-"""What environments that are stepped have in common: text is shown, an action is read from the reply, a step has a reward.
+"""The base of environments that are stepped: they show text, read an action from the reply, and reward each step.
 
-It is in core because three plugins stand on it (gem, textarena, OpenEnv), and no plugin may import another.
+Three plugins use it (gem, textarena, OpenEnv), and plugins may not import one another.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from atropos_core.types import Episode, Message, Split, Task
 from atropos_env_kit.actions import ActionReader
 from atropos_env_kit.numbered_tasks import NumberedTasks
 
-ACTION = "{action}"  # in a template: where the action stands
+ACTION = "{action}"  # in a template: stands for the action
 
 
 class SteppingOptions(Options):
-    tasks: int = Field(2000, ge=1, description="size of the training split: each task begins from a seed of its own")
+    tasks: int = Field(2000, ge=1, description="size of the training split: each task has its own seed")
     held_out: int = Field(200, ge=1, description="size of the test split")
-    seed: int = Field(0, ge=0, description="of the tasks' seeds")
+    seed: int = Field(0, ge=0, description="seed of the tasks' seeds")
     action: Literal["reply", "boxed", "pattern"] = Field(
         "reply",
-        description="what of a reply is the action. reply: all of it; boxed: what is in the last \\boxed{}; pattern: the last "
+        description="the part of a reply that is the action. reply: all of it; boxed: the content of the last \\boxed{}; pattern: the last "
         "match of `pattern`",
     )
     pattern: str | None = Field(
-        None, description="a regular expression; the action is its first group, or all of the match where it has none"
+        None, description="a regular expression; the action is its first group, or the whole match if it has none"
     )
     template: str = Field(
         ACTION, description="how the environment is given the action, which stands in place of {action}"
@@ -55,17 +55,17 @@ class SteppingOptions(Options):
         try:
             re.compile(self.pattern or "")
         except re.error as error:
-            raise ValueError(f"pattern is no regular expression: {error}") from error
+            raise ValueError(f"pattern is not a regular expression: {error}") from error
         return self
 
 
 @dataclass(frozen=True)
 class Turn:
-    """What a step led to: whose action is next, and what that side is shown since its last one."""
+    """The result of a step: which side acts next, and what it is shown since its last action."""
 
     side: int
     messages: Sequence[Message]
-    rewards: Sequence[float] = ()  # of the step, by side; none as it begins
+    rewards: Sequence[float] = ()  # of the step, by side; empty at the start
     ended: bool = False
     raised: str = ""  # what the environment raised on the action, for people; empty for nothing
 
@@ -75,14 +75,14 @@ class Stepped(Protocol):
 
     async def reset(self, seed: int) -> Turn: ...
     async def step(self, reply: Message, action: str) -> Turn:
-        """`action` is of `reply`, for what reads more of it than text."""
+        """Take an action. `action` is from `reply`, which has more than the text."""
 
     async def close(self) -> None:
-        """Release what the episode has; called once, however it ended."""
+        """Release the episode's resources; called once, however it ended."""
 
 
 class Match:
-    """One or several sides, each the policy with a conversation of its own, until the environment ends it."""
+    """One or several sides, each the policy with its own conversation, until the environment ends the match."""
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ class Match:
             raise DataError("the episode ended as it began: the policy had nothing to reply to")
 
     async def reply(self) -> None:
-        """Of the side whose action is next."""
+        """Sample a reply of the side that acts next."""
         side, messages = self._turn.side, [*self._turn.messages]
         if side not in self._talks:
             self._talks[side] = Conversation(self._policy, seed=derive(self._seed, side), tools=self._tools)
@@ -142,7 +142,7 @@ class Match:
         await self._stepped.close()
 
     def episodes(self) -> list[Episode]:
-        """One for each side that has replied, with its own tokens and its own rewards."""
+        """Return one episode for each side that has replied, with its own tokens and rewards."""
         return [self._episode(side, talk) for side, talk in sorted(self._talks.items())]
 
     def _episode(self, side: int, talk: Conversation) -> Episode:
@@ -169,7 +169,7 @@ class SteppedEnvironment(Environment):
 
     @abstractmethod
     def stepped(self) -> Stepped:
-        """For one more episode."""
+        """Return one more episode."""
 
     def tasks(self, split: Split) -> Sequence[Task]:
         size = self.options.tasks if split == "train" else self.options.held_out
@@ -195,7 +195,7 @@ class SteppedEnvironment(Environment):
 
 
 def raised_on_action(name: str, raised: str) -> str:
-    """The warning that an environment raised on an action."""
+    """Warn that an environment raised on an action."""
     return (
         f"{name} raised on an action: {raised}. The policy is shown the error, and its episode continues. `steps/raised` counts "
         "such replies: if it is close to `steps/turns`, look for a fault in the environment."
@@ -203,8 +203,8 @@ def raised_on_action(name: str, raised: str) -> str:
 
 
 async def run_matches(matches: Sequence[Match], seeds: Sequence[int]) -> list[list[Episode] | BaseException]:
-    """All of them, each to its end or to what it raised. In rounds: all replies of a round are sampled together, whatever
-    the steps take, so that a deterministic run has the same batches again."""
+    """Run all matches, each to its end or its exception. In rounds: all replies of a round are sampled together, however long the steps
+    take, so that a deterministic run has the same batches again."""
     raised: dict[int, BaseException] = {}
 
     async def each(works: dict[int, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Tasks in files, one a row, and which of them are held out."""
+"""Read tasks from files, one per row, and choose which of them are held out."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ LIKE_TOOLS = re.compile(rf"""\s*(?:array\b)?\W{{0,9}}\{{.*\b(?:name|function){_Q
 
 @dataclass(frozen=True)
 class Columns:
-    """What the columns of a row are called that have a meaning; the others are `Task.data`. A dot leads into a table within a row."""
+    """Names of the columns that have a meaning; other columns go to `Task.data`. A dot leads into a table within a row."""
 
     prompt: str = "prompt"  # text, or messages as of OpenAI's chat
     answer: str = "answer"  # text or a number. "": the rows have none
-    instruction: str = ""  # the system message of rows that have none of their own
-    whole_row: bool = False  # `Task.data` has these columns too, as they stand: an answer may be a number or a list
+    instruction: str = ""  # the system message of rows without their own
+    whole_row: bool = False  # `Task.data` also has these columns, unconverted: an answer may be a number or a list
 
 
 def read_tasks(path: Path, columns: Columns = Columns()) -> list[Task]:
-    """The tasks of a file, a folder of files or a pattern. Raises DataError that names file and row."""
+    """Return the tasks of a file, a folder of files or a pattern. Raises DataError that names file and row."""
     return tasks_of(read_rows(path, columns.prompt), str(path), columns)
 
 
 def tasks_of(rows: Iterable[tuple[str, Row]], source: str, columns: Columns = Columns()) -> list[Task]:
-    """`rows` are (where it stands, its values). A task's id is its column `id`, or its number, from 1. Raises DataError."""
+    """Return tasks. `rows` are (position, values). A task's id is its column `id`, or its number, from 1. Raises DataError."""
     found: dict[str, Task] = {}
     for number, (where, row) in enumerate(rows, 1):
         task = task_of(row, where, number, columns)
@@ -61,7 +61,7 @@ def tasks_of(rows: Iterable[tuple[str, Row]], source: str, columns: Columns = Co
 
 
 def task_of(row: Row, where: str, number: int, columns: Columns = Columns()) -> Task:
-    """One row. Raises DataError."""
+    """Return the task of one row. Raises DataError."""
     answer = value_at(row, columns.answer) if columns.answer else None
     if not isinstance(answer, str | int | float | None):
         if not columns.whole_row:
@@ -78,14 +78,14 @@ def task_of(row: Row, where: str, number: int, columns: Columns = Columns()) -> 
 
 
 def _written(answer: str | int | float) -> str:
-    """The answer as text. A float is written without an exponent, as people and policies write it: 0.00001, not 1e-05."""
+    """Return the answer as text. A float is written without an exponent, as people and policies write it: 0.00001, not 1e-05."""
     return f"{Decimal(repr(answer)):f}" if isinstance(answer, float) and isfinite(answer) else str(answer)
 
 
 def split_tasks(
     tasks: Sequence[Task], held_out: float, key: Callable[[Task], str] = lambda task: task.id
 ) -> dict[Split, list[Task]]:
-    """`held_out` of them for the test split, by a hash of `key`: whichever tasks are added later, none changes sides."""
+    """Put `held_out` of them into the test split, by a hash of `key`, so that tasks added later do not change the others' split."""
     split: dict[Split, list[Task]] = {"train": [], "test": []}
     for task in tasks:
         share = int.from_bytes(blake2b(key(task).encode(), digest_size=8).digest()) / 2**64
@@ -117,7 +117,7 @@ def _messages(row: Row, where: str, columns: Columns) -> list[Message]:
 
 
 def _written_out(text: str, where: str, name: str) -> Any:
-    """Return the messages in a text that is JSON, or a list as Python prints it, as cells of CSV files have them; else the text."""
+    """Return the messages in a text that is JSON, or a list as Python prints it, as in cells of CSV files; else the text."""
     value = _parsed(text)
     chat = [value] if isinstance(value, dict) else value
     if (
@@ -152,7 +152,7 @@ def _parsed(text: str) -> Any:
 
 
 def _tools(given: Any, where: str) -> list[Mapping[str, Any]]:
-    """The tools in a column, as JSON schemas in OpenAI's form. Several other forms are read. Empty if the column does not hold tools."""
+    """Return the tools in a column, as JSON schemas in OpenAI's form. Several other forms are accepted. Empty for other contents."""
     tools = _parsed(given) if isinstance(given, str) else given
     tools = [tools] if isinstance(tools, dict) and tools.keys() & {"function", "parameters"} else tools
     if isinstance(tools, list):  # of texts, as parquet keeps tools whose parameters differ
@@ -171,7 +171,7 @@ def _tools(given: Any, where: str) -> list[Mapping[str, Any]]:
 
 
 def _without_none(value: Any) -> Any:
-    """The value without keys that are None: in parquet, each table has the keys of all others."""
+    """Return the value without keys that are None: in parquet, each table has the keys of all others."""
     if isinstance(value, dict):
         return {key: _without_none(one) for key, one in value.items() if one is not None}
     return [_without_none(one) for one in value] if isinstance(value, list) else value
@@ -201,7 +201,7 @@ def _chat(messages: Any, where: str, name: str) -> list[Message]:
 
 
 def _text(content: Any, where: str) -> str | None:
-    """Of a message: text, none beside tool calls, or parts that are text."""
+    """Return a message's content: text, None next to tool calls, or the joined parts if all are text."""
     if isinstance(content, str):
         try:
             content.encode()
@@ -218,6 +218,6 @@ def _text(content: Any, where: str) -> str | None:
     if len(texts) < len(parts):
         raise DataError(
             f"{where}: the content of a message must be text, not {content!r:.80}.",
-            remedy='Parts may be {"type": "text", "text": ...} alone: nothing here reads pictures or sound.',
+            remedy='Parts may only be {"type": "text", "text": ...}: pictures and sound are not supported.',
         )
     return "".join(texts)

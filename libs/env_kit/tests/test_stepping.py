@@ -159,7 +159,7 @@ async def test_a_pattern_that_backtracks_holds_no_other_rollout_and_is_named(rea
     [
         ({"action": "pattern"}, "go together"),
         ({"pattern": "x"}, "go together"),
-        ({"action": "pattern", "pattern": "("}, "pattern is no regular expression"),
+        ({"action": "pattern", "pattern": "("}, "pattern is not a regular expression"),
         ({"template": "[action]"}, r"template has no \{action\}"),
         ({"max_turns": 0}, "greater than or equal to 1"),
     ],

@@ -1,1 +1,1 @@
-"""What every HTTP server of ours stands on: bounds on connections, heads, bodies and silent clients, whatever is served."""
+"""The base of all our HTTP servers: limits on connections, heads, bodies and silent clients."""

@@ -1,4 +1,4 @@
-"""Plain ASGI answers, and how a server says what it refuses before its application is called."""
+"""Plain ASGI answers, and how a server refuses a request before its application is called."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class WholeAnswer(NamedTuple):
 
 
 class AnswerAtOnce(Protocol):
-    """What an application has, beside itself, for requests that arrive whole: it answers one without waiting for anything.
-    None where that cannot be: then nothing has happened, and the application is called as for any other request."""
+    """Optional method of an application, for requests that arrive whole: answer one without awaiting anything. Returns None if that is
+    not possible; then nothing has happened, and the application is called as for any other request."""
 
     def __call__(self, scope: Scope, body: bytes) -> WholeAnswer | None: ...
 
@@ -49,7 +49,7 @@ async def start(send: Send, status: int, size: int, headers: Headers) -> None:
 
 
 class Refuse(Protocol):
-    """Answers with an error, in the form that the clients of a server know."""
+    """Answers with an error, in the form that the server's clients understand."""
 
     async def __call__(
         self, scope: Scope, send: Send, status: int, error: AtroposError, headers: Headers = ()
@@ -63,8 +63,8 @@ async def refuse_as_json(scope: Scope, send: Send, status: int, error: AtroposEr
 
 @dataclass(frozen=True)
 class Refusals:
-    """`answer` says that something is refused; the rest are the options that raise a bound of this server, as a person
-    types them, empty where there is none."""
+    """`answer` reports a refusal. The other fields are the command-line options that raise a limit of this server, "" if there is
+    none."""
 
     answer: Refuse = refuse_as_json
     request_s: str = ""

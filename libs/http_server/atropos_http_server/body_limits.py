@@ -1,9 +1,8 @@
-"""What one request and all of them together may cost: size before and after decompression, time, memory.
+"""Limits on what one request, and all of them together, may cost: size before and after decompression, time, memory.
 
-A body is read whole, then handed on as one message. Of what is read, the first 64 kB of each request are free; what is
-above that counts against one budget until the request has been answered, JSON eight times until it has been read. Who
-finds it used up waits before reading on. One request at a time may go beyond it, else those that are half read would wait
-for one another.
+A body is read whole, then passed on as one message. The first 64 kB of each request are free. What is above that counts against one
+budget until the request has been answered; JSON counts eight times until it has been parsed. If the budget is used up, requests
+wait before reading on. One request at a time may exceed it, because otherwise half-read requests could wait for one another.
 """
 
 from __future__ import annotations
@@ -39,14 +38,14 @@ _PLAIN, _GZIP = (b"", b"identity"), (b"gzip", b"x-gzip")
 
 
 class GoneAway(Exception):
-    """The client closed the connection before its request was whole."""
+    """The client closed the connection before its request was complete."""
 
 
 class Budget:
     """Bytes that bodies in flight may hold together."""
 
     def __init__(self, size_bytes: int, option: str = "") -> None:
-        """`option` raises the bound of a server; as a person types it, for messages."""
+        """`option`: the command-line option that raises the limit, for messages."""
         self.size_bytes = size_bytes
         self._option = option
         self.held = 0
@@ -58,7 +57,7 @@ class Budget:
         return Share(self)
 
     async def take(self, share: Share, size: int, deadline_s: float) -> None:
-        """Raises HubFull at the deadline, HubClosed where the server ends before there is room."""
+        """Raises HubFull at the deadline, HubClosed if the server ends before there is room."""
         if not self._waiting and self._fits(share, size):
             self._give(share, size)
             return
@@ -83,18 +82,18 @@ class Budget:
                 self.serve()
 
     def stop(self) -> None:
-        """The server is ending: who waits hears so now, and nobody waits any more."""
+        """The server is ending: fail all waiting requests now, and let no more wait."""
         self.is_ending = True
         for _, _, ready in self._waiting:
             if not ready.done():
                 ready.set_exception(_ending())
 
     def has_room(self, size: int) -> bool:
-        """Whether `take` would not wait."""
+        """True if `take` would not wait."""
         return not self._waiting and self.held + size <= self.size_bytes
 
     def serve(self) -> None:
-        """Let those go on that can, oldest first; the favoured one wherever it stands."""
+        """Let waiting requests continue if they fit, the oldest first; the favoured one in any position."""
         for place in list(self._waiting):
             share, size, ready = place
             if not self._fits(share, size):
@@ -115,7 +114,7 @@ class Budget:
         self.serve()
 
     def lower(self, share: Share, size: int) -> None:
-        """It holds no more than this any longer."""
+        """Reduce what a request holds to `size`."""
         if (freed := share.held - size) > 0:
             share.held -= freed
             self.held -= freed
@@ -130,7 +129,7 @@ class Budget:
 
 
 class Share:
-    """What one request holds of the budget."""
+    """One request's part of the budget."""
 
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
@@ -139,7 +138,7 @@ class Share:
         self._free = FREE
 
     async def take(self, size: int, cost: int, deadline_s: float) -> None:
-        """For so many bytes, each of which takes `cost`."""
+        """Take room for `size` bytes, each of which counts `cost` times."""
         free = min(size, self._free)
         self._free -= free
         if size > free:
@@ -147,7 +146,7 @@ class Share:
             self.most = max(self.most, self.held)
 
     def read(self) -> None:
-        """What reading the body as JSON takes is free again; the body itself stays."""
+        """Free what parsing the body as JSON took; the body itself still counts."""
         self._budget.lower(self, self.held // JSON_COST)
 
     def end(self) -> None:
@@ -169,7 +168,7 @@ class Limits:
         cost: Callable[[Scope], int] = lambda scope: JSON_COST,
         refusals: Refusals = Refusals(),  # noqa: B008 - frozen
     ) -> None:
-        """`cost`: times its bytes that the body of a request takes while it is read."""
+        """`cost`: how often each byte of a body counts while it is parsed."""
         self._app = app
         self._cost = cost
         self._refusals = refusals
@@ -194,14 +193,14 @@ class Limits:
             share.end()
 
     def stop(self) -> None:
-        """The server is ending: whose request waits for room, or for the rest of its body, gets 503 now."""
+        """The server is ending: requests that wait for room, or for the rest of their body, get 503 now."""
         self.budget.stop()
         for deadline in self._arriving:
             deadline.reschedule(0.0)
 
     def short(self, scope: Scope, body: bytes) -> bytes | None:
-        """What the application gets of a body that is all there and within what is free; None for any other, of which the
-        ordinary way says what is wrong, or makes it wait."""
+        """Return the decoded body if it has fully arrived and is within the free size; None for any other, which then goes through the
+        ordinary path, where it is refused or waits."""
         most = min(FREE, self._body_bytes)
         coding = _coding(scope)
         if coding in _PLAIN:
@@ -220,7 +219,7 @@ class Limits:
             self._giving_back = asyncio.get_running_loop().call_later(GIVE_BACK_S, self._give_back)
 
     def give_back_what_grew(self) -> None:
-        """Once a second: many small things may have grown it too, and be free by now."""
+        """Called once a second: many small requests may also have used memory that is free by now."""
         now = returnable_bytes()
         if now > self._returnable + _GROWN:
             self._give_back()
@@ -228,14 +227,14 @@ class Limits:
         self._returnable = min(self._returnable, now)
 
     def _give_back(self) -> None:
-        """What large bodies took goes back to the system: the C library would keep it."""
+        """Return the memory of large bodies to the system; the C library would keep it."""
         self._giving_back = None
         with contextlib.suppress(OSError, AttributeError):  # another C library
             ctypes.CDLL(None).malloc_trim(0)
 
     async def _bounded(self, scope: Scope, receive: Receive, send: Send, share: Share) -> None:
         refuse = self._refusals.answer
-        closing = [(b"connection", b"close")]  # what is left of the body will not be read
+        closing = [(b"connection", b"close")]  # the rest of the body will not be read
         try:
             body = await self._read(scope, receive, share)
         except GoneAway:
@@ -352,7 +351,7 @@ def _and_raise(remedy: str, option: str) -> str:
 
 
 def _inflated(inflate: isal_zlib.Decompress, data: bytes) -> tuple[bytes, bytes]:
-    """Some of what the data holds, and the data that is still to be looked at."""
+    """Inflate a part of the data. Return the result and the data that is left."""
     if inflate.eof:
         raise DataError("there is something after the end of the gzip data in the body.")
     try:
@@ -383,8 +382,8 @@ class _Mallinfo(ctypes.Structure):
 
 
 def returnable_bytes() -> int:
-    """What is free in the C library; where it does not say (before glibc 2.33), all that this process has, so that growth is
-    given back while it lasts, if not once it is over."""
+    """Return the bytes that are free in the C library. If it does not report them (before glibc 2.33), return all memory of this
+    process, so that growth is returned while it lasts."""
     try:
         mallinfo = ctypes.CDLL(None).mallinfo2
     except (OSError, AttributeError):

@@ -1,12 +1,12 @@
-"""A connection of a server: uvicorn's, behind a bound on everything that a client can send before a request is known.
+"""uvicorn's HTTP connection, with limits on what a client may send before its request has been parsed.
 
-uvicorn's parser is fed whole heads, each within bounds, and one request at a time: what follows waits as bytes, is not
-read on when it is much, and gets its turn when the answer before it is written and others have had theirs. So no head
-costs more than its bytes, and no number of requests on one connection holds up another. A connection also gives up on
-heads that never end and on answers that nobody reads, and knows what has arrived.
+uvicorn's parser gets whole heads, each within limits, and one request at a time. Further data waits as bytes. It is not read on if
+there is much of it, and is processed when the answer before it is written and other connections have had their turn. So a head
+costs no more than its bytes, and many requests on one connection do not delay another. A connection also gives up on heads that
+never end and on answers that are not read, and knows what has arrived.
 
-Where the application can say so at once (`at_once`), a request that arrives whole and alone is answered without a task, a
-cycle and messages, which cost more than a short request; what cannot be answered so goes the ordinary way.
+If the application supports it (`at_once`), a request that arrives whole and without others is answered without a task, a cycle and
+messages, which cost more than a short request. All other requests take the ordinary path.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ _FAILED = whole_answer(
 
 
 class _Ambiguous(Exception):
-    """Ends the parser's work on a head that was refused."""
+    """Stops the parser at a head that was refused."""
 
 
 class OneWrite:
-    """A transport that writes the head of an answer together with what follows it: uvicorn gives it one after the other,
-    which makes two packets and wakes a client twice. A head that nothing follows at once goes out by itself."""
+    """A transport that writes the head of an answer together with what follows. uvicorn writes them separately, which makes two packets
+    and wakes a client twice. A head without immediate content is sent without it."""
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         self._transport = transport
@@ -75,7 +75,7 @@ class OneWrite:
             self._flushing = self._loop.call_soon(self._flush)
 
     def write_whole(self, data: bytes) -> None:
-        """An answer, head and all."""
+        """Write a whole answer, with its head."""
         if self._held:
             self._flush()
         self._transport.write(data)
@@ -104,7 +104,7 @@ class OneWrite:
 
 
 class Flow(FlowControl):
-    """uvicorn's, but nothing is read while more than enough waits to be looked at."""
+    """uvicorn's flow control, but nothing is read while more than enough data waits to be processed."""
 
     enough = False
 
@@ -119,13 +119,13 @@ class Connection(HttpToolsProtocol):
     gate: Gate
     at_once: Mapping[tuple[bytes, bytes], AnswerAtOnce] = {}  # by method and URL
     peer: Peer = ""
-    may_call = True  # its user may, where there is no token
+    may_call = True  # its user may call, if there is no token
     is_surplus = False
-    handshake: Client | None = None  # of TLS, which has had this connection's place until now
+    handshake: Client | None = None  # the TLS handshake that held this connection's place before
     _flow: Flow
-    _rest: bytes | bytearray = b""  # not looked at yet
-    _searched = 0  # so far there is no end of a head in it
-    _left = 0  # bytes of the body that is arriving, where its length is known
+    _rest: bytes | bytearray = b""  # not processed yet
+    _searched = 0  # the end of a head is not before this position in it
+    _left = 0  # bytes of the arriving body, if its length is known
     _chunked = False
     _around = 0  # bytes of a chunked body that are not content, less CHUNK_COST for each that is
     _in_head = True
@@ -170,7 +170,7 @@ class Connection(HttpToolsProtocol):
         self._look_at_rest()
 
     def eof_received(self) -> None:
-        """The client has closed its end. It has read all that it acknowledged, or it would have reset the connection."""
+        """The client has closed its end. It has read everything that it acknowledged, or it would have reset the connection."""
         self._had_all = self.has_all()
 
     def shutdown(self) -> None:
@@ -181,7 +181,7 @@ class Connection(HttpToolsProtocol):
         if self.is_gone or self.has_all():
             self._had_all = True
             super().timeout_keep_alive_handler()
-        else:  # it is still at the answer, and not idle
+        else:  # it is still reading the answer, so it is not idle
             self.timeout_keep_alive_task = self.loop.call_later(
                 self.timeout_keep_alive, self.timeout_keep_alive_handler
             )
@@ -200,7 +200,7 @@ class Connection(HttpToolsProtocol):
         self.pipeline.clear()
 
     def make_way(self) -> None:
-        """For another connection: this one waits for its client."""
+        """Close, to make room for another connection: this one waits for its client."""
         if self._in_head:
             self.transport.close()
         else:
@@ -209,7 +209,7 @@ class Connection(HttpToolsProtocol):
     # -- what arrives
 
     def _wait_as(self, rest: bytes | bytearray, more: bytes = b"") -> None:
-        """`rest` is what is still to be looked at."""
+        """`rest`: data that is still to be processed."""
         before = len(self._rest)
         if more:
             assert isinstance(rest, bytearray)
@@ -218,7 +218,7 @@ class Connection(HttpToolsProtocol):
         self.gate.waiting_bytes += len(rest) - before
 
     def _look_at_rest(self) -> None:
-        """As far as it may be looked at now."""
+        """Process waiting data as far as allowed now."""
         while self._rest and not self.is_gone and not self._refused:
             if not self._in_head:
                 if self._chunked and self._body_part(CHUNKED_BYTES):
@@ -248,7 +248,7 @@ class Connection(HttpToolsProtocol):
             self.flow.resume_reading()
 
     def _go_on_when_taken(self) -> None:
-        """No answer is made for a client that takes none of those before."""
+        """Make no more answers for a client that does not read the earlier ones."""
         if self.is_gone or self._refused or self._is_served:
             return
         untaken = self._unacknowledged()
@@ -270,7 +270,7 @@ class Connection(HttpToolsProtocol):
         self._pause_s = min(2 * self._pause_s, LOOK_AGAIN_S[1])
 
     def _head(self) -> bool:
-        """Feed the next head to the parser; whether it is there, and within bounds."""
+        """Feed the next head to the parser. Return True if it has arrived and is within limits."""
         rest = self._rest
         if rest[0] in b"\r\n":  # of no meaning before a request
             self._wait_as(rest.lstrip(b"\r\n"))
@@ -287,7 +287,7 @@ class Connection(HttpToolsProtocol):
         elif at < 0 and len(rest) >= HEAD_BYTES:
             self._refuse(431, "head_bytes", f"the head of the request has more than {HEAD_BYTES} bytes")
         elif first >= 0 and not rest.endswith((b" HTTP/1.1", b" HTTP/1.0"), 0, first):
-            self._refuse(400, "malformed", "this is no request of HTTP/1.1")
+            self._refuse(400, "malformed", "this is not an HTTP/1.1 request")
         elif at >= 0 and rest.count(b"\n", 0, at) > HEAD_LINES:
             self._refuse(431, "head_lines", f"the head of the request has more than {HEAD_LINES} lines")
         elif at >= 0:
@@ -300,7 +300,7 @@ class Connection(HttpToolsProtocol):
         return False
 
     def _body_part(self, most: int) -> bool:
-        """Feed some of a body; whether that was all that may be fed now, and more is there."""
+        """Feed a part of a body. Return True if that was all that may be fed now, and there is more."""
         size = min(len(self._rest), most)
         self._left -= size
         self._around = max(self._around + size, size - HEAD_BYTES) if self._chunked else 0
@@ -310,7 +310,7 @@ class Connection(HttpToolsProtocol):
         return self._chunked and bool(self._rest) and not self._in_head
 
     def _fed(self, size: int) -> None:
-        """Give the parser so many bytes of what waits."""
+        """Give the parser `size` bytes of the waiting data."""
         rest = self._rest
         whole = size == len(rest)
         part = rest if whole else memoryview(rest)[:size]
@@ -320,7 +320,7 @@ class Connection(HttpToolsProtocol):
             self.cycle.keep_alive = False
         except httptools.HttpParserError:
             if not self._refused:
-                self._refuse(400, "malformed", "this is no request of HTTP/1.1")
+                self._refuse(400, "malformed", "this is not an HTTP/1.1 request")
             return
         if isinstance(part, memoryview):
             part.release()
@@ -330,11 +330,11 @@ class Connection(HttpToolsProtocol):
 
     @property
     def _is_served(self) -> bool:
-        """A request of this connection is still to be answered."""
+        """A request of this connection is not answered yet."""
         return self.cycle is not None and not self.cycle.response_complete
 
     def _refuse(self, status: int, cause: str | None, why: str) -> None:
-        """Nothing more of this client is looked at; it gets the reason, unless an answer has begun. `cause`: for the gate."""
+        """Stop processing this client. It gets the reason, unless an answer has begun. `cause`: for the gate."""
         if cause is not None:
             self.gate.count(cause)
         self._refused = True
@@ -393,7 +393,7 @@ class Connection(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._in_head:
-            return  # a trailer: nobody here reads any, and it is no header of the request
+            return  # a trailer: not used here, and not a header of the request
         name = name.lower()
         if name == b"content-length":
             self._left = int(value)
@@ -420,8 +420,8 @@ class Connection(HttpToolsProtocol):
             self._begin()
 
     def _is_ambiguous(self) -> bool:
-        """Return True if a proxy, our checks and the application could disagree on the request's host (RFC 9112, 3.2) or on the end
-        of its body (6.3)."""
+        """Return True if a proxy, our checks and the application could disagree on the request's host (RFC 9112, 3.2) or on the end of
+        its body (6.3)."""
         hosts = self._hosts
         if len(hosts) != 1:
             return bool(hosts) or self.parser.get_http_version() != "1.0"
@@ -430,7 +430,7 @@ class Connection(HttpToolsProtocol):
         return not is_path or both_ends or HOST.fullmatch(hosts[0]) is None
 
     def _begin(self) -> None:
-        """The ordinary way: a cycle, and a call of the application."""
+        """Take the ordinary path: a cycle, and a call of the application."""
         self.gate.await_body(self)
         if self.is_surplus and self.gate.is_full:
             self.app = self.gate.busy
@@ -439,7 +439,7 @@ class Connection(HttpToolsProtocol):
 
     @property
     def _is_plain(self) -> bool:
-        """The request whose head was just read is all there, no other one with it, and nothing is in the way of an answer."""
+        """True if the request whose head was just read has fully arrived, without another one, and can be answered now."""
         return (
             self._left == self._after_head
             and not (self._chunked or self.expect_100_continue or self.flow.write_paused)
@@ -521,21 +521,21 @@ class Connection(HttpToolsProtocol):
 
     @property
     def has_body(self) -> bool:
-        """The body of the request that is answered now is all there."""
+        """The body of the current request has fully arrived."""
         return self.cycle is None or (not self.pipeline and not self.cycle.more_body)
 
     @property
     def has_begun(self) -> bool:
-        """Some of the answer to the request that is answered now has left."""
+        """Some of the current answer has been sent."""
         return self.cycle is None or self.cycle.response_started
 
     @property
     def keeps_alive(self) -> bool:
-        """It will not be closed as soon as the answer is sent."""
+        """The connection will not be closed after the answer."""
         return not self.is_gone and bool(self.cycle.keep_alive)
 
     async def arrived(self, deadline_s: float) -> bool:
-        """Whether the client's machine has all that was written, once it has it or at the deadline."""
+        """Wait until the client's machine has acknowledged everything that was written. Return False at the deadline."""
         loop = asyncio.get_running_loop()
         until = loop.time() + deadline_s
         pause_s = 0.0005
@@ -550,24 +550,24 @@ class Connection(HttpToolsProtocol):
         return self._had_all
 
     def has_all(self) -> bool:
-        """The client's machine has acknowledged all that was written."""
+        """The client's machine has acknowledged everything that was written."""
         return not self.is_gone and not self.transport.get_write_buffer_size() and not self._unacknowledged()
 
     def _unacknowledged(self) -> int:
-        """Bytes that the kernel holds for this client."""
+        """Return how many bytes the kernel holds for this client."""
         handle: Any = self.transport.get_extra_info("socket")
         (held,) = struct.unpack("i", fcntl.ioctl(handle.fileno(), termios.TIOCOUTQ, b"\0" * 4))
         return int(held)
 
     def _has_reset(self) -> bool:
-        """The client has gone without reading. The loop does not look, where it neither reads nor has anything to write."""
+        """True if the client has gone without reading. The loop does not notice while it neither reads nor writes."""
         poll = select.poll()
         poll.register(self.transport.get_extra_info("socket").fileno(), 0)
         return bool(poll.poll(0))
 
     def has_hung_up(self) -> bool:
-        """The client has closed its end, though the loop may not have seen it yet. Where the system does not tell (macOS), what
-        the loop has seen."""
+        """True if the client has closed its end, even if the loop has not noticed. If the system does not tell (macOS), what the loop
+        knows."""
         if self.is_gone or not hasattr(select, "POLLRDHUP"):
             return self.is_gone
         if self._hang_up is None:
@@ -580,7 +580,7 @@ class Connection(HttpToolsProtocol):
         self._unread = self.loop.call_later(self.gate.head_s, self._look, self.transport.get_write_buffer_size())
 
     def _look(self, before: int) -> None:
-        """Large answers are written in one go: what counts is that some of it leaves."""
+        """Check that some of the answer leaves: large answers are written at once."""
         if before - self.transport.get_write_buffer_size() >= LEAST_READ:
             self._await_reading()
         else:
@@ -607,5 +607,5 @@ class Connection(HttpToolsProtocol):
 
 
 def connections(gate: Gate, app: Any) -> type[Connection]:
-    """The class of the connections of one server."""
+    """Return the class of the connections of one server."""
     return type("Connection", (Connection,), {"gate": gate, "at_once": getattr(app, "at_once", {})})

@@ -1,8 +1,8 @@
-"""Who may be connected to a server, and why others were turned away: one for all its connections.
+"""Limits a server's connections, and records why others were turned away: one gate for all its connections.
 
-There are at most `most` connections. Where one more comes, one that waits for its client makes way: the oldest of those
-that never sent a request, else the one that has been idle, or whose request has been arriving, for longest, and of these
-one of the peer that has the most. Nobody makes way whose request is being answered.
+There are at most `most` connections. When one more comes, one that waits for its client is closed: the oldest of those that never sent
+a request; otherwise the one that has been idle, or whose request has been arriving, for longest. Among these, one of the peer with
+the most connections is chosen. A connection whose request is being answered is never closed.
 """
 
 from __future__ import annotations
@@ -24,10 +24,8 @@ from atropos_http_server.answers import Refusals
 from atropos_http_server.peers import Peers, may_call
 
 SAY_AGAIN_S = 60.0
-OTHER_DESCRIPTORS = 64  # that the process may open beside those it has: journal, libraries, rings
-WAITING_BYTES = (
-    16_000_000  # of requests that were sent before the one ahead of them was answered, all connections together
-)
+OTHER_DESCRIPTORS = 64  # reserve for the process's other files: journal, libraries, rings
+WAITING_BYTES = 16_000_000  # of requests that were sent before the previous one was answered, over all connections
 AT_ONCE = 64  # connections that are accepted before any of them is looked at
 SPARE = 32  # connections beyond `most` that get an answer, and of those that were refused and may read why
 HEAD_BYTES, HEAD_LINES, URL_BYTES = 1 << 16, 200, 1 << 14
@@ -36,16 +34,16 @@ Waits = Literal["silent", "idle", "arriving"]  # for the first request, for a fu
 
 
 class Client(Protocol):
-    """What a gate asks of a connection."""
+    """A connection, as a gate needs it."""
 
     peer: Peer
-    is_surplus: bool  # it came when all connections were in use, and nobody could make way
+    is_surplus: bool  # it came when all connections were in use, and none could be closed
 
     def make_way(self) -> None: ...
 
 
 class Longest(NamedTuple):
-    """Who of a peer's connections makes way first: those that never sent a request before all others."""
+    """The connection of a peer to close first; those that never sent a request come before all others."""
 
     has_spoken: bool
     since: float
@@ -54,7 +52,7 @@ class Longest(NamedTuple):
 
 
 class Connections:
-    """Those of one peer: how many, and which of them wait for their client since when, the longest first."""
+    """The connections of one peer: their number, and those that wait for their client, the longest first."""
 
     def __init__(self) -> None:
         self.number = 0
@@ -74,7 +72,7 @@ class Connections:
             waiting.pop(client, None)
 
     def longest(self, newest: Client) -> Longest | None:
-        """Of those but `newest`."""
+        """Return the longest waiting one except `newest`."""
         firsts = [
             Longest(waits != "silent", since, client, waits)
             for waits, waiting in self._waiting.items()
@@ -85,8 +83,8 @@ class Connections:
 
 
 class Gate:
-    """`head_s`: in which a head must be there, and some of an answer be read. `check_users`: only this user (and root) may
-    call. `refused` is called with the cause of each connection that is turned away, a word."""
+    """`head_s`: time limit for a head to arrive, and for some of an answer to be read. `check_users`: only this user (and root) may call.
+    `refused` is called with the cause, one word, of each connection that is turned away."""
 
     def __init__(
         self,
@@ -113,14 +111,14 @@ class Gate:
         return len(self._open) > self.most
 
     def peer(self, theirs: tuple[str, int] | None, ours: tuple[str, int | None] | None) -> tuple[Peer, bool]:
-        """Who is at the other end, and whether they may call."""
+        """Return the peer, and True if it may call."""
         if self._peers is None or theirs is None or ours is None or ours[1] is None:
             return (theirs[0] if theirs else "", True)
         uid = self._peers.owner(theirs, ours)
         return (-1 if uid is None else uid, may_call(uid))
 
     def enter(self, client: Client) -> bool:
-        """Whether it may stay."""
+        """Add a connection. Return True if it may stay."""
         self._open.add(client)
         of = self._of.setdefault(client.peer, Connections())
         of.number += 1
@@ -136,7 +134,7 @@ class Gate:
         return len(self._open) <= self.most + SPARE
 
     def linger(self, client: Client) -> bool:
-        """Whether one that is refused may stay until it has read why."""
+        """Return True if a refused connection may stay until it has read the reason."""
         self.leave(client)
         if len(self._lingering) >= SPARE:
             return False
@@ -154,18 +152,18 @@ class Gate:
                 del self._of[client.peer]
 
     def await_head(self, client: Client) -> None:
-        """A head has begun to arrive."""
+        """Record that a head has begun to arrive."""
         self._wait(client, "silent")
 
     def await_body(self, client: Client) -> None:
         self._wait(client, "arriving")
 
     def rest(self, client: Client) -> None:
-        """Its request is answered."""
+        """Record that its request is answered."""
         self._wait(client, "idle")
 
     def serve(self, client: Client) -> None:
-        """Its request is there: it waits for us."""
+        """Record that its request has arrived and waits for us."""
         if client in self._open:
             self._of[client.peer].wait_no_more(client)
 
@@ -174,7 +172,7 @@ class Gate:
             self._of[client.peer].wait(client, waits)
 
     def count(self, cause: str) -> None:
-        """A connection was turned away. One line a minute says so of each cause."""
+        """Count a connection that was turned away. Prints at most one line per minute and cause."""
         self._refused(cause)
         at, n = self._warned.get(cause, (-SAY_AGAIN_S, 0))
         if time.monotonic() - at < SAY_AGAIN_S:
@@ -184,17 +182,17 @@ class Gate:
         console.warn(f"connections are turned away ({n + 1} since the last such line): {self._said_of(cause)}.")
 
     async def busy(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """ASGI: what a connection gets that came when all were in use."""
+        """ASGI: answer a connection that came when all were in use."""
         error = ApiError("too many connections are open.", remedy="Try again in a moment.")
         await self._refusals.answer(scope, send, 503, error, [(b"retry-after", b"5"), (b"connection", b"close")])
 
     async def ending(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """ASGI: what a request gets that is not answered by the time the server ends."""
+        """ASGI: answer a request that is not finished when the server ends."""
         error = HubClosed("the server is ending.", remedy="Send it again: it may be back in a moment.")
         await self._refusals.answer(scope, send, 503, error, [(b"retry-after", b"5"), (b"connection", b"close")])
 
     async def failed(self, scope: Scope, send: Send, raised: Exception) -> None:
-        """What a request gets whose application raised an error that it does not answer itself."""
+        """Answer a request whose application raised an error that it does not handle."""
         error = AtroposError(
             f"the server failed on this request: {type(raised).__name__}.",
             remedy="This is a fault of the server. Its output has the traceback: send that along with a report.",
@@ -207,7 +205,7 @@ class Gate:
         return f"{text} ({name})" if name else text
 
     def _next_to_go(self, newest: Client) -> Longest | None:
-        """One of the peer that has the most, else one of any."""
+        """Return a connection of the peer with the most, or else of any peer."""
         most = max(self._of.values(), key=attrgetter("number"))
         if (longest := most.longest(newest)) is not None:
             return longest
@@ -238,7 +236,7 @@ CAUSES = {  # and which option of a server raises the bound
 
 
 def _possible(most: int) -> int:
-    """As far as this process may open them."""
+    """Return how many connections this process can open, at most `most`."""
     descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if descriptors == resource.RLIM_INFINITY:
         return most
@@ -255,6 +253,6 @@ def _peers() -> Peers | None:
     except OSError as error:
         console.warn(
             f"this system does not tell whose a connection is ({error}): any user of this machine may call. "
-            "Give --token-file FILE where there are others."
+            "Give --token-file FILE if there are others."
         )
         return None

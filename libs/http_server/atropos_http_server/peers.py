@@ -1,4 +1,4 @@
-"""Which user of this machine is at the other end of a TCP connection from this machine: the kernel says (sock_diag(7))."""
+"""Find the user at the other end of a TCP connection from this machine, from the kernel (sock_diag(7))."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ ROOT = 0
 
 
 class Peers:
-    """`owner` costs some 10 microseconds, whatever the number of sockets on the machine."""
+    """`owner` takes about 10 microseconds, whatever the number of sockets on the machine."""
 
     def __init__(self) -> None:
-        """Raises OSError where this system does not tell."""
+        """Raises OSError if this system does not support it."""
         self._netlink = socket.socket(
             getattr(socket, "AF_NETLINK", -1), socket.SOCK_RAW | getattr(socket, "SOCK_CLOEXEC", 0), _NETLINK_SOCK_DIAG
         )
@@ -27,8 +27,8 @@ class Peers:
         self._sequence = 0
 
     def owner(self, theirs: tuple[Any, ...], ours: tuple[Any, ...]) -> int | None:
-        """The user whose socket is `theirs`, as addresses of `getsockname`; None where nobody holds it any more: of a
-        socket that has been closed the kernel says root."""
+        """Return the user whose socket is `theirs`, as addresses of `getsockname`; None if no process holds it any more: for a closed
+        socket the kernel reports root."""
         family = socket.AF_INET6 if ":" in theirs[0] else socket.AF_INET
         there, here = (socket.inet_pton(family, end[0].partition("%")[0]).ljust(16, b"\0") for end in (theirs, ours))
         ask = struct.pack("!HH", theirs[1], ours[1]) + there + here + _COOKIE
@@ -52,5 +52,5 @@ class Peers:
 
 
 def may_call(uid: int | None) -> bool:
-    """Whether a process of this user may call a server that wants no token: its own user's, or root's, who may all."""
+    """True if a process of this user may call a server without a token: the server's own user, or root."""
     return uid is not None and uid in (os.geteuid(), ROOT)

@@ -1,4 +1,4 @@
-"""How our servers speak HTTP: uvicorn with our connections and bounds, as a process or inside the loop of another."""
+"""Our HTTP servers: uvicorn with our connections and limits, as a process or inside another program's event loop."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ BACKLOG = 1024  # connections that the kernel keeps until they are accepted
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn's, which accepts few connections at a time and lets the kernel keep the rest: asyncio accepts as many as the
-    backlog has before it lets any of them be looked at. It is given its sockets; with `tls`, it accepts from them itself."""
+    """uvicorn's server, which accepts few connections at a time and leaves the rest to the kernel: asyncio would accept the whole
+    backlog before any is processed. It gets its sockets; with `tls`, it accepts from them itself."""
 
     def __init__(
         self,
@@ -39,10 +39,9 @@ class HttpServer(uvicorn.Server):
         keep_alive_s: int,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        """`stop` is called when the server begins to end: who waits for something must hear so then (`Limits.stop`, and what the
-        application itself lets wait). `grace_s` for the answers that are under way at the end; `keep_alive_s` for a connection
-        between two requests. An `app` may have `at_once`: for a method and URL, how a request that arrives whole is answered
-        without waiting."""
+        """`stop` is called when the server begins to end: everything that waits must be told then (`Limits.stop`, and waits of the
+        application). `grace_s`: for answers in progress at the end. `keep_alive_s`: for a connection between two requests. An `app`
+        may have `at_once`: per method and URL, how to answer a request that arrives whole without waiting."""
         logging.getLogger("asyncio").addFilter(_ONCE_A_MINUTE)
         config = uvicorn.Config(
             _Granted(app, gate),
@@ -51,9 +50,9 @@ class HttpServer(uvicorn.Server):
             lifespan="on" if lifespan else "off",
             log_config=None,
             log_level="warning",
-            access_log=False,  # addresses and queries are nobody's business
+            access_log=False,  # addresses and queries are private
             server_header=False,
-            proxy_headers=False,  # nor whoever a proxy says they are
+            proxy_headers=False,  # and a proxy's claims about clients are not trusted
             backlog=AT_ONCE,
             timeout_keep_alive=keep_alive_s,
             timeout_graceful_shutdown=grace_s,
@@ -84,8 +83,8 @@ class HttpServer(uvicorn.Server):
 
 
 class _Granted:
-    """The application, but a client whose call is not over when the server's time is hears so: uvicorn would answer 500, and print a
-    traceback for each. And a client whose call the application fails on hears what failed."""
+    """Wraps the application. If a call is not over when the server's time is, the client is told so; uvicorn would answer 500, and print
+    a traceback for each. If the application raises, the client is told what failed."""
 
     def __init__(self, app: ASGIApp, gate: Gate) -> None:
         self._app = app
@@ -111,7 +110,7 @@ class _Granted:
 
 
 class _GuestServer(HttpServer):
-    """Signals belong to the process around it."""
+    """A server whose process handles signals itself."""
 
     def __init__(self, app: ASGIApp, gate: Gate, *, stop: Callable[[], None], grace_s: int, keep_alive_s: int) -> None:
         super().__init__(app, gate, lifespan=False, stop=stop, grace_s=grace_s, keep_alive_s=keep_alive_s)
@@ -142,8 +141,8 @@ class RunningServer:
         self._serving = serving
 
     async def close(self) -> None:
-        """Who waits hears that the server ends; answers that are under way may end, as long as it grants. Raises what ended it
-        before, if anything did."""
+        """Tell waiting clients that the server ends. Answers in progress may finish within the grace time. Raises the error that ended
+        the server before, if any."""
         self._server.should_exit = True
         await self._serving
 
@@ -159,9 +158,9 @@ async def serve_in_loop(
     keep_alive_s: int,
     options: ListenOptions = ListenOptions(),  # noqa: B008 - immutable
 ) -> RunningServer:
-    """Serve `app` inside the running loop of a process that does something else; port 0 is any free one, the rest as for
-    `HttpServer`. `options`: what the user set host and port with. Raises ConfigError, which names these options, if nothing
-    can listen there, and DeadlineExceeded."""
+    """Serve `app` inside the running loop of a process that has other work. Port 0 is any free one; for the rest see `HttpServer`.
+    `options`: what the user set host and port with. Raises ConfigError, which names these options, if it cannot listen there,
+    and DeadlineExceeded."""
     bound = _bind(host, port, options)
     url = f"http://{f'[{host}]' if ':' in host else host}:{bound.getsockname()[1]}"
     server = _GuestServer(app, gate, stop=stop, grace_s=grace_s, keep_alive_s=keep_alive_s)
@@ -211,7 +210,7 @@ def _nothing_can_listen(host: str, port: int, error: OSError, options: ListenOpt
 
 
 class _OnceAMinute(logging.Filter):
-    """asyncio says of each connection that it cannot take that the process has no descriptors left, many times a second."""
+    """asyncio reports that the process has no descriptors left for each connection, many times a second; this limits it."""
 
     def __init__(self) -> None:
         super().__init__()

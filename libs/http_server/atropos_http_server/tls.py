@@ -1,4 +1,4 @@
-"""TLS handshakes: they count among a server's connections, and a deadline, as the heads of requests have."""
+"""TLS handshakes: they count among a server's connections, and have a deadline like heads of requests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PAUSE_S = 0.2  # after an accept for which this process had no descriptor or mem
 
 
 def tls_context(certificate: Path, key: Path) -> ssl.SSLContext:
-    """Raises ConfigError."""
+    """Return the context. Raises ConfigError."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     try:
         for path in (certificate, key):  # OpenSSL does not say which of them is not there
@@ -32,8 +32,8 @@ def tls_context(certificate: Path, key: Path) -> ssl.SSLContext:
 
 
 class TlsListener:
-    """Accepts connections of `listening`, which is bound and does not block. `protocol` makes what serves one whose
-    handshake is done. Until then it waits for its client, and makes way for others, like one that has sent no request."""
+    """Accepts connections of `listening`, which is bound and does not block. `protocol` makes the object that serves a connection after
+    its handshake. Until then it counts as waiting for its client, like one that has sent no request."""
 
     def __init__(
         self, listening: socket.socket, context: ssl.SSLContext, gate: Gate, protocol: Callable[[], Connection]
@@ -46,7 +46,7 @@ class TlsListener:
         self._accepting = asyncio.create_task(self._accept())
 
     async def close(self) -> None:
-        """Accept no more, and end the handshakes that are under way."""
+        """Accept no more, and end handshakes in progress."""
         tasks = [self._accepting, *self._handshakes]
         for task in tasks:
             task.cancel()
@@ -90,7 +90,7 @@ class TlsListener:
 
 
 class Handshake:
-    """A connection as the gate knows it until it is one of TLS. Made in the task that waits for it."""
+    """A connection as the gate sees it until its handshake is done. Made in the task that waits for it."""
 
     is_surplus = False
 

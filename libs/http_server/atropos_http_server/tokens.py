@@ -1,4 +1,4 @@
-"""The token of a server: one word in a file that is its owner's alone."""
+"""The token of a server: one word in a file that only its owner can read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LEAST_CHARACTERS = 16
 
 
 def read_server_token(path: Path) -> bytes:
-    """The token in a file that is its owner's alone. Raises ConfigError; no message has the token in it."""
+    """Return the token in a file that only its owner can read. Raises ConfigError; messages never contain the token."""
     try:
         mode = path.stat().st_mode
         token = path.read_bytes().strip()
@@ -37,7 +37,7 @@ def read_server_token(path: Path) -> bytes:
 
 
 def make_token_file(path: Path) -> None:
-    """With a new token, where the file is not there yet. Raises OSError."""
+    """Make the file with a new token, unless it exists. Raises OSError."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:

@@ -1,4 +1,4 @@
-"""The contract of an adapter: it says what it stands on, and writes files where it was requested to, the same each time."""
+"""The contract of an adapter: it reports its versions, and writes the same files each time, only where it was told to."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class AdapterContract(StagedContract):
         "doctor": ("findings, each with a remedy where something is wrong", "doctor() gives Findings; what is not ok has a remedy."),
         "exports": (
             "files that are there, in the directory that was named",
-            "export(run, out) writes below `out` alone, and returns the path of each file.",
+            "export(run, out) writes only below `out`, and returns the path of each file.",
         ),
         "same again": ("the same files with the same content", "Leave the time, chance and absolute paths out of what is written."),
     }  # fmt: skip
@@ -56,7 +56,7 @@ class AdapterContract(StagedContract):
             for path in _everything(self.subject.context.directory) - before
             if path != out and out not in path.parents
         }
-        return [*wrong, *(f"{path} was written beside it" for path in sorted(beside))]
+        return [*wrong, *(f"{path} was written outside it" for path in sorted(beside))]
 
     async def check_same_again(self) -> Sequence[str]:
         one, other = self._new_directory(), self._new_directory()

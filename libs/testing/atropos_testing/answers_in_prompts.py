@@ -1,7 +1,7 @@
 """Does a prompt give its own answer away?
 
-A number may stand in its question by chance, and every prompt may show the same worked example. So what counts is the
-excess: how often a prompt holds its own task's answer, less how often it holds those of other tasks.
+A number may be in its question by chance, and every prompt may show the same worked example. So the check measures the excess:
+how often a prompt holds its own task's answer, minus how often it holds those of other tasks.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _GOLD = ("answer", "solution", "gold", "target", "rationale", "reference", "labe
 
 
 def check_leaks(report: Report, tasks: Sequence[Task]) -> None:
-    """`no leaks`."""
+    """Check `no leaks`."""
     answered = [task for task in tasks if task.answer is not None and task.messages]
     if not answered:
         report.note("no leaks", "no task has an answer")
@@ -53,7 +53,7 @@ def check_leaks(report: Report, tasks: Sequence[Task]) -> None:
         "no leaks",
         problems,
         good=f"no prompt of {len(answered)} gives its answer away",
-        remedy="Keep the answer in Task.answer alone. Where finding it in the prompt is the task itself, skip this check by name.",
+        remedy="Keep the answer only in Task.answer. If finding it in the prompt is the task itself, skip this check by name.",
     )
     if plain and not numeric and not problems:
         report.note("no leaks", f"{plain[0]}: fine where finding it there is the task")
@@ -102,7 +102,7 @@ def _anywhere(task: Task, answer: str) -> bool:
 
 
 def _solutions(task: Task) -> list[tuple[str, str]]:
-    """Long texts that the task keeps as its solution."""
+    """Return long texts that the task keeps as its solution."""
     named = [("answer", task.answer), *((key, value) for key, value in task.data.items() if str(key).lower() in _GOLD)]
     return [
         (key, value.strip())

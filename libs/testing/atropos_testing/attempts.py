@@ -1,4 +1,4 @@
-"""One rollout with a scripted policy, and what is compared of two."""
+"""One rollout with a scripted policy, and the comparison of two."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ class Outcome:
 
     @property
     def score(self) -> float:
-        """NaN where there is none, or what is there is no number: `wrong_with` names it."""
+        """The score; NaN if there is none, or it is not a number (`wrong_with` names it)."""
         score: object = None if self.episode is None else self.episode.score
         return float(score) if isinstance(score, Real) else float("nan")
 
 
 class RolloutFailed(Exception):
-    """`rollout_group` gave a Failed in place of its one rollout."""
+    """Raised if `rollout_group` returned a Failed instead of its one rollout."""
 
 
 async def run_rollout(environment: Environment, task: Task, policy: ScriptedPolicy, seed: int) -> Episode:
-    """By `rollout`, or by `rollout_group` where the environment has its own."""
+    """Run `rollout`, or `rollout_group` if the environment overrides it."""
     if not runs_groups(environment):
         return await environment.rollout(task, policy, seed=seed)
     outcome = await environment.rollout_group(task, policy, 1, seeds=[seed])
@@ -76,7 +76,7 @@ async def attempt(
     spread_s: float = 0.0,
     policy: ScriptedPolicy | None = None,
 ) -> Outcome:
-    """A rollout that never raises, short of an interrupt."""
+    """Run a rollout and never raise, except for an interrupt."""
     policy = policy or ScriptedPolicy(script, task, spread_s=spread_s)
     try:
         async with asyncio.timeout(deadline_s):
@@ -93,7 +93,7 @@ async def attempt(
 
 
 def wrong_with(outcome: Outcome) -> list[str]:
-    """What is wrong with the episode itself: numbers that are not finite, tokens that nobody sampled."""
+    """Return what is wrong with the episode: numbers that are not finite, tokens that were not sampled."""
     episode = outcome.episode
     assert episode is not None, "called only for rollouts that ended in an episode"
     wrong = []
@@ -119,7 +119,7 @@ def wrong_with(outcome: Outcome) -> list[str]:
 
 
 def difference(one: Outcome, other: Outcome) -> str:
-    """What differs between two rollouts that should be equal, empty where nothing does. Metrics may: time is one."""
+    """Describe the difference between two rollouts that should be equal; "" if there is none. Metrics may differ: time is one."""
     if one.episode is None or other.episode is None:
         return "" if one.error == other.error else f"{one.error or 'an episode'} against {other.error or 'an episode'}"
     first, second = one.episode, other.episode
@@ -141,7 +141,7 @@ def _digest(rollout: Rollout) -> str:
 
 
 def was_given(rollout: Rollout, given: Sequence[Tokens]) -> bool:
-    """Whether every run of sampled tokens is one reply of the policy, or several one after another."""
+    """True if every run of sampled tokens is one reply of the policy, or several in a row."""
     edges = np.flatnonzero(np.diff(np.concatenate([[0], rollout.sampled.astype(np.int8), [0]])))
     replies = sorted({ids.tobytes() for ids in given}, key=len, reverse=True)
     for start, end in zip(edges[::2], edges[1::2], strict=True):

@@ -1,4 +1,4 @@
-"""The contract of a bridge, kept between a real engine and a real trainer: the toy pair, or the first that fits."""
+"""The contract of a bridge, tested between a real engine and a real trainer: the toy pair, or the first pair that fits."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from atropos_testing.report import RAISED, Report, of_error
 from atropos_testing.scenes import DEADLINE_S, PAUSED_FOR_S, SAMPLES_ON, Scene, connect, wrong_with
 from atropos_testing.subject import Subject
 
-WORDS = {  # check -> what is fine, and what to do where it is not
+WORDS = {  # check -> text if it is fine, and the remedy if not
     "offer": ("", "Provider.transports says what the bridge carries under its options, and build makes it."),
     "extensions": (
         "they can be found",
@@ -38,8 +38,8 @@ WORDS = {  # check -> what is fine, and what to do where it is not
     "connects": ("", "connect() lays the way, once both ends are open and their extensions loaded."),
     "pauses": (
         "nothing is sampled from weights that are being written",
-        "Pause every engine before yielding: `await engine.pause()`. Where engines keep weights of their own (adapter, "
-        "checkpoint) they may go on, under the version before.",
+        "Pause every engine before yielding: `await engine.pause()`. If engines have their own copy of the weights (adapter, "
+        "checkpoint), they may continue with the version before.",
     ),
     "versions": ("tokens carry the version just written", "Resume every engine at it: `await engine.resume(version)`."),
     "weights": (
@@ -52,7 +52,7 @@ WORDS = {  # check -> what is fine, and what to do where it is not
     ),
     "failure": (
         "an exception inside writing() comes out, and leaves the engine paused",
-        "No `finally` around the yield in writing() that resumes; where the engines went on inside, an `except` that "
+        "Do not resume in a `finally` around the yield in writing(). If the engines kept sampling inside, add an `except` that "
         "pauses them: half-written weights must never be sampled from.",
     ),
     "closes": ("closed twice", "close() may be called twice, also after a failure."),
@@ -67,8 +67,8 @@ class OnPurpose(Exception):
 
 
 class BridgeContract:
-    """Checks one bridge. With no `engine` and `trainer`, between the first installed pair that it fits; where none does,
-    that is a note, unless it `must_run` or one of the two is named."""
+    """Checks one bridge. Without `engine` and `trainer`, it is tested with the first installed pair that it fits. If there is none, that
+    is a note, unless it `must_run` or one of the two is named."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class BridgeContract:
         return offered and self._say("extensions", [f"{reference!r} cannot be found" for reference in missing])
 
     def _plan(self, plugins: Plugins) -> Plan | None:
-        """A run with this bridge between the first pair that fits, or None and a note."""
+        """Return a plan with this bridge between the first pair that fits, or None and a note."""
         under_check = replace(self._subject.provider, name=f"{self._subject.provider.name} (under check)")
         plugins.registry.add(Offer("bridge", under_check, "under check", "under check"))
         refused = ""
@@ -194,7 +194,7 @@ class BridgeContract:
         await self._fails(scene)
 
     async def _publishes(self, scene: Scene) -> None:
-        """Some steps of a run: what was sampled comes back as a batch, and is trained inside `writing`."""
+        """Run some steps: what was sampled comes back as a batch, and is trained inside `writing`."""
         problems: dict[str, list[str]] = {name: [] for name in ("pauses", "versions", "weights", "publication")}
         apart = 0.0
         try:
@@ -220,7 +220,7 @@ class BridgeContract:
         return [] if marked == [STEPS] else [f"what was sampled inside writing({STEPS + 1}) carries versions {marked}"]
 
     async def _publish(self, scene: Scene, version: int, problems: dict[str, list[str]]) -> float:
-        """One step. Gives how far the two ends are apart afterwards, in nats."""
+        """Run one step. Return how far apart the two ends are afterwards, in nats."""
         bridge, trainer = scene.parts.bridge, scene.parts.trainer
         batch = await scene.batch(version)
         probe = batch.tokens[batch.offsets[0] : batch.offsets[1]]
@@ -285,5 +285,5 @@ def _open_handles() -> int:
 
 
 def _one_thread(provider: Provider[Any]) -> dict[str, Any]:
-    """Where it has a process of its own; elsewhere that option has no effect, and is refused."""
+    """Set threads for a component in a child process; elsewhere that option has no effect, and is refused."""
     return {"use": provider.name} | ({"threads": 1} if provider.runs_in == "process" else {})

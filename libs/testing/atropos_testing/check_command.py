@@ -67,7 +67,7 @@ def check_(
 def check_component(
     component: Any, kind: str | None, options: Mapping[str, Any], skip: Sequence[str]
 ) -> tuple[str, list[Finding]]:
-    """The kind of a component, and what its contract found: see `interfaces.CheckComponent`."""
+    """Return the kind of a component, and the findings of its contract: see `interfaces.CheckComponent`."""
     from atropos_core.errors import ConfigError
     from atropos_core.plugins.manager import load_plugins
     from atropos_core.plugins.references import kind_of

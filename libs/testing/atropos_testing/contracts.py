@@ -29,9 +29,9 @@ def check(
     skip: Sequence[str] = (),
     **settings: Any,  # of the kind's own contract class
 ) -> list[Finding]:
-    """All findings on one component. Raises only what finding or configuring it raises."""
+    """Return all findings on one component. Raises only what finding or configuring it raises."""
     if kind not in KINDS:
-        raise ConfigError(f"there is no contract for {kind!r}. There is one for: {', '.join(KINDS)}.")
+        raise ConfigError(f"there is no contract for {kind!r}. Choose one of: {', '.join(KINDS)}.")
     with owned_directory("check") as directory:
         return _contract(kind)(find(kind, target, options, directory), skip=skip, **settings).findings()
 
@@ -44,7 +44,7 @@ def environment_contract(
     tasks: int = 6,
     deadline_s: float = 30.0,
 ) -> Callable[[], None]:
-    """A test function. `tasks` of the environment's tasks are run, each rollout within `deadline_s`."""
+    """Return a test function. It runs `tasks` of the environment's tasks, each rollout within `deadline_s`."""
     return _test("environment", target, options, skip, tasks=tasks, deadline_s=deadline_s)
 
 
@@ -57,7 +57,7 @@ def reward_contract(
     data: Mapping[str, Any] | None = None,
     deadline_s: float = 60.0,
 ) -> Callable[[], None]:
-    """A test function. `answer` and `data` are of the task whose episodes are scored."""
+    """Return a test function. `answer` and `data` are of the task whose episodes are scored."""
     return _test("reward", target, options, skip, answer=answer, data=data or {}, deadline_s=deadline_s)
 
 
@@ -82,7 +82,7 @@ def bridge_contract(
     engine: str | None = None,
     trainer: str | None = None,
 ) -> Callable[[], None]:
-    """A test function. With no `engine` and `trainer`, the first installed pair that the bridge fits; it fails where there
+    """Return a test function. Without `engine` and `trainer`, it uses the first installed pair that the bridge fits, and fails if there
     is none."""
     settings = {"model": model, "engine": engine, "trainer": trainer, "must_run": True}
     return _test("bridge", target, options, skip, **settings)
@@ -91,7 +91,7 @@ def bridge_contract(
 def loss_contract(
     target: Target, *, options: Mapping[str, Any] | None = None, skip: Sequence[str] = ()
 ) -> Callable[[], None]:
-    """A test function. What is checked is what the loss's own trainer asks of it."""
+    """Return a test function. It checks what the loss's own trainer requires."""
     return _test("loss", target, options, skip)
 
 

@@ -1,4 +1,4 @@
-"""The contract of a curriculum: draws of tasks that there are, each known by an id, the same again after a resume."""
+"""The contract of a curriculum: it draws existing tasks, with unique ids, and draws the same again after a resume."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class CurriculumContract:
                     "unique ids",
                     self._unique,
                     "no id twice in 120 draws",
-                    "Number the draws, and go on numbering after a resume.",
+                    "Number the draws, and continue the numbers after a resume.",
                 )
                 self._try(
                     "seeds",
@@ -166,7 +166,7 @@ class CurriculumContract:
         return made
 
     def _course(self, curriculum: Curriculum) -> list[Draw]:
-        """Some steps of a run: what was drawn in them."""
+        """Run some steps and return their draws."""
         course = []
         for step in range(6):
             drawn = curriculum.draw(5)

@@ -1,4 +1,4 @@
-"""The contract of an engine: what it samples is what it says, by the seeds that it was given, and nothing while it is paused."""
+"""The contract of an engine: its samples match its logprobs and their seeds, and nothing is sampled while it is paused."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BOUND_NATS = {"float32": 1e-4, "float64": 1e-4}  # its logprobs of what it sampl
 
 
 class EngineContract(StagedContract):
-    """Checks one engine in this process, with the weights that it opens by itself."""
+    """Checks one engine in this process, with the weights that it opens."""
 
     made: Engine
     stages = {  # noqa: RUF012 - ClassVar of the base
@@ -67,7 +67,7 @@ class EngineContract(StagedContract):
             wrong.append(f"its tokenizer is {self._info.tokenizer!r}, the model's {self._tokenizer.fingerprint!r}")
         if self._info.vocabulary < self._tokenizer.vocabulary:
             wrong.append(
-                f"a vocabulary of {self._info.vocabulary}, where the tokenizer has {self._tokenizer.vocabulary} ids"
+                f"a vocabulary of {self._info.vocabulary}, but the tokenizer has {self._tokenizer.vocabulary} ids"
             )
         return wrong
 
@@ -110,9 +110,7 @@ class EngineContract(StagedContract):
         try:
             scored = await self.made.logprobs(whole)
         except NotImplementedError:
-            self.report.note(
-                "scores", "it cannot score given tokens: a check of what it sampled is the trainer's alone"
-            )
+            self.report.note("scores", "it cannot score given tokens: only the trainer can check what it sampled")
             return []
         wrong = [
             f"{len(s)} logprobs of {len(w)} tokens" for s, w in zip(scored, whole, strict=True) if len(s) != len(w)

@@ -36,7 +36,7 @@ PATIENCE = 2  # rollouts that do not end, before no more are begun
 
 
 class EnvironmentContract:
-    """Checks one environment. `tasks` are how many of its tasks are run, `deadline_s` what one rollout may take."""
+    """Checks one environment. `tasks` is how many of its tasks are run, `deadline_s` how long one rollout may take."""
 
     def __init__(self, subject: Subject, *, tasks: int = 6, deadline_s: float = 30.0, skip: Sequence[str] = ()) -> None:
         self._subject = subject
@@ -95,7 +95,7 @@ class EnvironmentContract:
     # -- rollouts
 
     async def _check_rollouts(self) -> list[Outcome]:
-        """All checks of rollouts. Gives the rollouts that must come out the same whenever they are repeated."""
+        """Run all checks of rollouts. Return the rollouts that must have the same result whenever they are repeated."""
         if needed := self._environment.waits_for:
             self._report.note("rollouts", f"a rollout waits for {needed}: nothing that needs one was checked")
             return []
@@ -137,7 +137,7 @@ class EnvironmentContract:
         return outcome
 
     async def _check_tokens(self) -> None:
-        """With a policy that samples a text as other ids than its tokenizer makes of it, as every model sometimes does."""
+        """Use a policy that samples a text as other ids than its tokenizer makes of it, as every model sometimes does."""
         outcomes = [
             await attempt(
                 self._environment, task, script, seed=SEED, deadline_s=self._deadline_s, policy=OtherIds(script, task)
@@ -189,7 +189,7 @@ class EnvironmentContract:
         self._report.check(
             "rollouts at once",
             self._differences(earlier, again),
-            good=f"{len(again)} rollouts at once gave what each gives alone"
+            good=f"{len(again)} rollouts at once gave the same as one after another"
             if self._environment.repeats
             else f"{len(again)} rollouts at once each ended in an episode",
             remedy="Keep what belongs to a rollout in local variables, not on self: many rollouts run at once.",
@@ -199,7 +199,7 @@ class EnvironmentContract:
         return self._differences(earlier, [await self._one(each.task, each.script, each.seed) for each in earlier])
 
     def _differences(self, earlier: Sequence[Outcome], later: Sequence[Outcome]) -> list[str]:
-        """Of an endless stream, whether one alone failed."""
+        """Compare rollouts; for an endless stream, only whether one of the two failed."""
         pairs = [(then, now) for then, now in zip(earlier, later, strict=True) if not (then.given_up or now.given_up)]
         if not self._environment.repeats:
             pairs = [(then, now) for then, now in pairs if (then.episode is None) != (now.episode is None)]
@@ -229,7 +229,7 @@ class EnvironmentContract:
         )
 
     async def _check_its_own(self) -> None:
-        """What this environment promises beyond the contract."""
+        """Run the environment's own checks, which go beyond the contract."""
         if isinstance(self._environment, SelfChecked) and self._tasks:
             task = self._tasks[0]
             self._report.findings += await self._environment.own_findings(task, ScriptedPolicy(EMPTY, task))
@@ -251,7 +251,7 @@ class EnvironmentContract:
         )
 
     async def _made_anew(self, earlier: Sequence[Outcome], watch: Watch) -> None:
-        """A run that is resumed makes its environments again, and must meet the same tasks and the same scores."""
+        """Make the environment again, as a resume does: it must have the same tasks and the same scores."""
         with watch.off():
             problems = await self._trouble(self._open(), OPEN_DEADLINE_S)
             opened = not problems
@@ -271,11 +271,11 @@ class EnvironmentContract:
             good="a second instance has the same tasks and runs them alike"
             if self._environment.repeats
             else "a second instance has the same tasks, and runs them",
-            remedy="Order and content of the tasks may depend on the options alone: sort what is listed, seed what is shuffled.",
+            remedy="Order and content of the tasks may depend only on the options: sort what is listed, seed what is shuffled.",
         )
 
     async def _trouble(self, work: Any, deadline_s: float) -> list[str]:
-        """Await `work`; what it raised, in words."""
+        """Await `work`, and describe what it raised."""
         try:
             async with asyncio.timeout(deadline_s):
                 await work

@@ -1,7 +1,7 @@
-"""Runs a contract check on an event loop of its own, and catches code that holds it.
+"""Run a contract check on its own event loop, and detect code that blocks it.
 
-A signal, and not a thread, interrupts blocking code: a regular expression that backtracks for ever keeps Python's lock
-from every other thread, but does look for signals.
+A signal, not a thread, interrupts blocking code: a regular expression that backtracks for ever keeps Python's lock from other
+threads, but does check for signals.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ class Blocked(BaseException):
 
 
 class Watch:
-    """How long the event loop was blocked, and by what."""
+    """Records how long the event loop was blocked, and by what."""
 
     def __init__(self) -> None:
-        self.blocked: list[str] = []  # where it was interrupted
+        self.blocked: list[str] = []  # the lines that were interrupted
         self.waits = Waits(_where, lambda: self.active and not self._off)
         self.longest_s = 0.0  # of computing: on a busy machine the loop also waits for its turn
-        self.active = False  # False off the main thread, where no signal arrives
+        self.active = False  # False outside the main thread, where no signal arrives
         self.came_round()
         self._off = False
 
     @contextmanager
     def off(self) -> Iterator[None]:
-        """Time inside is not counted, and nothing is interrupted: for code that does not run beside rollouts."""
+        """Do not count time inside the block, and do not interrupt it: for code that does not run during rollouts."""
         self._off = True
         try:
             yield
@@ -59,7 +59,7 @@ class Watch:
             self.came_round()
 
     def tell(self, report: Report, remedy: str) -> None:
-        """The finding of this check, in `report`."""
+        """Add the finding of this check to `report`."""
         if not self.active:
             report.note(EVENT_LOOP, "not watched: the check does not run in the main thread")
             return
@@ -76,11 +76,11 @@ class Watch:
             report.note(EVENT_LOOP, "no other rollout proceeds meanwhile: asyncio.to_thread is for long computations")
 
     def blocked_s(self) -> float:
-        """Since when the loop has not come round, as far as it counts."""
+        """Return how long the loop has been blocked, as far as it counts."""
         return 0.0 if self._off else perf_counter() - self._came_at
 
     def is_blocked(self) -> bool:
-        """When the alarm rings. One that computes, and has had less than half of the time for it, waits for its turn on a busy machine."""
+        """Called when the alarm rings. Code that got less than half of the time as CPU time was waiting on a busy machine."""
         waited, computed = self.blocked_s(), self.computed_s()
         has_no_turn = _BEAT_S < computed < BLOCKED_AFTER_S / 2 and waited < 5 * BLOCKED_AFTER_S
         return waited >= BLOCKED_AFTER_S / 2 and not has_no_turn
@@ -89,13 +89,13 @@ class Watch:
         self._came_at, self._cpu_at = perf_counter(), thread_time()
 
     def computed_s(self) -> float:
-        """Of the time of `blocked_s`, that in which the loop's thread computed."""
+        """Return how much of `blocked_s` the loop's thread spent computing."""
         return 0.0 if self._off else thread_time() - self._cpu_at
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """The result of `main`, on a new loop. What it leaves behind is cancelled, with little patience. Code that would end the
-    process raises SystemExit, and is an error of whatever ran it; Ctrl-C cancels `main`."""
+    """Return the result of `main`, run on a new loop. Tasks that it leaves are cancelled, after a short wait. Calls that would end the
+    process raise SystemExit, which is an error of the code that made them; Ctrl-C cancels `main`."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -103,7 +103,7 @@ def run(main: Coroutine[Any, Any, T]) -> T:
     else:
         main.close()
         raise ConfigError(
-            "a contract check runs an event loop of its own and cannot start inside another.",
+            "a contract check runs its own event loop and cannot start inside another.",
             remedy="Call it from an ordinary test function (def, not async def).",
         )
     loop = asyncio.new_event_loop()
@@ -135,8 +135,8 @@ async def _in_own_process(main: Coroutine[Any, Any, T]) -> T:
 
 @contextmanager
 def watched() -> Iterator[Watch]:
-    """Interrupt whatever holds the running loop for BLOCKED_AFTER_S, by `Blocked` raised inside it. A timer that was
-    set before (pytest-timeout's) is set again afterwards."""
+    """Interrupt code that blocks the running loop for BLOCKED_AFTER_S, by raising `Blocked` inside it. A timer that was set before
+    (pytest-timeout's) is set again afterwards."""
     loop = asyncio.get_running_loop()
     watch = Watch()
     watch.active = threading.current_thread() is threading.main_thread()
@@ -176,7 +176,7 @@ def watched() -> Iterator[Watch]:
 
 
 def _where(frame: FrameType | None) -> str:
-    """The innermost line outside the standard library."""
+    """Return the innermost line outside the standard library."""
     outermost = frame
     while outermost is not None and outermost.f_code.co_filename.startswith((_LIBRARY, "<frozen")):
         outermost = outermost.f_back

@@ -1,6 +1,6 @@
-"""The contract of a launcher: a process starts, answers, prints into its log, ends as it is said to, and leaves nothing behind.
+"""The contract of a launcher: a process starts, answers, prints into its log, ends when told to, and leaves nothing behind.
 
-What a process starts itself is looked for where it runs on this machine. Not tried: that it ends with a process of ours that is killed.
+Processes that it starts itself are looked for if they run on this machine. Not tested: that it ends when our process is killed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ VARIABLE = "ATROPOS_CHECK_LAUNCHER"
 
 
 def answer(what: str) -> Any:
-    """In the process that a launcher started: what the contract asks it for."""
+    """Answer the contract's questions, in the process that a launcher started."""
     match what:
         case "pid":
             return [os.getpid(), socket.gethostname()]
@@ -56,11 +56,11 @@ class LauncherContract(StagedContract):
     stages = {  # noqa: RUF012 - ClassVar of the base
         "machines": ("at least one, with CPU cores", "machines() says what there is, once it is open."),
         "starts": (
-            "a process of its own, which answers, with the variables that it was given",
+            "a separate process, which answers, with the variables that it was given",
             "start() gives a process whose `connection` its program answers on, with `environment` besides the machine's own.",
         ),
         "logs": ("both streams, as they come", "Append what the process prints to `log` while it runs."),
-        "at once": ("several roles beside each other", "Roles do not wait for each other, and each has a connection of its own."),
+        "at once": ("several roles at the same time", "Roles do not wait for each other, and each has its own connection."),
         "ends": (
             "an exit code and a signal are told apart, in words",
             'ended() is None while it runs, then "ended with exit code 7" or "was killed by SIGKILL".',
@@ -73,7 +73,7 @@ class LauncherContract(StagedContract):
     }  # fmt: skip
 
     async def open(self) -> Sequence[str]:
-        """And a first process, without which there is nothing to check."""
+        """Also start a first process, without which there is nothing to check."""
         await super().open()
         await self.made.check(["check"])
         self.first = await self._start("check", variable="given")
@@ -171,7 +171,7 @@ async def _soon(holds: Callable[[], bool]) -> bool:
 
 
 def _runs(pid: object) -> bool:
-    """Whether a process of this machine does, and is not merely waited for by nobody."""
+    """True if a process of this machine runs, and is not just a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:

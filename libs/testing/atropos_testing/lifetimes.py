@@ -1,4 +1,4 @@
-"""Rollouts that are cancelled, that never get an answer, or whose engine is late."""
+"""Rollouts that are cancelled, never get an answer, or have a late engine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SAMPLING_WITHIN_S = 10.0
 
 
 async def cancel_rollout(environment: Environment, task: Task) -> str | None:
-    """Cancel a rollout while it waits for the policy. What is wrong, empty where nothing is; None where it never sampled."""
+    """Cancel a rollout while it waits for the policy. Return what is wrong, "" for nothing; None if it never sampled."""
     policy = SilentPolicy(EMPTY, task)
     rollout = asyncio.ensure_future(run_rollout(environment, task, policy, 0))
     began = asyncio.ensure_future(policy.sampling_began.wait())
@@ -41,7 +41,7 @@ async def cancel_rollout(environment: Environment, task: Task) -> str | None:
 
 
 async def fail_rollout(environment: Environment, task: Task) -> str:
-    """Run while the engine is late. The rollout may raise or give an episode, but must end."""
+    """Run a rollout with a late engine. It may raise or return an episode, but must end."""
     rollout = asyncio.ensure_future(run_rollout(environment, task, FailingPolicy(EMPTY, task), 0))
     await asyncio.wait({rollout}, timeout=CANCELLED_WITHIN_S)
     if rollout.done():

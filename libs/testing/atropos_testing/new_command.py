@@ -23,7 +23,7 @@ TEMPLATES = Path(__file__).parent / "templates"
 
 @dataclass(frozen=True)
 class Kind:
-    """How a plugin of one kind is named, and what its example does."""
+    """Names of a plugin of one kind, and a description of its example."""
 
     prefix: str
     does: str
@@ -55,7 +55,7 @@ KINDS = {
     ),
     "teacher": Kind(
         "teacher",
-        "trust in the tokens of whoever was right",
+        "trust in the tokens of correct episodes",
         "atropos run --env gsm8k --set teacher.{name}.use={name} --set trainer.distillation.alone=true",
     ),
     "engine": Kind(
@@ -107,12 +107,14 @@ def add(app: typer.Typer) -> None:
 def new(
     kind: Annotated[str, typer.Argument(help=f"One of {ALL_KINDS}.", show_default=False)],
     name: Annotated[
-        str, typer.Argument(help="What users will type: lower case, as in word_count.", show_default=False)
+        str, typer.Argument(help="The name that users will type: lower case, as in word_count.", show_default=False)
     ],
     tools: Annotated[
         bool, typer.Option("--tools", help="An environment of several turns, in which the policy calls a tool.")
     ] = False,
-    directory: Annotated[Path, typer.Option("--dir", help="Where to make the plugin's folder.")] = Path("."),
+    directory: Annotated[
+        Path, typer.Option("--dir", help="The directory in which to make the plugin's folder.")
+    ] = Path("."),
 ) -> None:
     """Make a plugin: a small working component with its package, README and contract test.
 
@@ -147,12 +149,12 @@ def new(
 
 
 def check_name(kind: str, name: str, registry: Registry) -> None:
-    """Raise ConfigError where no plugin of that kind and name can be made here."""
+    """Raise ConfigError if a plugin of that kind and name cannot be made here."""
     from atropos_core.errors import ConfigError
 
     if kind not in KINDS:
         near = difflib.get_close_matches(kind, KINDS, n=1, cutoff=0.4)
-        hint = f"Did you mean {near[0]!r}?" if near else f"There is: {', '.join(KINDS)}."
+        hint = f"Did you mean {near[0]!r}?" if near else f"Choose one of: {', '.join(KINDS)}."
         raise ConfigError(f"`atropos new` makes no {kind!r}. {hint}")
     if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name) or len(name) > 40 or keyword.iskeyword(name):
         better = re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_0123456789")[:40].strip("_")
@@ -179,8 +181,8 @@ def check_name(kind: str, name: str, registry: Registry) -> None:
 def render(
     kind: str, name: str, *, tools: bool = False, over: Path | None = None, words: Mapping[str, str] | None = None
 ) -> dict[Path, str]:
-    """The files of a new plugin, by their path in its folder. `tools`: of an environment, one of several turns. `over`: a
-    folder of templates that stand in place of those of the kind; `words`: what they say, over what follows from the name."""
+    """Return the files of a new plugin, by their path in its folder. `tools`: an environment of several turns. `over`: a folder of
+    templates that replace those of the kind; `words`: values that replace those derived from the name."""
     words = {**_words(kind, name, tools), **(words or {})}
     files = {}
     own = over or (TEMPLATES / "environment_tools" if tools else None)
@@ -202,7 +204,7 @@ def write(
     over: Path | None = None,
     words: Mapping[str, str] | None = None,
 ) -> Path:
-    """Make the plugin's folder in `directory`, of what `render` gives. Raises ConfigError where something is in the way."""
+    """Make the plugin's folder in `directory`, from what `render` returns. Raises ConfigError if something is in the way."""
     from atropos_core.errors import ConfigError
 
     folder = directory / _words(kind, name)["folder"]
@@ -224,7 +226,7 @@ def _example(kind: str, tools: bool) -> Kind:
 
 
 def _words(kind: str, name: str, tools: bool = False) -> dict[str, str]:
-    """Every name follows from one: folder, distribution, package, entry point (see the design's `Names`)."""
+    """Derive every name from one: folder, distribution, package, entry point."""
     from atropos_core.plugins.provider import Provider
 
     folder = f"{KINDS[kind].prefix}_{name}"

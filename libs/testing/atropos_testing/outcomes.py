@@ -1,4 +1,4 @@
-"""What the scores of scripted rollouts say: the answer earns the most, and nothing that was not meant as one earns as much."""
+"""Checks of scores: the answer earns the most, and no other reply earns as much."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SHORTEST = 3  # ids of a reply that stands in a prompt by no chance
 
 
 def check_rollouts(report: Report, outcomes: Sequence[Outcome], tasks: int) -> None:
-    """`rollouts` and `episodes`."""
+    """Check `rollouts` and `episodes`."""
     report.check(
         "rollouts",
         [
@@ -41,7 +41,7 @@ def check_rollouts(report: Report, outcomes: Sequence[Outcome], tasks: int) -> N
 
 
 def check_tokenised_once(report: Report, outcomes: Sequence[Outcome]) -> None:
-    """`re-tokenisation`, by rollouts of a policy that samples a text as other ids than its tokenizer makes of it."""
+    """Check `re-tokenisation`, with rollouts of a policy that samples other ids than its tokenizer makes of the same text."""
     ended = [outcome for outcome in outcomes if outcome.episode is not None and isinstance(outcome.policy, OtherIds)]
     remedy = "Keep what was sampled: Conversation does, or policy.render(messages, after=tokens) and the ids of each Completion."
     report.check(
@@ -75,7 +75,7 @@ def _encodes_again(outcome: Outcome) -> bool:
 
 
 def check_oracle(report: Report, oracle: Sequence[Outcome], others: Mapping[str, Sequence[Outcome]]) -> None:
-    """`oracle`: the task's own answer is correct, and earns more than `others`, replies made without looking."""
+    """Check `oracle`: the task's own answer is correct, and earns more than `others`, replies that ignore the task."""
     rows = [outcome for outcome in oracle if outcome.task.answer is not None and outcome.episode is not None]
     if not rows:
         report.note("oracle", "no task has an answer to reply with")
@@ -104,8 +104,8 @@ def check_oracle(report: Report, oracle: Sequence[Outcome], others: Mapping[str,
 
 
 def check_cheap(report: Report, name: str, outcomes: Sequence[Outcome], oracle: Sequence[Outcome]) -> None:
-    """No reply that was made without looking at the task earns what its answer earns. Where the environment does not
-    say what is correct, the score stands for it."""
+    """Check that no reply that ignores the task earns as much as the task's answer. If the environment does not say what is correct,
+    scores are compared."""
     best = {outcome.task.id: outcome.score for outcome in oracle if outcome.episode is not None}
     problems = []
     tested = 0

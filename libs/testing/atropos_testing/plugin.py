@@ -1,4 +1,4 @@
-"""What this package adds to Atropos: the commands `atropos check` and `atropos new`, and `atropos_core.check`."""
+"""The plugin: adds the commands `atropos check` and `atropos new`, and `atropos_core.check`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What scripted policies say: noise, nothing, the answer, every answer at once, and what breaks careless code."""
+"""Replies of scripted policies: noise, nothing, the answer, many answers at once, and texts that break careless code."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ SHAPES = ("{}", "answer: {}", "<answer>{}</answer>", "\\boxed{{{}}}", "#### {}")
 
 
 def hedges(answers: Sequence[str]) -> list[Script]:
-    """Replies that hold the task's answer among many others, never first or last, in the shapes that answers come in.
-    With `answers` those of other tasks; numbers are filled up with more numbers."""
+    """Return replies that hold the task's answer among many others, never first or last, in the usual forms of answers. `answers` are
+    those of other tasks; numbers are filled up with more numbers."""
 
     def candidates(task: Task) -> list[str]:
         own = str(task.answer)
@@ -97,8 +97,8 @@ def is_number(text: str) -> bool:
 
 
 def is_answer_by_chance(answer: str, reply: str) -> bool:
-    """Look for a task's answer in a reply that was made without looking at the task, in any way of writing it: 9 in 𝟗, 0.5 in ½, 8 in Ⅷ,
-    and 400 in 1e400, for a grader that reads no exponents."""
+    """True if a reply that ignores the task contains its answer, written in any way: 9 in 𝟗, 0.5 in ½, 8 in Ⅷ, and 400 in 1e400, for a
+    grader that does not read exponents."""
     normal = unicodedata.normalize("NFKC", reply)
     if stands_in(answer, reply) or stands_in(unicodedata.normalize("NFKC", answer), normal):
         return True
@@ -117,7 +117,7 @@ def numbers_in_any_writing(reply: str) -> frozenset[Fraction | None]:
 
 
 def stands_in(answer: str, text: str) -> bool:
-    """Whether `answer` stands in `text` as a whole word or number: 5 does not stand in 15, 5.2 or 5,000."""
+    """True if `text` contains `answer` as a whole word or number: 15, 5.2 and 5,000 do not contain 5."""
     wanted = re.escape(answer.strip())
     before, after = (r"(?<![\w.,])(?<![-])", r"(?![\w])(?![.,]\d)") if is_number(answer) else (r"(?<!\w)", r"(?!\w)")
     return bool(answer.strip()) and re.search(before + wanted + after, text, re.IGNORECASE) is not None

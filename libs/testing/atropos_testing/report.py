@@ -1,4 +1,4 @@
-"""What a contract check says: findings by name, and the error that a test fails with."""
+"""The result of a contract check: findings by name, and the error with which a test fails."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ RAISED = (Exception, SystemExit, KeyboardInterrupt)  # by a component: no Ctrl-C
 
 
 class ContractBroken(AssertionError):
-    """A component does not keep its contract. The message lists every broken check with what to do."""
+    """A component breaks its contract. The message lists every broken check with its remedy."""
 
 
 class Report:
-    """Findings as they are made, in order. `names` are all the checks there are; those in `skip` become notes."""
+    """Findings in the order in which they are made. `names` are all checks; those in `skip` become notes."""
 
     def __init__(self, names: Sequence[str], skip: Iterable[str] = ()) -> None:
         self.findings: list[Finding] = []
         self.skip = frozenset(skip)
         for name in sorted(self.skip - set(names)):
             near = difflib.get_close_matches(name, names, n=1)
-            hint = f"Did you mean {near[0]!r}?" if near else f"There is: {', '.join(names)}."
+            hint = f"Did you mean {near[0]!r}?" if near else f"Choose one of: {', '.join(names)}."
             raise ConfigError(f"there is no check named {name!r} to skip. {hint}")
 
     def check(self, name: str, problems: Sequence[str], *, good: str, remedy: str) -> bool:
-        """One finding: fine as `good` says, or broken with the first of `problems`. Returns whether it is fine."""
+        """Add one finding: fine, with the text `good`, or broken, with the first of `problems`. Return True if it is fine."""
         if name in self.skip:
             self.findings.append(Finding(name, None, f"skipped; {_few(problems) if problems else good}"))
             return True
@@ -44,7 +44,7 @@ class Report:
 
 
 def expect_all_ok(label: str, findings: Sequence[Finding]) -> None:
-    """Raise ContractBroken where one of the findings is not ok."""
+    """Raise ContractBroken if a finding is not ok."""
     broken = [finding for finding in findings if finding.ok is False]
     if broken:
         lines = [f"{label} breaks {len(broken)} of {len(findings)} checks:"]
@@ -56,13 +56,13 @@ def expect_all_ok(label: str, findings: Sequence[Finding]) -> None:
 
 
 def brief(text: str, most: int = 80) -> str:
-    """`text` on one line, cut in the middle where it is long, control characters escaped."""
+    """Return `text` on one line, cut in the middle if it is long, with control characters escaped."""
     plain = repr(text)
     return plain if len(plain) <= most else f"{plain[: most // 2]} ... {plain[-most // 4 :]} ({len(text)} characters)"
 
 
 def of_error(error: BaseException) -> str:
-    """Class, first line of the message, and the line of the component's own code that it came from."""
+    """Return class, first line of the message, and the line of the component's code that raised the error."""
     if isinstance(error, AtroposError):  # which says itself where and what
         return f"{type(error).__name__}: {Exception.__str__(error)} {error.remedy or ''}".strip()
     message = (str(error).splitlines() or [""])[0]

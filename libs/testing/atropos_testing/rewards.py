@@ -1,4 +1,4 @@
-"""The contract of a reward: one finite number an episode, the same each time, whatever other calls run meanwhile."""
+"""The contract of a reward: one finite number per episode, the same each time, whatever other calls run meanwhile."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ OPEN_DEADLINE_S = 300.0  # a model may have to be loaded
 
 
 class RewardContract:
-    """Checks one reward on the episodes of one task, whose `answer` and `data` may be given."""
+    """Checks one reward on the episodes of one task, with optional `answer` and `data`."""
 
     def __init__(
         self,
@@ -67,12 +67,12 @@ class RewardContract:
         with watched() as watch:
             await self._check_calls()
         watch.tell(
-            self._report, 'Say runs_in="process" in the Provider, so that heavy grading has a process of its own.'
+            self._report, 'Add runs_in="process" to the Provider, so that heavy grading runs in a child process.'
         )
         await self._closes()
 
     async def _open(self) -> list[str]:
-        """Build the reward and await its `open()`, where it has one, as a run does. What went wrong, in words."""
+        """Build the reward, and await its `open()` if it has one, as a run does. Return what went wrong."""
         try:
             self._reward = self._subject.make()
             async with asyncio.timeout(OPEN_DEADLINE_S):
@@ -132,7 +132,7 @@ class RewardContract:
         self._report.check(
             "calls at once",
             problems,
-            good="8 calls at once gave what each gives alone",
+            good="8 calls at once gave the same as one after another",
             remedy="Keep what belongs to a call in local variables.",
         )
         changed = [f"episode {i}" for i, e in enumerate((*usual, *hostile)) if encode_bytes(e) != before[i]]
@@ -144,7 +144,7 @@ class RewardContract:
         )
 
     async def _call(self, episodes: Sequence[Episode], task: Task | None = None) -> Floats | None:
-        """The rewards, or None and one more entry in `_errors`. A reward that does not end is not called again."""
+        """Return the rewards, or None after adding to `_errors`. A reward that does not return is not called again."""
         if self._unended >= PATIENCE:
             return None
         try:
@@ -194,7 +194,7 @@ def _differ(one: Floats, other: Floats | None, when: str) -> list[str]:
     return (
         []
         if np.array_equal(one, other)
-        else [f"{brief(repr(one.tolist()))} alone, {brief(repr(other.tolist()))} {when}"]
+        else [f"{brief(repr(one.tolist()))} in a single call, {brief(repr(other.tolist()))} {when}"]
     )
 
 

@@ -17,7 +17,7 @@ def make_task(answer: str | None = "42", number: int = 0, **data: object) -> Tas
 
 
 def make_episode(task: Task, reply: str, score: float = 0.0, *, correct: bool | None = None) -> Episode:
-    """One turn: the prompt's ids, then the reply's."""
+    """Make an episode of one turn: the prompt's ids, then the reply's."""
     prompt, reply_ids = to_ids(str(task.messages[0]["content"])), np.append(to_ids(reply), END)
     sampled = np.arange(len(prompt) + len(reply_ids)) >= len(prompt)
     rollout = Rollout(
@@ -33,7 +33,7 @@ def make_episode(task: Task, reply: str, score: float = 0.0, *, correct: bool | 
 
 
 def make_group(number: int, rewards: Sequence[float], *, failed: int = 0) -> ScoredGroup:
-    """A group whose replies differ in length, drawn as number `number`."""
+    """Make a group with replies of different lengths, drawn as number `number`."""
     task = make_task(number=number)
     episodes = tuple(
         make_episode(task, "x" * (3 + 5 * member) + str(reward), reward, correct=reward > 0)
@@ -60,8 +60,8 @@ MIXED: Sequence[Sequence[float]] = (
 
 
 def make_groups(start: int = 0) -> list[ScoredGroup]:
-    """Six groups, drawn from number `start` on: ordinary and flat ones, some with failed rollouts, one of wide range. Other
-    numbers, other rewards: a statistic that runs from step to step moves."""
+    """Make six groups, drawn from number `start` on: ordinary and flat ones, some with failed rollouts, one with a wide range. Other
+    numbers give other rewards, so that a running statistic moves."""
     scale = 1 + start / 32
     return [
         make_group(start + at, [scale * reward for reward in rewards], failed=at % 3)
@@ -70,7 +70,7 @@ def make_groups(start: int = 0) -> list[ScoredGroup]:
 
 
 class TwoSums(Environment):
-    """A small environment for what needs one."""
+    """A small environment for components that need one."""
 
     def tasks(self, split: Split) -> Sequence[Task]:
         first = 0 if split == "train" else 50

@@ -1,7 +1,7 @@
-"""The contract of a sandbox: a program starts in directories of its own, is held to its limits, and leaves nothing behind.
+"""The contract of a sandbox: a program starts in its own directories, its limits are enforced, and it leaves nothing behind.
 
-The programs are of `sh`, so that an image without Python can be checked too. What they leave running is looked for by a word
-among their arguments, on this machine alone. Not tried: that a program ends with a process of ours that is killed.
+The programs are for `sh`, so that an image without Python can be checked too. Processes that they leave running are found by a word
+among their arguments, only on this machine. Not tested: that a program ends when our process is killed.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ class SandboxContract(StagedContract):
     made: Sandbox
     stages = {  # noqa: RUF012 - ClassVar of the base
         "directories": (
-            "a work directory and a HOME of its own, with the files that were given, as inside() says",
+            "its own work directory and HOME, with the given files, as inside() says",
             "The program starts in inside(...).work with Program.files there, home_files in HOME, and stdin as its input.",
         ),
         "environment": (
-            "its own variables, and none of ours",
-            "Give it Program.environment, HOME, TMPDIR, PATH and LANG: nothing else of this process's environment, which has keys.",
+            "the program's variables, and none of this process's",
+            "Set Program.environment, HOME, TMPDIR, PATH and LANG, but nothing else of this process's environment, which has keys.",
         ),
         "streams": ("standard output and error in a file each", "Program.stdout and Program.stderr are files that you make anew."),
         "exits": ("the code, or the signal, that ended it", "Exit.code is what it exited with; a signal is Exit.signal, and code None."),
@@ -70,19 +70,19 @@ class SandboxContract(StagedContract):
             "Copy Program.inputs to where inside(...).inputs says; links stay links. Never start a program there.",
         ),
         "refuses": (
-            "what is not there, what reaches out, and a network that it cannot hold to",
-            "start() raises SandboxError where there is no such program, ConfigError for a file outside of the program's "
+            "what is not there, what reaches out, and a network that it cannot enforce",
+            "start() raises SandboxError if the program does not exist, ConfigError for a file outside of the program's "
             "directories and for a network that is not among `networks`.",
         ),
-        "at once": ("programs of other names do not meet", "Each program has directories of its own, and its own end."),
+        "at once": ("programs with different names are separate", "Each program has its own directories, and ends separately."),
         "closes what runs": (
             "close() of the sandbox ends its programs",
-            "close() ends what still runs; whoever waits for it gets SandboxError.",
+            "close() ends what still runs; a pending wait() raises SandboxError.",
         ),
     }  # fmt: skip
 
     async def open(self) -> Sequence[str]:
-        """And a first program, without which there is nothing to check."""
+        """Also start a first program, without which there is nothing to check."""
         await super().open()
         if not self.made.networks:
             return ["networks is empty once it is open: it says to which networks a program can be held"]
@@ -250,9 +250,9 @@ class SandboxContract(StagedContract):
         wrong = [f"{len(left)} processes of it are left"] if (left := _running(mark)) else []
         if not waiting.done():
             waiting.cancel()
-            return [*wrong, f"whoever waits for it still waited {ENDS_WITHIN_S:g} s later"]
+            return [*wrong, f"wait() was still pending {ENDS_WITHIN_S:g} s later"]
         if not isinstance(waiting.exception(), SandboxError):
-            wrong.append("whoever waited for it got no SandboxError, as if it had ended by itself")
+            wrong.append("wait() raised no SandboxError, as if the program had ended normally")
         return wrong
 
     # -- inside
@@ -270,7 +270,7 @@ class SandboxContract(StagedContract):
         return await self._end(self._program(text, **more))
 
     async def _end(self, wanted: Program) -> tuple[Exit, str]:
-        """How it ended, and what it printed. Raises TimeoutError well after its wall time."""
+        """Return how it ended, and what it printed. Raises TimeoutError well after its wall time."""
         async with _closed(await self.made.start(wanted)) as running:
             bound_s = wanted.limits.wall_time_s + ENDS_WITHIN_S
             try:
@@ -303,7 +303,7 @@ async def _closed(running: RunningProgram) -> AsyncIterator[RunningProgram]:
 
 
 async def _printed(wanted: Program, word: str) -> None:
-    """Returns once its standard output has this word. Raises TimeoutError."""
+    """Return once its standard output contains this word. Raises TimeoutError."""
     async with asyncio.timeout(ENDS_WITHIN_S):
         while not wanted.stdout.exists() or word not in wanted.stdout.read_text(errors="replace"):  # noqa: ASYNC110
             await asyncio.sleep(0.02)
@@ -314,7 +314,7 @@ def _mark() -> str:
 
 
 def _running(mark: str) -> list[int]:
-    """Processes of this machine with this word among their arguments."""
+    """Return processes of this machine with this word among their arguments."""
     if not os.path.isdir("/proc/self"):
         listed = subprocess.run(["ps", "-axwwo", "pid=,args="], capture_output=True, text=True, timeout=60, check=True)
         return [int(line.split()[0]) for line in listed.stdout.splitlines() if mark in line]

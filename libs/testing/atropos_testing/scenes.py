@@ -1,4 +1,4 @@
-"""A bridge between its two ends, and what a step of a run does with it."""
+"""A bridge between its two ends, and the parts of a run's step that use it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ GROUP = 4
 
 @dataclass
 class Scene:
-    """Both ends are open, and the bridge is connected."""
+    """The two open ends, connected by the bridge."""
 
     parts: Parts
     tokenizer: ChatTokenizer
@@ -41,7 +41,7 @@ class Scene:
         return completion
 
     async def batch(self, version: int) -> Batch:
-        """One group of what the engine samples now, with advantages that move the policy."""
+        """Return one group of what the engine samples now, with advantages that move the policy."""
         task = make_task()
         policy = EnginePolicy(self.parts.engines[0], self.tokenizer, Sampling(max_tokens=8), deadline_s=DEADLINE_S)
 
@@ -56,7 +56,7 @@ class Scene:
         return to_batch([group.with_advantages(2 * rewards - 1)], version)
 
     async def sampled_while_writing(self, version: int) -> Completion | None:
-        """What comes back inside `writing` of a sample that is requested inside it; None where nothing does."""
+        """Return a sample that was requested inside `writing`, if it comes back inside; else None."""
         async with self.parts.bridge.writing(version):
             asking = asyncio.ensure_future(self.sample())
             await asyncio.wait({asking}, timeout=PAUSED_FOR_S)
@@ -66,7 +66,7 @@ class Scene:
 
 
 async def connect(plan: Plan, parts: Parts) -> Scene:
-    """As the start of a run does it."""
+    """Connect the ends, as the start of a run does."""
     async with asyncio.timeout(DEADLINE_S):
         info = await parts.trainer.open()
         for engine in parts.engines:

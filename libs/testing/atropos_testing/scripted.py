@@ -1,6 +1,6 @@
-"""Policies that follow a script: environments are run with them, and no model is needed.
+"""Policies that follow a script, so that environments can be run without a model.
 
-Their ids are Unicode code points, so that any text at all, however hostile, goes through `sample` and `parse` unchanged.
+Their ids are Unicode code points, so that any text, however hostile, goes through `sample` and `parse` unchanged.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LOGPROB = -0.5
 
 @dataclass(frozen=True)
 class Script:
-    """What a policy says: `reply(task, seed)`, on every turn. An innocent one may hold an answer by chance alone."""
+    """The replies of a policy: `reply(task, seed)`, on every turn. An innocent one may contain an answer only by chance."""
 
     name: str
     reply: Callable[[Task, int], str]
@@ -35,8 +35,8 @@ class Script:
 
 
 class ScriptedPolicy(Policy):
-    """One rollout's policy. `given` has every reply's ids. With `spread_s` each reply takes a while of its own, up to
-    that long, so that rollouts at once overtake one another."""
+    """One rollout's policy. `given` has every reply's ids. With `spread_s`, each reply takes a different time, up to that long, so that
+    concurrent rollouts overtake one another."""
 
     def __init__(self, script: Script, task: Task, *, spread_s: float = 0.0) -> None:
         self.sampling = Sampling()
@@ -95,8 +95,8 @@ class ScriptedPolicy(Policy):
 
 
 class OtherIds(ScriptedPolicy):
-    """Samples a text as other ids than `render` makes of it: whoever encodes a reply again has tokens that nobody sampled.
-    `prompts` has every prompt that it was given."""
+    """Samples a text as other ids than `render` makes of it: an environment that encodes a reply again gets tokens that were never
+    sampled. `prompts` has every prompt that it was given."""
 
     def __init__(self, script: Script, task: Task) -> None:
         super().__init__(script, task)
@@ -117,7 +117,7 @@ class OtherIds(ScriptedPolicy):
 
 
 class SilentPolicy(ScriptedPolicy):
-    """Never answers, until it is released: then its reply is empty, so that even a stubborn rollout comes to its end."""
+    """Does not answer until it is released; then its reply is empty, so that even a stubborn rollout ends."""
 
     def __init__(self, script: Script, task: Task) -> None:
         super().__init__(script, task)
@@ -130,7 +130,7 @@ class SilentPolicy(ScriptedPolicy):
 
 
 class FailingPolicy(ScriptedPolicy):
-    """Fails as the run's own policy does when the engine is late."""
+    """Fails as the run's own policy does if the engine is late."""
 
     async def _before_replying(self, seed: int) -> None:
         await asyncio.sleep(0)
@@ -147,7 +147,7 @@ def to_text(ids: Tokens) -> str:
 
 
 def render_content(message: Message) -> str:
-    """A message as plain text. Raises DataError for what no chat template could show."""
+    """Return a message as plain text. Raises DataError for a message that no chat template could render."""
     content = message.get("content")
     if content is None and message.get("tool_calls"):
         content = json.dumps(message["tool_calls"], default=str)

@@ -1,4 +1,4 @@
-"""The contract of a sink: it takes every step there may be, changes nothing, and goes on where a resumed run goes on."""
+"""The contract of a sink: it accepts every kind of step, changes nothing, and continues correctly after a resume."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class SinkContract(StagedContract):
     stages = {  # noqa: RUF012 - ClassVar of the base
         "steps": (
             "the evaluation before training, then steps with groups and without",
-            "Step 0 has the metrics of the evaluation alone, and no groups; a step may have none.",
+            "Step 0 has only the metrics of the evaluation, and no groups; a step may have none.",
         ),
         "odd metrics": (
             "new names, and numbers that are not finite",
@@ -36,7 +36,7 @@ class SinkContract(StagedContract):
         ),
         "groups unchanged": ("the groups given are as they were", "Groups are shared with other sinks: copy what you change."),
         "resumes": (
-            "a new instance takes up the state, and goes on",
+            "a new instance loads the state, and continues",
             "state() gives JSON values. load() comes before open(), which cuts back what was recorded after that state: right "
             "after it, state() gives the same.",
         ),
@@ -66,7 +66,7 @@ class SinkContract(StagedContract):
         return [*wrong, *(f"group {i} was changed in place" for i in changed)]
 
     async def check_resumes(self) -> Sequence[str]:
-        """Steps after the state are lost with the run that died, and taken again."""
+        """Steps after the state are lost with the run that died, and are repeated."""
         died: Any = self.made  # a Sink, and perhaps Stateful as well
         if not isinstance(died, Stateful):
             self.report.note("state", "it has none: what a run recorded after its last checkpoint stays as it is")
@@ -87,7 +87,7 @@ class SinkContract(StagedContract):
 
 
 def _metrics(step: int) -> Metrics:
-    """What every sink may count on, and what an environment names."""
+    """Return metrics that every sink may rely on, and one named by an environment."""
     return {
         "reward/mean": 0.1 * step, "accuracy": 0.5, "tokens/s": 1000.0, "time/step_s": 1.5, "loss": -0.25, "own/metric": float(step),
     }  # fmt: skip

@@ -1,4 +1,4 @@
-"""What can be checked of an environment's tasks without running them."""
+"""Checks of an environment's tasks that do not run them."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ COMPARING_S = 1.0  # for reading the train tasks that were not looked at, to see
 ROLES = ("system", "developer", "user", "assistant", "tool")
 SPLITS = (
     "tasks('train') is trained on; tasks('test') is only evaluated, and held-out accuracy is of tasks that were never trained on. "
-    "Divide the data once, and give each task to one of the two, under an id of its own."
+    "Divide the data once, and give each task to only one of the two, with a unique id."
 )
-NO_ANSWERS = ("None", "nan", "NaN", "null", "<NA>")  # what becomes of a missing one that is made text
+NO_ANSWERS = ("None", "nan", "NaN", "null", "<NA>")  # texts that a missing answer turns into
 SAME_PROMPTS = 0.5  # of the held-out questions that are also training questions: above, nothing is held out
 DISTINCT = 0.9  # of the training questions, for that to be a mistake
 
 
 class Looked:
-    """The tasks of one split that were looked at, by index."""
+    """The tasks of one split that were checked, by index."""
 
     def __init__(self, name: Split) -> None:
         self.name = name
@@ -42,7 +42,7 @@ class Looked:
 
 
 def look_at(environment: Environment, name: Split, at: Sequence[int] | None = None) -> Looked:
-    """Sample a split as a run uses it: `len` and indexing, each index twice. With `at`, these indices alone."""
+    """Sample a split as a run uses it: `len` and indexing, each index twice. With `at`, only these indices."""
     split = Looked(name)
     try:
         found = environment.tasks(name)
@@ -75,7 +75,7 @@ def look_at(environment: Environment, name: Split, at: Sequence[int] | None = No
 
 
 def check_tasks(report: Report, train: Looked, test: Looked) -> None:
-    """`tasks`, `stable tasks`, `unique ids` and `splits`."""
+    """Check `tasks`, `stable tasks`, `unique ids` and `splits`."""
     problems = [*train.problems, *test.problems]
     if not train.size and not train.problems:
         problems.append("tasks('train') is empty")
@@ -89,7 +89,7 @@ def check_tasks(report: Report, train: Looked, test: Looked) -> None:
         good=f"{train.size:,} train, {test.size:,} test; {looked:,} looked at",
         remedy="tasks(split) returns a sequence, such as a list: a run reads any of its tasks, in any order, and again after a resume. "
         if any(" gives a" in problem for problem in problems)
-        else "tasks(split) is called with 'train' and with 'test', and gives tasks for both; [] for 'test' where none are held out."
+        else "tasks(split) is called with 'train' and with 'test', and gives tasks for both; [] for 'test' if none are held out."
         if train.unread or test.unread
         else "A Task has a text id, messages of {role, content} that end before the assistant's turn, and an answer or None.",
     )
@@ -119,12 +119,12 @@ def check_tasks(report: Report, train: Looked, test: Looked) -> None:
             if task.id in seen:
                 doubles.append(f"{split.name}[{seen[task.id]}] and {split.name}[{index}] share the id {task.id!r}")
             seen.setdefault(task.id, index)
-    report.check("unique ids", doubles, good="no id twice", remedy="Give every task of a split an id of its own.")
+    report.check("unique ids", doubles, good="no id twice", remedy="Give every task of a split a unique id.")
     _check_splits(report, train, test)
 
 
 def wrong_with(task: Task) -> list[str]:
-    """What keeps a task from being rendered and run."""
+    """Return what prevents a task from being rendered and run."""
     wrong = []
     if not isinstance(task.id, str) or not task.id:
         wrong.append(f"has the id {task.id!r}, not text")
@@ -143,7 +143,7 @@ def wrong_with(task: Task) -> list[str]:
     if task.messages[-1].get("role") == "assistant":
         wrong.append("ends in an assistant message: there is nothing left to reply to")
     if task.answer is not None and (not isinstance(task.answer, str) or not task.answer.strip()):
-        wrong.append(f"has the answer {task.answer!r}; say None where there is none, text where there is one")
+        wrong.append(f"has the answer {task.answer!r}; use None if there is none, text if there is one")
     try:
         encode_bytes(task)
     except DataError as error:
@@ -156,12 +156,12 @@ def wrong_with(task: Task) -> list[str]:
 def _kind(found: object) -> str:
     if inspect.iscoroutine(found):
         found.close()
-        return "a coroutine (it is no async method)"
+        return "a coroutine (it must not be an async method)"
     return "a generator" if inspect.isgenerator(found) else f"a {type(found).__name__}"
 
 
 def portrait(task: Any) -> str:
-    """A task as text that is equal where tasks are, also where arrays are in them."""
+    """Return a task as text that is equal for equal tasks, also if they contain arrays."""
     return json.dumps(vars(task), default=repr, sort_keys=True) if isinstance(task, Task) else repr(task)
 
 
@@ -204,7 +204,7 @@ def _check_splits(report: Report, train: Looked, test: Looked) -> None:
 
 
 def _questions(split: Looked) -> list[str]:
-    """Of every task that has an answer: those that were looked at, and of a larger split as many others as time allows."""
+    """Return the questions with an answer: of all checked tasks, and of as many others of a larger split as time allows."""
     questions = [_question(task) for task in split.tasks.values() if task.answer is not None]
     until = perf_counter() + COMPARING_S
     for index in range(split.size):
@@ -226,7 +226,7 @@ def _question(task: Task) -> str:
 
 
 def _indices(size: int) -> Sequence[int]:
-    """All of a small split; of a large one the ends and an even spread."""
+    """Return all indices of a small split; of a large one, the ends and an even spread."""
     if size <= LOOKED_AT:
         return range(size)
     edge = LOOKED_AT // 4

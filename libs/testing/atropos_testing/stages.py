@@ -1,4 +1,4 @@
-"""A contract that goes through a component's life: each stage is a coroutine that returns what is wrong."""
+"""A contract that follows a component's life: each stage is a coroutine that returns what is wrong."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ Stage = Callable[[], Awaitable[Sequence[str]]]
 
 
 class StagedContract:
-    """Built and opened once, put through its stages in order, closed twice. A stage that raises is broken by that."""
+    """The component is built and opened once, goes through its stages in order, and is closed twice. A stage that raises is broken."""
 
-    stages: ClassVar[Mapping[str, tuple[str, str]]]  # name -> what is fine, and what to do where it is not; in order
+    stages: ClassVar[Mapping[str, tuple[str, str]]]  # name -> text if it is fine, and the remedy if not; in order
     # "odd steps" is the method check_odd_steps, which returns what is wrong
-    beside_rollouts: ClassVar[bool] = True  # so it may not hold the event loop
+    beside_rollouts: ClassVar[bool] = True  # it runs during rollouts, so it may not block the event loop
     made: Any
 
     def __init__(self, subject: Subject, *, skip: Sequence[str] = ()) -> None:
@@ -41,12 +41,12 @@ class StagedContract:
         return self.report.findings
 
     async def open(self) -> Sequence[str]:
-        """Build and open `made`; what is wrong with it then."""
+        """Build and open `made`; return what is wrong with it."""
         self.made = await self.opened()
         return []
 
     async def opened(self) -> Any:
-        """One more of the component, open."""
+        """Return another instance of the component, open."""
         made = self.subject.make()
         if isinstance(made, Openable):
             async with asyncio.timeout(OPEN_DEADLINE_S):
@@ -54,8 +54,8 @@ class StagedContract:
         return made
 
     async def opened_with_a_model(self) -> tuple[Any, Any]:
-        """One more of an engine or a trainer, and what `open()` said: with the toy's model, or, where it cannot open that, with
-        `tiny`, if a plugin brings it. `subject` is of that model from then on. Raises what opening the last raised."""
+        """Return another engine or trainer, and the result of its `open()`: with the toy's model, or, if it cannot open that, with
+        `tiny`, if a plugin offers it. `subject` keeps that model from then on. Raises what opening the last one raised."""
         try:
             return await self._opened(self.subject)
         except RAISED:  # the plugin boundary: a component's code

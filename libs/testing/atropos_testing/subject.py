@@ -1,4 +1,4 @@
-"""What is to be checked: a component by its name or place, a Provider, a class, an instance, or a function that makes one."""
+"""The component to check: by name or reference, or as a Provider, a class, an instance, or a function that makes one."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Subject:
 
 
 def find(kind: str, target: Target, options: Mapping[str, Any] | None, directory: Path) -> Subject:
-    """Raises what a run that names the component would raise."""
+    """Find the component. Raises what a run that names it would raise."""
     provider = _provider(kind, target)
     try:
         values = provider.options.model_validate(dict(options or {}))
@@ -49,7 +49,7 @@ def find(kind: str, target: Target, options: Mapping[str, Any] | None, directory
 
 
 def _how(options: Mapping[str, Any]) -> str | None:
-    """To set options here, where they were set as a run has them."""
+    """Return how to set options of other components, which a run file sets elsewhere."""
     nested = next((name for name in NAMED if isinstance(options.get(name), Mapping)), None)
     return (
         None

@@ -1,4 +1,4 @@
-"""The contract of a teacher: the groups that it was given, in their order, with something to say of their tokens."""
+"""The contract of a teacher: it returns the groups in their order, with annotations of their tokens."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class TeacherContract(StagedContract):
 
 
 def _small(group: ScoredGroup) -> ScoredGroup:
-    """With token ids that every vocabulary has."""
+    """Return the group with token ids that every vocabulary has."""
     return _with_rollouts(group, lambda rollout: replace(rollout, tokens=(rollout.tokens % 32).astype(np.int32)))
 
 

@@ -1,4 +1,4 @@
-"""The contract of a trainer: parameters change inside `writing` alone, and a restored one goes on as the first would have."""
+"""The contract of a trainer: parameters change only inside `writing`, and a restored one continues like the first."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EXACT_NATS = 1e-5  # of a restored trainer's logprobs
 
 
 class TrainerContract(StagedContract):
-    """Checks one trainer in this process, with the weights that it opens by itself."""
+    """Checks one trainer in this process, with the weights that it opens."""
 
     made: Trainer
     stages = {  # noqa: RUF012 - ClassVar of the base
@@ -31,16 +31,16 @@ class TrainerContract(StagedContract):
         ),
         "writing": (
             "entered once in a step, and nothing changes outside of it",
-            "Change parameters inside `async with writing():` alone, once in a step: engines may read them at any other time.",
+            "Change parameters only inside `async with writing():`, once in a step: engines may read them at any other time.",
         ),
         "learns": (
             "what has a higher advantage becomes likelier",
-            "Advantages say which way: a token's logprob rises where its advantage is above 0.",
+            "A token's logprob must rise if its advantage is above 0.",
         ),
         "metrics": ("finite numbers by name", "step() returns a mapping from names to finite numbers."),
         "restores": (
-            "a new one that is restored goes on as the first",
-            "save() writes everything that the next step depends on, the optimiser's state as well; restore() takes it up.",
+            "a new one that is restored continues like the first",
+            "save() writes everything that the next step depends on, also the optimizer's state; restore() loads it.",
         ),
     }  # fmt: skip
 
@@ -126,7 +126,7 @@ class TrainerContract(StagedContract):
             await other.close()
 
     async def _scores(self, trainer: Trainer | None = None) -> Floats:
-        """[2]: the logprob of the good reply and of the bad one."""
+        """Return [2]: the logprob of the good reply and of the bad one."""
         found = await (trainer or self.made).logprobs(self._sequences())
         return np.array([one[len(self._prompt) :].sum() for one in found], np.float32)
 
@@ -134,7 +134,7 @@ class TrainerContract(StagedContract):
         return [np.concatenate([self._prompt, reply]).astype(np.int32) for reply in self._replies]
 
     def _batch(self, version: int) -> Batch:
-        """One group: the good reply with advantage 1, the bad one with -1."""
+        """Make one group: the good reply with advantage 1, the bad one with -1."""
         task = make_task()
         episodes = tuple(Episode((self._rollout(tokens, version),), 0.0) for tokens in self._sequences())
         group = ScoredGroup(Draw(version, "check", "train", 0, 0), task, episodes, np.array([1, 0], np.float32))

@@ -1,4 +1,4 @@
-"""The contract of a transform: some of the groups it was given, in their order, with finite advantages."""
+"""The contract of a transform: it returns some of its groups, in their order, with finite advantages."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class TransformContract:
         await self._check_again()
 
     async def _check_again(self) -> None:
-        """A run that is resumed makes its transforms again, and loads their state."""
+        """Make the transform again and load its state, as a resume does."""
         first: Any = self._subject.make()  # a Transform, and perhaps Stateful as well
         second = self._subject.make()
         problems = []

@@ -1,7 +1,7 @@
-"""Finds calls that block an event loop for a moment each: a sleep, a request, a program that is waited for.
+"""Find calls that block an event loop briefly: a sleep, a request, waiting for a program.
 
-A watching thread looks where the loop's own thread is. Where that sleeps in the kernel, at one and the same instruction, while a task of
-the loop is running, it waits for something that it should have awaited. (Waiting for Python's lock looks alike for some milliseconds.)
+A thread watches the loop's own thread. If that sleeps in the kernel, at the same instruction, while a task of the loop is running, it
+waits for something that it should have awaited. (Waiting for Python's lock looks the same for some milliseconds.)
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ STARTS = "_execute_child"  # in subprocess: a program is being started, which as
 
 
 class Waits:
-    """Of the thread that makes it, whose loop is running. Where the system does not say what a thread does, none are found."""
+    """Watches the thread that makes it, whose loop is running. If the system does not show what a thread does, it finds nothing."""
 
     def __init__(self, where: Callable[[FrameType | None], str], counts: Callable[[], bool]) -> None:
-        """`where` names a frame; `counts` says whether what happens now is watched."""
+        """`where` names a frame; `counts` returns True if the present moment is watched."""
         self.waited: Counter[str] = Counter()  # by where: how often it was seen there twice in a row
         self._where, self._counts = where, counts
         self._loop = asyncio.get_running_loop()
@@ -42,7 +42,7 @@ class Waits:
             self._thread.join(1.0)
 
     def found(self) -> list[str]:
-        """Lines at which the loop was kept waiting, with the seconds of each."""
+        """Return the lines that blocked the loop, with the seconds of each."""
         return [
             f"{where} kept it waiting for {count * LOOKED_EVERY_S:.1f} s in all"
             for where, count in self.waited.most_common()

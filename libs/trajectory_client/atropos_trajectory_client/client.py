@@ -1,7 +1,7 @@
-"""The trajectory API seen from a worker or a trainer: groups, draws and leases over HTTP (`/v1`, codec frames).
+"""The trajectory API for a worker or a trainer: groups, draws and leases over HTTP (`/v1`, codec frames).
 
-A server that dies and comes back on the same address is lived through: every call is tried again until its deadline,
-puts carry a key so that none counts twice, workers register again, and a trainer offers again what it had offered.
+If the server dies and comes back at the same address, work continues: every call is repeated until its deadline, puts carry a key so
+that none counts twice, workers register again, and a trainer repeats its offers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Calls to the trajectory API over HTTP: codec frames there and back, errors under their own names, tries until a deadline."""
+"""Calls to the trajectory API over HTTP: codec frames in both directions, errors with their own classes, retries until a deadline."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     import httpx
 
 CONTENT_TYPE = "application/x-atropos"
-GROUP_FRAMES = 2  # how groups travel: 2 is one array a column; servers that do not say read rows alone
-DAMAGED = "damaged"  # why a trainer or a server drops groups: what is in them cannot be trained
-OTHER_TIMELINE = "other_timeline"  # why a trainer drops groups: of weights newer than its own
+GROUP_FRAMES = 2  # the format of groups: 2 is one array per column; servers that do not report a number only read rows
+DAMAGED = "damaged"  # why a trainer or a server drops groups: their contents cannot be trained
+OTHER_TIMELINE = "other_timeline"  # why a trainer drops groups: their weights are newer than its own
 NOT_WANTED = (1 << 63) - 1  # in place of a group's id: another rollout of its draw was sooner, or no trainer wants it
 LONG_POLL_S = 20.0  # one request's share of a longer wait
 _BACKOFF_S = (0.05, 2.0)  # the first pause between two tries, and the longest
@@ -33,34 +33,34 @@ _LAST_S = 0.1  # with no more left than this, a failed try was the last
 
 
 class UnknownThere(ApiError):
-    """The server does not know what a call names: a worker after the server was started anew, say."""
+    """The server does not know something that a call names, for example a worker after the server was restarted."""
 
 
 class _Busy(ApiError):
-    """Something between here and the server, or the server before it reads a request, has no room now."""
+    """A proxy, or the server before it reads a request, has no room now."""
 
 
 class _Overdue:
-    """One call that has no answer yet, and since when one is due."""
+    """A call without an answer yet, and the time since when it is overdue."""
 
     def __init__(self, what: str, since: float, limit: asyncio.Timeout | None = None) -> None:
         self.what = what
         self.since = since
-        self.limit = limit  # of a call that may take long: brought forward where the server answers nothing else either
+        self.limit = limit  # of a call that may take long; brought forward if the server answers nothing else either
         self.silent_since: float | None = None
         self.given_up = False
 
 
 class Api:
-    """One server, by its URL. Raises the server's own errors under their own names, AccessRefused without the right
-    token, and ApiError where no answer comes before a call's deadline."""
+    """One server, by its URL. Raises the server's own errors with their own classes, AccessRefused without the right token, and
+    ApiError if no answer comes before a call's deadline."""
 
     def __init__(
         self, url: str, token: str | None = None, *, timeout_s: float = 30.0, profile: Profile | None = None,
         patience: Patience = DEFAULT_PATIENCE,
     ) -> None:  # fmt: skip
-        """`patience`: how long a server may answer nothing at all, beyond what a call may take, before that is reported, and
-        before a call that may take longer is given up."""
+        """`patience`: how long a server may be silent, beyond what a call may take, before that is reported, and before a call that
+        may take longer is given up."""
         self.patience = patience
         self._profile = profile
         http = import_httpx("--api")
@@ -75,7 +75,7 @@ class Api:
                 raise http.InvalidURL("no http:// or https:// with a host")
         except http.InvalidURL as error:
             raise ConfigError(
-                f"{url!r} is no address of a trajectory API: {error}.", remedy="Give one like http://127.0.0.1:8000"
+                f"{url!r} is not an address of a trajectory API: {error}.", remedy="Give one like http://127.0.0.1:8000"
             ) from error
         headers = {"content-type": CONTENT_TYPE} | ({"authorization": f"Bearer {token}"} if token else {})
         self._http = http.AsyncClient(
@@ -96,7 +96,7 @@ class Api:
         deadline_s: float | None = None,
         content: Any = None,
     ) -> Any:
-        """As `_call`, timed by the route without its numbers and names."""
+        """Make a call like `_call`, and time it by its route, without numbers and names."""
         if self._profile is None:
             return await self._call(method, path, body, wait_s=wait_s, deadline_s=deadline_s, content=content)
         route = "-".join(part for part in path.split("?")[0].split("/")[2:] if part.isalpha())
@@ -106,9 +106,9 @@ class Api:
     async def _call(
         self, method: str, path: str, body: Any, *, wait_s: float, deadline_s: float | None, content: Any
     ) -> Any:
-        """One call, tried again while the server is away, until `deadline_s` (by default this Api's timeout) beyond
-        `wait_s`, which is how long the server itself may take to answer. `content`: a callable that gives the raw body
-        anew for each try, in place of `body`."""
+        """Make one call, and repeat it while the server is away, until `deadline_s` (by default this Api's timeout) beyond `wait_s`,
+        which is how long the server itself may take. `content`: a callable that returns the raw body for each try, instead of
+        `body`."""
         http = import_httpx("--api")
         began = time.monotonic()
         until = began + wait_s + (self._timeout_s if deadline_s is None else deadline_s)
@@ -150,13 +150,13 @@ class Api:
                         f"no answer from {self.url} yet: {reason(error)}. Trying on, for {left:.0f} s at most."
                     )
                 await asyncio.sleep(min(pause * random.uniform(0.5, 1.0), left - _LAST_S / 2))
-                if isinstance(error, http.ConnectError):  # refused, which is no silence
+                if isinstance(error, http.ConnectError):  # refused, so the server is not silent
                     flight.since = time.monotonic() + (0.0 if is_long else wait_s)
                 pause = min(2 * pause, _BACKOFF_S[1])
 
     async def stream(self, path: str, frame: bytes) -> AsyncGenerator[Any, None]:
-        """The values of an answer that comes frame by frame, an empty one every BEAT_S at least. Raises ApiError as soon as
-        the other end is gone, or has sent nothing for as long as `patience` allows; nothing is tried again."""
+        """Yield the values of an answer that comes frame by frame, with an empty one at least every BEAT_S. Raises ApiError when the
+        other end is gone, or has sent nothing for as long as `patience` allows. Does not retry."""
         http = import_httpx("--api")
         silent_s = max(self.patience.least_s, 3 * BEAT_S)
         limits = http.Timeout(silent_s, connect=min(silent_s, self._timeout_s))
@@ -200,7 +200,7 @@ class Api:
             self._watching = asyncio.create_task(self._look())
 
     async def _look(self) -> None:
-        """While anything is in flight: say once that no answer comes. Whether a long call is merely long, a short one tells."""
+        """While a call is in flight, report once that no answer comes. A short call shows if a long one is merely long."""
         while self._in_flight:
             say_s = self.patience.say_s
             await asyncio.sleep(min(LOOK_S, say_s / 8))
@@ -232,7 +232,7 @@ class Api:
         return True
 
     async def about(self, deadline_s: float | None = None) -> dict[str, Any]:
-        """What the server is: protocol, version, the policy that is trained, its offer of shared memory."""
+        """Return the server's description: protocol, version, the trained policy, its offer of shared memory."""
         found: dict[str, Any] = await self.call("GET", "/v1/", deadline_s=deadline_s)
         if found.get("protocol") != 1:
             raise ApiError(f"{self.url} speaks protocol {found.get('protocol')}, and this program speaks 1.")
@@ -265,7 +265,7 @@ def _value(answer: httpx.Response, url: str) -> Any:
 
 
 def error_of(kind: str, message: str, remedy: str | None) -> AtroposError | NotImplementedError:
-    """The error that the other end reported."""
+    """Return the error that the other end reported."""
     if kind == "NotImplementedError":  # an answer that interfaces allow: callers do without
         return NotImplementedError(message)
     known = getattr(errors, kind, None)
@@ -274,7 +274,7 @@ def error_of(kind: str, message: str, remedy: str | None) -> AtroposError | NotI
 
 
 def _is_untrusted(error: BaseException | None) -> bool:
-    """Whether a certificate is behind it: trying again will not help."""
+    """True if a certificate caused the error: trying again will not help."""
     while error is not None:
         if isinstance(error, ssl.SSLCertVerificationError):
             return True
@@ -287,11 +287,11 @@ def reason(error: BaseException) -> str:
 
 
 async def in_background(work: Callable[[], Coroutine[Any, Any, None]], broken: asyncio.Future[None]) -> None:
-    """Background work: what it raises is what `broken` raises. Nothing of it exists before this task's first step, so
-    that a task that is cancelled before leaves no coroutine which nobody awaited."""
+    """Run `work` in the background, and pass its error to `broken`. The coroutine is made in this task's first step, so that a task
+    that is cancelled before leaves no coroutine that was never awaited."""
     try:
         await work()
     except AtroposError as error:
         if not broken.done():
             broken.set_exception(error)
-            broken.exception()  # seen: nobody may be waiting
+            broken.exception()  # mark as retrieved: there may be no waiter

@@ -1,9 +1,8 @@
-"""An engine on another machine, behind the interface that it has here: `[engine] use = "remote"`.
+"""An engine on another machine, with the interface of a local one: `[engine] use = "remote"`.
 
-The other end is `atropos engine`, or the endpoint that `atropos train` opens for its workers (which samples, and takes no
-weights). What travels: prompts and completions as codec frames, weights and adapters file by file. All samples that are
-requested in one turn of the event loop travel in one request, so that the engine can batch them; each is answered as
-soon as it is there.
+The other end is `atropos engine`, or the endpoint that `atropos train` opens for its workers (which samples, and takes no weights).
+Prompts and completions travel as codec frames, weights and adapters file by file. All samples that are requested in one turn of the
+event loop travel in one request, so that the engine can batch them; each is answered as soon as it is ready.
 """
 
 from __future__ import annotations
@@ -39,8 +38,8 @@ _Call = tuple[dict[str, Any], "asyncio.Future[list[Completion]]"]
 
 
 class RemoteEngine(Engine):
-    """Everything raises ApiError where no answer comes before the call's deadline; `sample` as soon as the other end is
-    gone, and DeadlineExceeded where it is merely late; and EngineReplaced where another process answers than was opened."""
+    """All calls raise ApiError if no answer comes before their deadline, and EngineReplaced if another process answers than was opened.
+    `sample` raises ApiError as soon as the other end is gone, and DeadlineExceeded if it is merely late."""
 
     outlives_run = True
 
@@ -51,7 +50,7 @@ class RemoteEngine(Engine):
         transport: Transport | None = None,
         patience: Patience = DEFAULT_PATIENCE,
     ) -> None:
-        """`transport`: how a run will send it weights, which the other end must have been started for."""
+        """`transport`: how a run will send weights. The other end must have been started for it."""
         self._api = Api(url, token, timeout_s=CALL_DEADLINE_S, patience=patience)
         self._transport = transport
         self._holder = secrets.token_hex(8)  # who changes what it samples from: a newer one takes the engine over
@@ -61,7 +60,7 @@ class RemoteEngine(Engine):
         self.endpoint = RemoteEndpoint(self)
 
     async def open(self) -> ModelInfo:
-        """Raises FitError where the other end does not take what the run will send."""
+        """Open the engine. Raises FitError if the other end does not accept the run's transport."""
         body = {} if self._transport is None else {"transport": self._transport}
         what = f"the engine at {self._api.url} to open ({OPEN_DEADLINE_S:g} s at most)"
         info: ModelInfo = await console.waited(what, self._call("open", body, OPEN_DEADLINE_S))
@@ -104,22 +103,22 @@ class RemoteEngine(Engine):
         await self._change("load_adapter", body, LOAD_DEADLINE_S)
 
     async def call_extension(self, method: str, arguments: Sequence[Any], deadline_s: float) -> Any:
-        """A call to the bridge's code over there, which may come twice where an answer was lost."""
+        """Call the bridge's extension. The call may arrive twice if an answer was lost."""
         return await self._change("call_extension", {"method": method, "arguments": list(arguments)}, deadline_s)
 
     async def load_extension(self, reference: str) -> None:
-        """Raises FitError where the other end was not started with the bridge that this code is of."""
+        """Raises FitError if the other end was not started with the bridge that this extension belongs to."""
         await self._change("load_extension", {"reference": reference}, CALL_DEADLINE_S)
 
     async def close(self) -> None:
-        """Hang up. The engine over there goes on: whoever started it ends it."""
+        """Hang up. The engine at the other end keeps running; it is ended by the user or process that started it."""
         for request in self._requests:
             request.cancel()
         await asyncio.gather(*self._requests, return_exceptions=True)
         await self._api.close()
 
     def _send(self) -> None:
-        """All that was requested in this turn, as one request, or as few as the bounds of one allow."""
+        """Send everything that was requested in this turn as one request, or as few as the limits allow."""
         outbox, self._outbox = self._outbox, []
         prompts: dict[tuple[str, bytes], Tokens] = {}  # the rollouts of a group have one prompt, which travels once
         calls: list[_Call] = []
@@ -152,7 +151,7 @@ class RemoteEngine(Engine):
         request.add_done_callback(self._requests.discard)
 
     async def _request(self, frame: bytes, answers: Sequence[asyncio.Future[list[Completion]]]) -> None:
-        """Ends, and with it the work over there, when nobody waits for any of its answers any more."""
+        """Send one request. It ends, and with it the work at the other end, when none of its answers is wanted any more."""
         waiting = dict(enumerate(answers))
         request = asyncio.current_task()
         assert request is not None, "a coroutine runs in a task"
@@ -178,7 +177,7 @@ class RemoteEngine(Engine):
         except (AtroposError, NotImplementedError) as raised:
             error = raised
         except (LookupError, TypeError, ValueError, AttributeError) as raised:
-            error = DataError(f"{self._api.url} answered with what is no sample: {type(raised).__name__}: {raised}")
+            error = DataError(f"{self._api.url} sent an invalid sample: {type(raised).__name__}: {raised}")
         finally:
             for answer in waiting.values():
                 if not answer.done():
@@ -188,14 +187,14 @@ class RemoteEngine(Engine):
         return await self._api.call("POST", f"{_HERE}/{what}", body, wait_s=deadline_s, deadline_s=_SLACK_S)
 
     async def _change(self, what: str, body: Mapping[str, Any], deadline_s: float) -> Any:
-        """Raises LeaseLost once another trainer has taken the engine over."""
+        """Change the engine's state. Raises LeaseLost once another trainer has taken the engine over."""
         return await self._call(what, {**body, **self._named(), "holder": self._holder}, deadline_s)
 
     def _named(self) -> dict[str, str]:
         return {"instance": self._instance} if self._instance else {}
 
     async def _upload(self, directory: Path) -> str:
-        """Every file of a directory, under a name of its own over there."""
+        """Upload every file of a directory, under a unique name at the other end."""
         name = f"{self._holder}.{secrets.token_hex(8)}"
         for path in sorted(path for path in directory.rglob("*") if path.is_file()):
             where = f"{_HERE}/uploads/{name}/{path.relative_to(directory).as_posix()}"
@@ -204,7 +203,7 @@ class RemoteEngine(Engine):
 
 
 class RemoteEndpoint(Endpoint):
-    """A bridge's way to its code in that engine's process."""
+    """A bridge's connection to its extension in that engine's process."""
 
     def __init__(self, engine: RemoteEngine) -> None:
         self._engine = engine

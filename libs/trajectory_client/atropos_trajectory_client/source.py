@@ -1,4 +1,4 @@
-"""Groups of workers elsewhere, over the trajectory API. The curriculum stays here: draws are offered, groups come back."""
+"""Groups from remote workers, over the trajectory API. The curriculum stays here: draws are offered, and groups come back."""
 
 from __future__ import annotations
 
@@ -29,14 +29,12 @@ POLL_S = 10.0  # of waiting for groups before another look at who is there
 
 
 class ApiSource(Source):
-    """One session of the API's one trainer. The groups of old environments, which nobody drew, get a draw of their own
-    below 0 each.
+    """One session of the API's one trainer. Groups of old environments, which have no draw, each get a draw below 0.
 
-    A run that resumes from a checkpoint gets all that the run before it left uncommitted, also what was sampled
-    from weights newer than the checkpoint's. Those weights are lost, and the same version means others now: such tokens
-    are neither fresh nor of any age that `max_staleness` could bound. So, as in a run without an API, the draws of
-    such groups are run again: reported, and counted as "other_timeline". A group without a draw cannot be run again: it is
-    trained, and its version is unknown.
+    A run that resumes from a checkpoint gets all uncommitted groups of the run before it, also those sampled from weights newer than
+    the checkpoint's. Those weights are lost, and their version now means other weights: such tokens are neither fresh nor of an age
+    that `max_staleness` could bound. So, as in a run without an API, the draws of such groups are run again: reported, and counted
+    as "other_timeline". A group without a draw cannot be run again: it is trained, with an unknown version.
     """
 
     def __init__(
@@ -49,7 +47,7 @@ class ApiSource(Source):
         *,
         context_tokens: int = 0,
     ) -> None:
-        """`context_tokens`: of the model; 0 is not known. Old environments are told."""
+        """`context_tokens`: of the model; 0: unknown. Passed on to old environments."""
         super().__init__(curriculum)
         assert config.api is not None, "the run file has a section [api]"
         training = config.training
@@ -94,8 +92,8 @@ class ApiSource(Source):
         return self._session is not None and self._session.commit_due
 
     async def open(self, state: Mapping[str, Any] | None) -> None:
-        """Open the session and wait for workers: of each environment that the run file names, or of any. Raises
-        DeadlineExceeded where they do not come."""
+        """Open the session and wait for workers: of each environment that the run file names, or of any. Raises DeadlineExceeded if
+        they do not come."""
         state = state or {}
         with taking_up("what the checkpoint says of the trajectory API"):
             self._tasks = {name: (int(size), digests) for name, (size, digests) in state.get("tasks", {}).items()}
@@ -115,7 +113,7 @@ class ApiSource(Source):
         self._resuming = False
 
     async def add_engine(self, url: str) -> None:
-        """Workers may sample from the engine behind this URL."""
+        """Let workers sample from the engine behind this URL."""
         await self._here.add_engine(url)
 
     def want(self, groups: int) -> None:
@@ -181,7 +179,7 @@ class ApiSource(Source):
         await self._here.set_version(version)
 
     async def stop(self) -> None:
-        """Workers finish their rollouts; the groups wait for the resumed run."""
+        """Let workers finish their rollouts; their groups wait for the resumed run."""
 
     async def close(self) -> None:
         if self._session is not None:
@@ -199,7 +197,7 @@ class ApiSource(Source):
         while True:
             found = await session.fetch_environments()
             sending = {name for name, entry in found.items() if entry["workers"]}
-            sending |= set((await self._api.status())["old"])  # they send what nobody drew, and have no tasks
+            sending |= set((await self._api.status())["old"])  # they send groups without draws, and have no tasks
             missing = [name for name in self._named if name not in sending]
             if not missing and sending:
                 break
@@ -216,7 +214,7 @@ class ApiSource(Source):
         await self._look(found)
 
     async def _look(self, found: Mapping[str, Mapping[str, Any]]) -> None:
-        """Draw from the environments that have workers at present. An old environment has no tasks to draw."""
+        """Draw from the environments that have workers now. An old environment has no tasks to draw."""
         sources = {
             name: TaskSource(entry["tasks"], self._named.get(name, entry["weight"]))
             for name, entry in sorted(found.items())
@@ -227,7 +225,7 @@ class ApiSource(Source):
         if sources == self._sources:
             return
         for name in self._sources.keys() - sources.keys():
-            console.warn(f"environment {name!r} has no worker any more: the run goes on without it until one comes.")
+            console.warn(f"environment {name!r} has no worker any more: the run continues without it until one comes.")
         for name in sources.keys() - self._sources.keys():
             console.say(
                 f"environment {name!r}: {sources[name].size:,} training tasks, by workers at {self._section.url}"
@@ -238,7 +236,7 @@ class ApiSource(Source):
                 self.curriculum.open(sources)
 
     def _look_at_tasks(self, name: str, size: int, digests: Sequence[str]) -> None:
-        """Warn of a worker with other tasks than the run has drawn from. Raises CheckpointError for it when a run is resumed."""
+        """Warn of a worker whose tasks differ from those that the run has drawn from. In a resumed run, raise CheckpointError."""
         had_size, known = self._tasks.get(name, (size, []))
         if had_size != size:
             console.warn(size_warning(name, size, had_size))
@@ -251,7 +249,7 @@ class ApiSource(Source):
         self._tasks[name] = (size, sorted({*known, *digests}))
 
     async def _offer(self, wanted: int) -> None:
-        """As many open draws as are wanted; those of environments that have no worker at present do not count."""
+        """Offer as many open draws as are wanted, not counting those of environments without a worker."""
         if not any(source.weight > 0 for source in self._sources.values()):
             return
         if not self._adopted:
@@ -264,7 +262,7 @@ class ApiSource(Source):
             await self._here.offer_draws(offered)
 
     def _draw(self, n: int) -> list[Draw]:
-        """The next `n` of the curriculum whose groups have not been leased already."""
+        """Return the curriculum's next `n` draws whose groups have not been leased already."""
         found: list[Draw] = []
         while missing := n - len(found):
             with in_one_line("the curriculum failed to draw"):
@@ -279,13 +277,12 @@ class ApiSource(Source):
         return found
 
     def _newest(self, number: int, group: ScoredGroup, version: int) -> int:
-        """The newest version that its tokens can be of: that of the checkpoint, where it may have been sampled before
-        this session."""
+        """Return the newest version that its tokens can have: the checkpoint's, if it may have been sampled before this session."""
         before = number < self._here.next_id or group.draw.id in self._suspects
         return self._base if before and self._base is not None else version
 
     def _of_this_timeline(self, group: ScoredGroup, newest: int, version: int) -> ScoredGroup:
-        """Versions that another timeline had are unknown here; those that none had are left, for the loop to refuse."""
+        """Set versions of another timeline to unknown. Versions that never existed are left for the loop to refuse."""
         before = self._here.newest_before
         if before is not None and sampled_after(group, max(before, version)):
             return group
@@ -307,7 +304,7 @@ class ApiSource(Source):
             )
 
     def _taken(self, number: int, group: ScoredGroup) -> ScoredGroup:
-        """As the loop gets it: with a draw that it may settle, or one below 0."""
+        """Return the group for the loop: with a draw that it may settle, or one below 0."""
         known = self._open.pop(group.draw.id, None)
         if known is None and (known := self._find_unoffered(group.draw.id)) is not None:
             self._unoffered.remove(known)
@@ -321,7 +318,7 @@ class ApiSource(Source):
         return next((draw for draw in self._unoffered if draw.id == number), None)
 
     def _adopt(self) -> None:
-        """Groups that came while this run was dead wait on the server: take their draws from the curriculum again."""
+        """Take the draws of groups that came while this run was dead, and wait on the server, from the curriculum again."""
         self._adopted = True
         waiting = set(self._here.waiting_draws) - self._ahead
         highest = max(waiting, default=-1)
@@ -337,7 +334,7 @@ class ApiSource(Source):
 
 
 def _holder(directory: Path) -> str:
-    """A name of this run, the same when it is resumed."""
+    """Return a name for this run that stays the same when it is resumed."""
     file = directory / "holder"
     if not file.exists():
         write_whole(file, f"{directory.resolve().name}-{secrets.token_hex(8)}")

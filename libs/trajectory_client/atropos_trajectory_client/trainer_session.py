@@ -1,4 +1,4 @@
-"""The trajectory API as the trainer sees it: draws to offer, groups to lease, train and commit, a lease to renew."""
+"""The trajectory API for the trainer: offer draws; lease, train and commit groups; renew the lease."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _FULL_S = 0.5  # between two tries while the server's disk is full
 
 @dataclass(frozen=True)
 class SessionSpec:
-    """What a trainer opens its session as."""
+    """The data with which a trainer opens its session."""
 
-    holder: str  # names the run, also when it is resumed: another holder is another run
+    holder: str  # names the run, also when it is resumed; another holder is another run
     group_size: int
     min_group: int
     sampling: Sampling
@@ -40,7 +40,7 @@ class SessionSpec:
 
 @dataclass(frozen=True)
 class Leased:
-    """One answer to `TrainerSession.lease`: groups or none, and what became of draws that will bring none."""
+    """One answer to `TrainerSession.lease`: groups or none, and the outcome of draws that will bring none."""
 
     entries: tuple[tuple[int, ScoredGroup], ...] = ()  # hub id, group
     failed: tuple[ScoredGroup, ...] = ()
@@ -54,7 +54,7 @@ class Leased:
 
 @dataclass
 class _Reported:
-    """What the trainer has reported to the server, to be reported again to one that was started anew."""
+    """What the trainer has reported to the server, to be repeated after a restart of the server."""
 
     boot: str
     version: int
@@ -64,9 +64,9 @@ class _Reported:
 
 
 class TrainerSession:
-    """The one trainer's hold on the hub. Every call raises LeaseLost once another session was opened, or this one was
-    silent for longer than its lease; `lost` raises it too, as soon as it is known. Where the server is away, or its disk is
-    full, a call tries on for as long as the patience of `api` says."""
+    """The right of the one trainer to lease from the hub. Every call raises LeaseLost if another session was opened, or this one was
+    silent for longer than its lease; `lost` raises it as soon as it is known. If the server is away, or its disk is full, a call
+    is repeated for as long as the patience of `api` allows."""
 
     def __init__(self, api: Api, spec: SessionSpec, opened: Mapping[str, Any]) -> None:
         self.api = api
@@ -101,8 +101,8 @@ class TrainerSession:
         hub_id: str | None = None,
         deadline_s: float | None = None,
     ) -> TrainerSession:
-        """Ends whatever session there was. `committed`: hub ids inside the checkpoint that this trainer resumes from,
-        and `hub_id`, where it is given, of the hub that they are of: another hub passes them over."""
+        """Open a session and end the one before. `committed`: hub ids in the checkpoint that this trainer resumes from. `hub_id`, if
+        given: the hub of those ids; another hub ignores them."""
         body = {**vars(spec), "committed": list(committed), "hub_id": hub_id}
         away_s = api.patience.least_s if deadline_s is None else deadline_s
         opened = await _once_there_is_room(
@@ -111,8 +111,8 @@ class TrainerSession:
         return cls(api, spec, opened)
 
     async def lease(self, groups: int, version: int, wait_s: float) -> Leased:
-        """`groups` groups that fit `version`, or what became of draws that will bring none; an empty answer with its
-        reason where neither came in `wait_s`. Nothing is lost with an answer that does not arrive."""
+        """Return `groups` groups that fit `version`, or the outcome of draws that will bring none. If neither came in `wait_s`, the
+        answer is empty, with a reason. If an answer does not arrive, nothing is lost."""
         until = time.monotonic() + wait_s
         self._reported.newest = max(self._reported.newest, version + 1)  # as the server takes it
         async with self._turn:
@@ -132,20 +132,20 @@ class TrainerSession:
         self._holding -= set(ids)
 
     def trained(self, ids: Sequence[int]) -> None:
-        """The updates are in the trainer's memory: these ids belong to its next checkpoint. The server hears of it with
-        the next lease or renewal, which raises LeaseLost where they are another's by now."""
+        """Record that updates are in the trainer's memory: these ids belong to its next checkpoint. The server is told with the next
+        lease or renewal, which raises LeaseLost if they were leased to another session meanwhile."""
         self._trained |= set(ids)
         self._holding -= set(ids)
 
     async def commit(self, ids: Sequence[int]) -> int:
-        """The updates are inside a durable checkpoint: these groups are never served again. How many that settles."""
+        """Record that updates are in a durable checkpoint: these groups are never served again. Return how many that settles."""
         settled: int = (await self._call("commit", {"ids": list(ids)}))["settled"]
         self._holding -= set(ids)
         self._trained -= set(ids)
         return settled
 
     async def drop(self, ids: Sequence[int], cause: str) -> int:
-        """These groups will never be trained: they leave the hub, counted under `cause`. How many were there."""
+        """Remove groups that will never be trained, counted under `cause`. Return how many were in the hub."""
         dropped: int = (await self._call("drop", {"ids": list(ids), "cause": cause}))["dropped"]
         self._holding -= set(ids)
         return dropped
@@ -155,25 +155,25 @@ class TrainerSession:
         await self._call("draws", {"draws": list(draws)})
 
     async def set_version(self, version: int) -> None:
-        """The version that the engines sample from."""
+        """Report the version that the engines sample from."""
         reported = self._reported
         reported.version, reported.newest = version, max(reported.newest, version)
         await self._call("version", {"version": version})
 
     async def announce(self, version: int) -> None:
-        """Engines are about to sample from this version. Reported before they do, unless it is the next one after what is
-        leased for: groups of versions that the server has not heard of are refused."""
+        """Report that engines are about to sample from this version. Not needed for the version after the one leased for; groups with
+        versions that the server does not know are refused."""
         reported = self._reported
         reported.newest = max(reported.newest, version)
         await self._call("version", {"version": reported.version, "newest": max(reported.newest, reported.version)})
 
     async def add_engine(self, url: str) -> None:
-        """Workers may sample from the engine behind this URL."""
+        """Let workers sample from the engine behind this URL."""
         self._reported.engines.append(url)
         await self._post_engine(url)
 
     async def fetch_environments(self) -> dict[str, dict[str, Any]]:
-        """Those that have workers at present."""
+        """Return the environments that have workers now."""
         self.environments = await self.api.call("GET", "/v1/environments", deadline_s=self._away_s)
         return self.environments
 
@@ -181,16 +181,16 @@ class TrainerSession:
         await self._call_reporting("renew", {})
 
     async def close(self) -> None:
-        """End the session: what is leased and not committed goes back. May be called twice."""
+        """End the session: groups that are leased but not committed go back. May be called twice."""
         if self._renewing.cancel():
-            with contextlib.suppress(AtroposError):  # a server that is away ends it by itself
+            with contextlib.suppress(AtroposError):  # a server that is away ends the session itself
                 await self.api.call("DELETE", f"/v1/sessions/{self.number}", deadline_s=2.0)
 
     async def _take(self, found: Mapping[str, Any]) -> Leased:
-        """What must not be trained (a server of before it was refused may have let it in) is dropped, by name."""
+        """Drop and report groups that must not be trained, which an older server may have let in."""
         self.commit_due, self._seen = found["commit_due"], found["seen"]
         entries: list[tuple[int, ScoredGroup]] = []
-        damaged: dict[int, int] = {}  # hub id -> draw, -1 where that cannot be read
+        damaged: dict[int, int] = {}  # hub id -> draw, -1 if that cannot be read
         for entry in found["entries"]:
             number, group = entry["id"], None
             try:
@@ -212,7 +212,7 @@ class TrainerSession:
         return Leased(tuple(entries), tuple(found["failed"]), dropped, self.commit_due, found["why"])
 
     async def _drop_damaged(self, damaged: Mapping[int, int]) -> list[tuple[int, str]]:
-        """What became of their draws, where the server will not say it with its next answer."""
+        """Return the outcome of their draws, if the server will not report it with its next answer."""
         try:
             await self.drop(list(damaged), DAMAGED)
         except DataError:  # it does not know this cause
@@ -237,14 +237,14 @@ class TrainerSession:
         return found
 
     async def _call_reporting(self, what: str, body: dict[str, Any], *, wait_s: float = 0.0) -> Any:
-        """A call that also reports what was trained. Reporting it twice changes nothing."""
+        """Make a call that also reports what was trained. Reporting it twice changes nothing."""
         reported = sorted(self._trained)
         found = await self._call(what, body | {"trained": reported}, wait_s=wait_s)
         self._trained -= set(reported)
         return found
 
     async def _report_again(self, boot: str) -> None:
-        """The server was started anew: its hub is as it was, what it kept in memory alone is gone."""
+        """The server was restarted: its hub is as it was, but what it kept only in memory is gone. Report it again."""
         reported = self._reported
         before, reported.boot, self._seen = reported.boot, boot, 0
         try:
@@ -268,7 +268,7 @@ class TrainerSession:
 
 
 async def _once_there_is_room(call: Callable[[], Awaitable[Any]], until: float) -> Any:
-    """The answer of a call that changes nothing where the server's disk is full. Raises StoreFull at `until`."""
+    """Return the answer of a call that can be repeated if the server's disk is full. Raises StoreFull at `until`."""
     said = False
     while True:
         try:

@@ -1,4 +1,4 @@
-"""The trajectory API as an environment worker sees it: draws to run, groups to put, a heartbeat in the background."""
+"""The trajectory API for an environment worker: draws to run, groups to put, and a heartbeat in the background."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ AWAY_S = 600.0  # that a server may be away before its workers give up
 
 @dataclass(frozen=True)
 class Assignment:
-    """Draws to run, and how."""
+    """Draws to run, and how to run them."""
 
     draws: tuple[Draw, ...]
     group_size: int
@@ -54,7 +54,7 @@ class Assignment:
 
 @dataclass(frozen=True)
 class WorkerSpec:
-    """What a worker registers as."""
+    """The data with which a worker registers."""
 
     name: str
     environment: str
@@ -68,7 +68,7 @@ class WorkerSpec:
 
 
 class Worker:
-    """One environment worker. `broken` raises what ended it for good: another tokenizer, a refused token."""
+    """One environment worker. `broken` raises the error that ended it for good: another tokenizer, a refused token."""
 
     def __init__(self, api: Api, spec: WorkerSpec) -> None:
         self.api = api
@@ -89,8 +89,8 @@ class Worker:
 
     @classmethod
     async def register(cls, api: Api, spec: WorkerSpec, *, deadline_s: float | None = None) -> Worker:
-        """Raises TokenizerMismatch where the policy's tokenizer is another, ApiError where the server is too old to read what
-        this worker would send."""
+        """Register. Raises TokenizerMismatch if the policy has another tokenizer, ApiError if the server is too old to read this
+        worker's groups."""
         worker = cls(api, spec)
         about = await api.about(deadline_s)
         if (frames := about.get("frames", 1)) < GROUP_FRAMES:
@@ -105,7 +105,7 @@ class Worker:
         return worker
 
     async def draws(self, n: int, wait_s: float = LONG_POLL_S) -> Assignment:
-        """Up to `n` draws to run; none where none came in `wait_s`, or there is no trainer."""
+        """Return up to `n` draws to run; none if none came in `wait_s`, or there is no trainer."""
         async with self._drawing:  # one at a time: the call lists the draws that run already
             body = {"n": n, "wait_s": wait_s, "playing": sorted(self._running)}
             found = await self._named("POST", "draws", body, wait_s=wait_s)
@@ -114,13 +114,13 @@ class Worker:
         return Assignment(**found)
 
     def new_key(self) -> str:
-        """What tells one group from all others."""
+        """Return a key that identifies one group."""
         return next(self._keys)
 
     async def put(self, group: ScoredGroup, *, deadline_s: float, key: str | None = None) -> int | None:
-        """The id of the group in the hub, once the server has it safely; None where nobody wants it any more. Waits for
-        room. Raises HubFull or ApiError at the deadline; whoever then tries again does so under the same `key`, since an
-        earlier try may still arrive. Raises DataError (TooLarge is one) where the server will never take it."""
+        """Put a group, waiting for room. Return its id in the hub, once the server has it safely, or None if it is not wanted any more.
+        Raises HubFull or ApiError at the deadline; then try again with the same `key`, because an earlier try may still arrive.
+        Raises DataError (TooLarge is one) if the server will never take it."""
         key, until = key or self.new_key(), time.monotonic() + deadline_s
         frame = encode_bytes(group)
         while True:
@@ -152,7 +152,7 @@ class Worker:
         return number
 
     async def _find_ring(self, deadline_s: float | None = None) -> None:
-        """Shared memory, where the server offers it and is on this machine: its nonce is behind its path."""
+        """Use shared memory if the server offers it and is on this machine: its nonce is behind its path."""
         offer = (await self.api.about(deadline_s)).get("same_host")
         if self._ring is not None or not offer or not Path(offer["path"]).exists():
             return
@@ -165,29 +165,29 @@ class Worker:
             console.say(f"worker {self.spec.name}: no shared memory with the server, so over HTTP: {reason(error)}")
 
     async def failed(self, group: ScoredGroup, *, deadline_s: float = AWAY_S) -> None:
-        """A draw of which too few rollouts ended in an episode: the trainer is notified."""
+        """Report a draw with too few finished rollouts to the trainer."""
         await self._named("POST", "failed", {"group": group}, deadline_s=deadline_s)
         self._running.discard(group.draw.id)
 
     async def give_back(self, draws: Iterable[Draw]) -> None:
-        """These will not be run here: let another worker have them."""
+        """Give back draws that will not be run here, so that another worker can have them."""
         returned = {draw.id for draw in draws}
         self._running -= returned
         await self._heartbeat(returned)
 
     async def drain(self) -> None:
-        """Take no more draws; those that are being run may still be finished."""
+        """Take no more draws; running ones may still be finished."""
         self._draining = True
         await self._heartbeat()
 
     async def close(self) -> None:
-        """Sign off; what was still being run goes to others. May be called twice."""
+        """Sign off; unfinished draws go to other workers. May be called twice."""
         beating, self._beating = self._beating, None
         if beating is not None:
             beating.cancel()
             if self._ring is not None:
                 self._ring.close()
-            with contextlib.suppress(AtroposError):  # a server that is away finds out by itself
+            with contextlib.suppress(AtroposError):  # a server that is away notices later
                 await self.api.call("DELETE", f"/v1/workers/{self._id}", deadline_s=2.0)
 
     async def _register(self, deadline_s: float | None) -> None:
@@ -199,7 +199,7 @@ class Worker:
     async def _named(
         self, method: str, what: str, body: Any, wait_s: float = 0.0, deadline_s: float | None = None
     ) -> Any:
-        """A call on this worker by its id; one that the server has forgotten registers again."""
+        """Make a call of this worker by its id. If the server has forgotten the worker, register again."""
         for _ in range(3):
             worker_id = self._id
             try:

@@ -26,6 +26,6 @@ async def test_an_answer_that_is_no_sample_is_named_and_nobody_waits_for_more(it
     async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         engine = RemoteEngine(url)
-        with pytest.raises(DataError, match=f"{url} answered with what is no sample"):
+        with pytest.raises(DataError, match=f"{url} sent an invalid sample"):
             await engine.sample(tokens([1, 2]), 1, Sampling(2), [0], 30)
         await engine.close()

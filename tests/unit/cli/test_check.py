@@ -37,7 +37,7 @@ def test_a_broken_environment_ends_with_1_and_says_what_to_do(atropos: Callable[
     ended = atropos("check", f"{BROKEN}:DuplicateIds")
     assert ended.code == 1
     assert "unique ids" in ended.out and "BROKEN" in ended.out
-    assert "-> Give every task of a split an id of its own." in ended.out
+    assert "-> Give every task of a split a unique id." in ended.out
     assert "breaks 1 of" in ended.out
 
 

@@ -220,7 +220,7 @@ def test_several_machines_are_for_a_trainer_that_can_span_them_and_a_launcher_th
     with pytest.raises(FitError, match=r"trainer\.machines = 2, and trainer 'shm' runs on one machine"):
         plan(installed(**ENDS), **chosen, trainer__use="shm")
     wide = offer("wide", carrying("copy"), several_machines=True, runs_in="process")
-    with pytest.raises(FitError, match=r"trainer\.machines = 2, and launcher 'local' has only this machine") as caught:
+    with pytest.raises(FitError, match=r"trainer\.machines = 2, but launcher 'local' has only this machine") as caught:
         plan(installed(**{**ENDS, "trainers": [wide]}), **chosen, trainer__use="wide")
     assert "--launcher ray" in str(caught.value)
 

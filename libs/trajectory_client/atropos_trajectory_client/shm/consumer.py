@@ -1,7 +1,7 @@
-"""The consumer's end of a ring (`atropos_trajectory_client.shm.producer`): messages are read in place, and answered.
+"""The consumer's end of a ring (`atropos_trajectory_client.shm.producer`): read messages in place, and answer them.
 
-A message is a lease on its slot: it stands until `release`, which also is the answer to the producer. Leases may be
-released in any order, also after the producer has gone: memory goes with the last of them.
+A message is a lease on its slot until `release`, which also sends the answer to the producer. Leases may be released in any order,
+also after the producer has gone: the memory is freed with the last of them.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ class SlotLease:
         self._ring = ring
 
     def copy(self) -> bytes:
-        """The payload, as this process's own."""
+        """Return a copy of the payload."""
         return bytes(self.payload)
 
     def release(self, value: int = 0) -> None:
-        """Answer with `value` and give the slot back. The producer writes over it: copy first what is to stay, since an
-        array that views the payload would change."""
+        """Answer with `value` and give the slot back. The producer will overwrite it, so copy first what you want to keep: an array
+        that views the payload would change."""
         self.payload.release()
         self._ring.answer(self.number, value)
 
@@ -65,7 +65,7 @@ class SlotLease:
         if error is None:
             self.release()
         elif isinstance(error, Exception):
-            self.refuse(error)  # and whoever was interrupted has not answered
+            self.refuse(error)  # after an interrupt, there is no answer
 
 
 class RingConsumer:
@@ -90,12 +90,12 @@ class RingConsumer:
 
     @property
     def ended(self) -> bool:
-        """The producer has gone, and all that it had sent has been taken."""
+        """True if the producer has gone, and everything that it had sent has been taken."""
         return self._socket.ended
 
     def take(self, deadline_s: float) -> list[SlotLease]:
-        """Messages, waiting for the first; none where none came in time, or the ring has `ended`. Also sends the answers
-        that have been given so far. Raises DataError, once and for all, where the producer breaks the protocol."""
+        """Return messages, waiting for the first; none if none came in time, or the ring has `ended`. Also sends pending answers.
+        Raises DataError, also in all later calls, if the producer breaks the protocol."""
         until = time.monotonic() + deadline_s
         while True:
             leases = self._take(1)
@@ -104,7 +104,7 @@ class RingConsumer:
                 return leases
 
     async def arrivals(self) -> AsyncIterator[list[SlotLease]]:
-        """Messages as they come, until the producer has gone. Answers go out with the loop's next turn."""
+        """Yield messages as they come, until the producer has gone. Answers are sent in the loop's next turn."""
         loop = self._loop = asyncio.get_running_loop()
         while True:
             leases = self._take(_TAKE)
@@ -119,8 +119,8 @@ class RingConsumer:
                 await readable(loop, self._socket.fileno(), self._waiting)
 
     async def watch(self, handle: Callable[[list[SlotLease]], None]) -> None:
-        """`handle` messages as they come, until the producer has gone, in one turn of the loop where `arrivals` takes three:
-        for those who answer in the same call. Raises what `handle` raises, and DataError as `take`."""
+        """Call `handle` with messages as they come, until the producer has gone. This takes one turn of the loop, `arrivals` takes
+        three: for callers that answer in the same call. Raises what `handle` raises, and DataError as `take`."""
         loop = self._loop = asyncio.get_running_loop()
         ended, descriptor = loop.create_future(), self._socket.fileno()
         self._waiting = ended
@@ -133,7 +133,7 @@ class RingConsumer:
                 if leases := self._take(1):  # one datagram: where more wait, the loop is back here in its next turn
                     handle(leases)
                 self.send_answers()
-            except Exception as error:  # noqa: BLE001 - whoever awaits this raises it
+            except Exception as error:  # noqa: BLE001 - raised to the caller that awaits this
                 failure = error
             finally:
                 self._answer_due = False
@@ -157,7 +157,7 @@ class RingConsumer:
             raise failure
 
     def _take(self, messages: int) -> list[SlotLease]:
-        """What has arrived, without waiting: whole datagrams, until there are so many messages."""
+        """Return what has arrived, without waiting: whole datagrams, up to this many messages."""
         leases: list[SlotLease] = []
         try:
             while len(leases) < messages and (datagram := self._socket.receive()) is not None:
@@ -226,7 +226,7 @@ class RingConsumer:
         return self._awaited or bool(self._refusals) or len(self._answers) >= self._many
 
     def send_answers(self, *, now: bool = False) -> None:
-        """Send the answers that the producer waits for, or all. Never waits: what the socket does not take goes with the
+        """Send the answers that the producer waits for, or all. Never waits: answers that the socket does not take are sent with the
         next."""
         self._full = False
         if self.ended:
@@ -245,7 +245,7 @@ class RingConsumer:
                 del self._refusals[0]
 
     def close(self) -> None:
-        """Hang up: the producer sees it at once. Leases that are out stay readable."""
+        """Hang up: the producer notices at once. Leases in use stay readable."""
         if not self.ended:
             self.send_answers(now=True)
         if self._loop is not None and (descriptor := self._socket.fileno()) >= 0:
@@ -259,7 +259,7 @@ class RingConsumer:
 async def readable(
     loop: asyncio.AbstractEventLoop, descriptor: int, future: asyncio.Future[None] | None = None
 ) -> None:
-    """Wait for something to read. The loop watches only meanwhile: what is not read at once would wake it for nothing."""
+    """Wait for something to read. The loop watches only meanwhile, so that unread data does not wake it for nothing."""
     future = future or loop.create_future()
     loop.add_reader(descriptor, _settle, future)
     try:

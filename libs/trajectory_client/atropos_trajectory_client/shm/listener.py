@@ -1,7 +1,7 @@
-"""Where producers come in to a process that reads their rings: a Unix socket in a directory that is one user's alone.
+"""The listener for producers, in the process that reads their rings: a Unix socket in a private directory of one user.
 
-Who comes must be the same user (the kernel says so) and know the nonce, which makes sure that both mean the same server:
-a path can lead elsewhere in another container. Anyone else gets the reason, and goes on over HTTP.
+A producer must be of the same user (the kernel tells) and know the nonce, which proves that both mean the same server: a path can lead
+elsewhere in another container. Others get the reason, and use HTTP instead.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ RINGS = 256
 
 
 class RingListener:
-    """Where producers of this user, who know the nonce, come in."""
+    """Accepts producers of this user that know the nonce."""
 
     def __init__(
         self, path: Path, nonce: str, *, message_bytes: int = MESSAGE_BYTES, segment_bytes: int = SEGMENT_BYTES,
@@ -40,7 +40,7 @@ class RingListener:
         self._file = path.stat().st_ino
 
     def accept(self, deadline_s: float) -> RingConsumer | None:
-        """The next producer; None where none came in time. Raises what a producer was refused with."""
+        """Return the next producer, or None if none came in time. Raises the error with which a producer was refused."""
         until = time.monotonic() + deadline_s
         if not wait_for(self._socket, deadline_s):
             return None
@@ -52,7 +52,7 @@ class RingListener:
         return self._admit(end)
 
     async def next(self, deadline_s: float) -> RingConsumer | None:
-        """As `accept`, and the event loop goes on meanwhile. Whoever cancels it leaves nothing open."""
+        """Like `accept`, without blocking the event loop. Cancelling it leaves nothing open."""
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(deadline_s):
@@ -63,8 +63,8 @@ class RingListener:
         return await self._greeted(RingSocket(sock))
 
     async def serve(self, handle: Callable[[RingConsumer], Awaitable[None]]) -> None:
-        """Take producers until cancelled, each `handle`d in a task of its own; its ring is closed when that ends. What
-        `handle` raises ends that ring alone, and goes to the loop's exception handler with the producer's name."""
+        """Accept producers until cancelled, and `handle` each in its own task; its ring is closed when that ends. An exception of
+        `handle` ends only that ring, and goes to the loop's exception handler with the producer's name."""
         loop = asyncio.get_running_loop()
         tasks: set[asyncio.Task[None]] = set()
         is_refused = False  # no connection could be taken when last tried
@@ -107,7 +107,7 @@ class RingListener:
             return
         try:
             await handle(ring)
-        except Exception as error:  # noqa: BLE001 - nobody awaits this task: the producer sees its ring end, the log says why
+        except Exception as error:  # noqa: BLE001 - this task is not awaited: the producer sees its ring end, the log says why
             _report(f"the ring of {ring.name!r} (pid {ring.pid}) is closed: its handler failed", error)
         finally:
             ring.close()
@@ -152,7 +152,7 @@ class RingListener:
             count, slot_bytes = int(said["slots"]), int(said["slot_bytes"])
             known = hmac.compare_digest(nonce.encode(), self._nonce.encode())
         except (ValueError, TypeError, LookupError, OverflowError, RecursionError):
-            raise DataError(f"a producer began with what is no greeting: {data[:40]!r}") from None
+            raise DataError(f"invalid greeting from a producer: {data[:40]!r}") from None
         if not known:
             raise AccessRefused(f"{name!r} means another server, or this one before it was started again")
         if layout != LAYOUT:
@@ -164,7 +164,7 @@ class RingListener:
         return Slots.attach(descriptors[0], count, slot_bytes), name
 
     def close(self) -> None:
-        """Take no more producers. The socket's file goes, if it is still this listener's."""
+        """Accept no more producers. The socket's file is removed, if it is still this listener's."""
         if self._socket.fileno() < 0:
             return
         self._socket.close()

@@ -1,17 +1,17 @@
 """Messages from one process to another on the same machine, through shared memory: the producer's end.
 
-The producer owns the slots (`atropos_trajectory_client.shm.segment`) and passes their descriptor over a Unix socket, once. From then on the
-socket carries numbers alone: which slots are full (the doorbell), and which messages the consumer has answered, which
-is also what makes their slots free again (the credits). Many numbers travel in one datagram when either end is behind.
-Nobody polls: both ends wait on the socket, and the end of one process is the end of file at the other.
+The producer owns the slots (`atropos_trajectory_client.shm.segment`) and passes their descriptor over a Unix socket, once. After that
+the socket only carries numbers: which slots are full (the doorbell), and which messages the consumer has answered, which also frees
+their slots (the credits). If either end is behind, many numbers travel in one datagram. There is no polling: both ends wait on the
+socket, and the end of one process is the end of file at the other.
 
     producer:  ring = RingProducer.connect(path, nonce); ring.send([payload], key="a"); ring.flush()
     or:        ring = await RingProducer.open(path, nonce); await ring.put([payload], key="a")
     consumer:  ring = RingListener(path, nonce).accept(deadline_s=10)                         # atropos_trajectory_client.shm.listener
                for lease in ring.take(deadline_s=1): use(lease.payload); lease.release()      # atropos_trajectory_client.shm.consumer
 
-A message that is larger than a slot travels in a segment of its own, one at a time. One ring has one producer, and one thread or event
-loop uses it. What was not answered when a ring ends may or may not have arrived: send it again under the same key.
+A message that is larger than a slot travels in its own segment, one at a time. One ring has one producer, used by one thread or event
+loop. Messages that were not answered when a ring ends may or may not have arrived: send them again under the same key.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _ANSWERS_AT_ONCE = 4  # datagrams that are looked at after a doorbell, so that t
 
 @dataclass(frozen=True, slots=True)
 class Ack:
-    """The consumer's answer to one message: what it gave to `release`, or why it refused."""
+    """The consumer's answer to one message: the value given to `release`, or the reason for a refusal."""
 
     number: int
     value: int = 0
@@ -65,7 +65,7 @@ class Ack:
 
 
 class RingProducer:
-    """One producer's end. `on_ack` sees every answer; without it, a refusal is raised by the next `send` or `flush`."""
+    """The producer's end. `on_ack` gets every answer; without it, a refusal is raised by the next `send` or `flush`."""
 
     def __init__(self, sock: RingSocket, slots: Slots, message_bytes: int, *, checksum: bool = False) -> None:
         self.message_bytes = message_bytes  # that the consumer takes at most
@@ -77,7 +77,7 @@ class RingProducer:
         self._checksum = checksum
         self._free = list(range(slots.count))  # last in, first out: what is in the cache is written next
         self._held: dict[int, int] = {}  # number of a message -> its slot, or _NO_SLOT
-        self._apart = False  # one message is on its way in a segment of its own
+        self._apart = False  # a message is travelling in its own segment
         self._few = slots.count * 3 // 4  # free slots at which answers are looked for: the consumer keeps some back
         self._bell = array("I")  # slots that the consumer was not notified of
         self._full = False  # the socket took no more when last tried
@@ -86,7 +86,7 @@ class RingProducer:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._futures: dict[int, asyncio.Future[Ack]] = {}
         self._bell_due = False
-        self._is_quick = False  # the last answer to a message that was alone came within SPIN_S
+        self._is_quick = False  # the last answer to a single message came within SPIN_S
         self._turned = 0.0  # when others on the loop last had a turn
         self._turn = asyncio.Lock()
         self._room = asyncio.Event()
@@ -96,8 +96,8 @@ class RingProducer:
         cls, path: Path, nonce: str, *, slots: int = SLOTS, slot_bytes: int = SLOT_BYTES, name: str = "",
         checksum: bool = False, deadline_s: float = CONNECT_DEADLINE_S,
     ) -> RingProducer:  # fmt: skip
-        """A ring to the listener at `path`. `name` tells it who this is. Raises ProcessDied where nobody listens,
-        AccessRefused for another user or another nonce, DeadlineExceeded."""
+        """Connect to the listener at `path`. `name` identifies this producer. Raises ProcessDied if there is no listener, AccessRefused
+        for another user or another nonce, DeadlineExceeded."""
         until = time.monotonic() + deadline_s
         with _greeted(path, nonce, slots, slot_bytes, name) as (sock, segment):
             while (message_bytes := _welcomed(sock, path)) is None:
@@ -114,8 +114,8 @@ class RingProducer:
     def send(
         self, buffers: Sequence[Buffer], *, key: str = "", meta: bytes = b"", deadline_s: float = DEADLINE_S
     ) -> int:
-        """Write a message, waiting for a free slot. Its number. It is on its way after `ring`, `flush`, or BELL_EVERY
-        messages. Raises DeadlineExceeded, ProcessDied when the consumer has gone, DataError for what it never takes."""
+        """Write a message, waiting for a free slot, and return its number. It is sent by `ring`, `flush`, or after BELL_EVERY messages.
+        Raises DeadlineExceeded, ProcessDied if the consumer has gone, DataError for a message that it would never take."""
         number = self._try(buffers, key, meta)
         if number is None:
             until = time.monotonic() + deadline_s
@@ -127,14 +127,14 @@ class RingProducer:
         return number
 
     def ring(self) -> None:
-        """Tell the consumer now of what was written. Never waits: what the socket does not take goes with the next."""
+        """Tell the consumer now what was written. Never waits: what the socket does not take is sent with the next."""
         self._notify()
-        os.sched_yield()  # Linux may have woken it on this very core, where it would wait for the end of our time slice
+        os.sched_yield()  # Linux may have woken the consumer on this core, where it would wait for the end of our time slice
         if len(self._free) <= self._few:
             self._collect(_ANSWERS_AT_ONCE)
 
     def flush(self, deadline_s: float = DEADLINE_S) -> None:
-        """Wait until all that was sent has been answered. Raises the first refusal, DeadlineExceeded, ProcessDied."""
+        """Wait until everything that was sent has been answered. Raises the first refusal, DeadlineExceeded, ProcessDied."""
         until = time.monotonic() + deadline_s
         self.ring()
         while self._held:
@@ -161,7 +161,7 @@ class RingProducer:
         cls, path: Path, nonce: str, *, slots: int = SLOTS, slot_bytes: int = SLOT_BYTES, name: str = "",
         deadline_s: float = CONNECT_DEADLINE_S,
     ) -> RingProducer:  # fmt: skip
-        """As `connect`, and the event loop goes on meanwhile. Whoever cancels it leaves nothing open."""
+        """Like `connect`, without blocking the event loop. Cancelling it leaves nothing open."""
         with _greeted(path, nonce, slots, slot_bytes, name) as (sock, segment):
             try:
                 async with asyncio.timeout(deadline_s):
@@ -174,11 +174,11 @@ class RingProducer:
     async def put(
         self, buffers: Sequence[Buffer], *, key: str = "", meta: bytes = b"", deadline_s: float = DEADLINE_S
     ) -> Ack:
-        """Send one message and wait for its answer; first come, first served when slots are short. Raises what the
-        consumer refused it with, DeadlineExceeded, ProcessDied, DataError.
+        """Send one message and wait for its answer; first come, first served if slots are short. Raises the consumer's refusal,
+        DeadlineExceeded, ProcessDied, DataError.
 
-        For the answer to one that is alone the loop itself waits, SPIN_S at most, where the one before came so soon: two
-        processes that put each other to sleep and wake each other again take longer for that than for the message."""
+        The loop itself waits for the answer to a single message, SPIN_S at most, if the last one came that fast: for two processes,
+        sleeping and waking each other takes longer than the message."""
         loop = self._attached()
         number: int | None = None
         try:
@@ -208,7 +208,7 @@ class RingProducer:
         return ack
 
     async def _answer_to_one(self, loop: asyncio.AbstractEventLoop, number: int, deadline_s: float) -> Ack:
-        """To a message that waits for no other."""
+        """Wait for the answer to a message when no other is pending."""
         future: asyncio.Future[Ack] = loop.create_future()
         self._futures[number] = future
         sent = time.monotonic()
@@ -250,7 +250,7 @@ class RingProducer:
     # -- both
 
     def _try(self, buffers: Sequence[Buffer], key: str, meta: bytes) -> int | None:
-        """Write the message if there is room, and give its number."""
+        """Write the message if there is room, and return its number."""
         if self.error is not None:
             raise self.error
         sizes = [len(buffer) if type(buffer) is bytes else memoryview(buffer).nbytes for buffer in buffers]
@@ -267,7 +267,7 @@ class RingProducer:
             try:
                 self._slots.write(slot, number, buffers, sizes, name, meta, self._checksum)
             except BaseException:
-                self._free.append(slot)  # a buffer that is not contiguous; nobody was notified of the slot
+                self._free.append(slot)  # a buffer that is not contiguous; the consumer was not notified of the slot
                 raise
             self._held[number] = slot
             self._bell.append(slot)
@@ -295,7 +295,7 @@ class RingProducer:
         return True
 
     def _notify(self, bell: bytes = IDLE_BELL) -> bool:
-        """Ring for what was written: whether all of it went. A BELL goes even with nothing new: it asks for answers."""
+        """Announce what was written. Return True if all of it was sent. A BELL is sent even with nothing new, to ask for answers."""
         rang = bell == IDLE_BELL
         while self._bell or not rang:
             self._full = not self._socket.send(bell + self._bell[:NUMBERS].tobytes())
@@ -307,7 +307,7 @@ class RingProducer:
         return True
 
     def _collect(self, datagrams: int = 1 << 30) -> None:
-        """Read answers: their slots are free again."""
+        """Read answers; their slots become free."""
         while datagrams and (datagram := self._socket.receive()) is not None:
             datagrams -= 1
             self._room.set()
@@ -338,7 +338,7 @@ class RingProducer:
             self._refusal = self._refusal or error
 
     def close(self) -> None:
-        """Hang up. What was not answered may still arrive: the consumer reads what it was notified of."""
+        """Hang up. Unanswered messages may still arrive: the consumer reads what it was notified of."""
         if self.error is None:
             self._notify()
         self._end(ProcessDied("this ring was closed"))
@@ -360,8 +360,7 @@ class RingProducer:
 
 @contextmanager
 def _greeted(path: Path, nonce: str, slots: int, slot_bytes: int, name: str) -> Iterator[tuple[RingSocket, Slots]]:
-    """A connection whose other end knows who this is, and has the slots. Both are closed where what follows
-    raises."""
+    """Yield a connection whose other end knows the producer, and has the slots. Both are closed if the block raises."""
     with ExitStack() as undo:
         undo.callback((sock := RingSocket.connect(path)).close)
         segment, descriptor = Slots.create(slots, slot_bytes)
@@ -376,7 +375,7 @@ def _greeted(path: Path, nonce: str, slots: int, slot_bytes: int, name: str) -> 
 
 
 def _welcomed(sock: RingSocket, path: Path) -> int | None:
-    """The largest message that the other end takes; None where it has sent nothing yet. Raises what it refuses with."""
+    """Return the largest message that the other end takes, or None if it has sent nothing yet. Raises its refusal."""
     answer = sock.receive()
     if answer is None:
         if sock.ended:

@@ -1,14 +1,14 @@
 """A segment of shared memory, cut into slots: one process writes messages into it, another reads them in place.
 
-The segment is a memfd: it has no name, so nothing is left behind when both processes have gone, however they went. It is
-sealed against shrinking, since a reader of a page that has been cut off would be killed by SIGBUS.
+The segment is a memfd: it has no name, so nothing is left when both processes have gone, however they ended. It is sealed against
+shrinking, because reading a page that has been cut off would kill the reader with SIGBUS.
 
     slot = header (64 bytes) | payload | key | meta          the payload begins at a multiple of 64, as arrays like it
 
-A slot is written in one order: the header is made void, the payload is copied, the header is filled in, and its last
-field, `committed`, is set to the message's number. A reader that finds anything else there was notified of a slot that
-was never finished, and refuses it. It looks at a slot only once a doorbell has arrived over a socket, and that system
-call orders the memory of the two processes on every architecture.
+A slot is written in this order: the header is made void, the payload is copied, the header is filled in, and its last field,
+`committed`, is set to the message's number. A reader that finds anything else was notified of a slot that was never finished, and
+refuses it. It reads a slot only after a doorbell has arrived over a socket; that system call orders the memory of the two processes
+on every architecture.
 """
 
 from __future__ import annotations
@@ -33,8 +33,7 @@ _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
 
 class Slots:
-    """`count` slots of `slot_bytes` each, for payload, key and meta together. Pages that were never written take no
-    memory."""
+    """`count` slots of `slot_bytes` each, for payload, key and meta together. Pages that were never written take no memory."""
 
     def __init__(self, memory: mmap.mmap, count: int, slot_bytes: int) -> None:
         self.count = count
@@ -45,7 +44,7 @@ class Slots:
 
     @classmethod
     def create(cls, count: int, slot_bytes: int) -> tuple[Slots, int]:
-        """A new segment, and its descriptor, which the caller passes on and closes."""
+        """Make a segment. Return it with its descriptor, which the caller passes on and closes."""
         if count < 1 or slot_bytes < 1:
             raise DataError(f"{count} slots of {slot_bytes} bytes: both must be at least 1")
         slot_bytes += -slot_bytes % HEADER_BYTES
@@ -61,14 +60,16 @@ class Slots:
 
     @classmethod
     def attach(cls, descriptor: int, count: int, slot_bytes: int) -> Slots:
-        """Another process's segment, read-only. Raises DataError where the descriptor is not as announced."""
+        """Open another process's segment, read-only. Raises DataError if the descriptor is not as announced."""
         size = count * (HEADER_BYTES + slot_bytes)
         try:
             sealed = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _SEALS == _SEALS
         except OSError:
-            sealed = False  # no memfd
+            sealed = False  # not a memfd
         if not sealed or os.fstat(descriptor).st_size != size or count < 1 or slot_bytes < 1:
-            raise DataError(f"what was passed as {count} slots of {slot_bytes} bytes is no sealed segment of that size")
+            raise DataError(
+                f"the descriptor passed for {count} slots of {slot_bytes} bytes is not a sealed segment of that size"
+            )
         return cls(mmap.mmap(descriptor, size, prot=mmap.PROT_READ), count, slot_bytes)
 
     def write(
@@ -90,7 +91,7 @@ class Slots:
         _COMMITTED.pack_into(memory, start + _COMMITTED_AT, number)
 
     def read(self, slot: int, number: int) -> tuple[memoryview, bytes, bytes]:
-        """Payload in place, key and meta of message `number`. Raises DataError where the slot does not hold it whole."""
+        """Return payload (in place), key and meta of message `number`. Raises DataError if the slot does not hold all of it."""
         if not 0 <= slot < self.count:
             raise DataError(f"message {number} was announced in slot {slot} of {self.count}")
         start = slot * self._stride
@@ -113,7 +114,7 @@ class Slots:
         return payload, b"", b""
 
     def close(self) -> None:
-        """Let go of the memory; where a payload is still viewed, it goes with the last of those views."""
+        """Release the memory; if payloads are still viewed, it is freed with the last view."""
         memory: mmap.mmap | None = vars(self).pop("_memory", None)
         if memory is not None:
             self._view.release()

@@ -1,7 +1,7 @@
-"""The Unix socket beside a ring: numbers and descriptors as datagrams, in order, and the end of file when a process ends.
+"""The Unix socket of a ring: numbers and descriptors as datagrams, in order, and the end of file when a process ends.
 
-A datagram is one byte that says what it is, and fixed-size numbers after it. Only the first one (who I am) and a refusal
-carry JSON.
+A datagram is one byte that gives its type, followed by fixed-size numbers. Only the first one (the greeting) and a refusal carry
+JSON.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from atropos_core.console import quoted
 from atropos_core.errors import AccessRefused, AtroposError, DataError, DeadlineExceeded, ProcessDied
 
 HELLO = b"H"  # producer: JSON, with the descriptor of the slots
-BELL = b"B"  # producer: u32 slots, in the order of their messages' numbers; answer soon, since somebody waits
+BELL = b"B"  # producer: u32 slots, in the order of their messages' numbers; answer soon, since the producer waits
 IDLE_BELL = b"b"  # the same; answers may wait until there are many: one less system call for each message at both ends
-APART = b"S"  # producer: u64 bytes of a segment for one message alone, with its descriptor
+APART = b"S"  # producer: u64 bytes of a segment for a single message, with its descriptor
 WELCOME = struct.Struct("<xQ")  # consumer: the largest message that it takes
 ANSWERS = b"A"  # consumer: ANSWERs
 ANSWER = struct.Struct("<QQ")  # number of a message, value
@@ -40,7 +40,7 @@ _ERROR_BYTES = 4000
 
 
 class RingSocket:
-    """One end. Nothing here blocks but `wait`."""
+    """One end. Only `wait` blocks."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
@@ -51,8 +51,8 @@ class RingSocket:
 
     @classmethod
     def connect(cls, path: Path) -> RingSocket:
-        """Raises ProcessDied where nobody listens, AccessRefused where somebody else's process does, DeadlineExceeded where
-        as many wait to be taken as may."""
+        """Connect. Raises ProcessDied if there is no listener, AccessRefused if it is another user's, DeadlineExceeded if its queue is
+        full."""
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             sock.setblocking(False)
@@ -76,12 +76,12 @@ class RingSocket:
         return self._socket.fileno()
 
     def peer(self) -> tuple[int, int]:
-        """Process and user at the other end, as the kernel knows them."""
+        """Return process and user at the other end, as the kernel knows them."""
         pid, user, _ = _PEER.unpack(self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
         return pid, user
 
     def send(self, data: bytes, descriptors: Sequence[int] = ()) -> bool:
-        """Whether it went. False where the socket is full, or the other end has gone, which `receive` then shows."""
+        """Send a datagram. Return False if the socket is full, or the other end has gone, which `receive` then shows."""
         try:
             if descriptors:
                 socket.send_fds(self._socket, [data], descriptors)
@@ -94,7 +94,7 @@ class RingSocket:
         return True
 
     def receive(self) -> tuple[bytes, list[int]] | None:
-        """The next datagram and the descriptors that came with it, which the caller owns. None where nothing waits."""
+        """Return the next datagram and its descriptors, which the caller owns. None if nothing waits."""
         while not self.ended:
             try:
                 data, ancillary, _, _ = self._socket.recvmsg(
@@ -110,7 +110,7 @@ class RingSocket:
         return None
 
     def wait(self, timeout_s: float, *, writing: bool = False) -> bool:
-        """Wait until there is something to read (or room to write): whether there is."""
+        """Wait until there is something to read (or room to write). Return True if there is."""
         mask = select.POLLIN | (select.POLLOUT if writing else 0)
         if mask != self._mask:
             self._poll.register(self._socket, mask)
@@ -131,7 +131,7 @@ def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
 
 @contextmanager
 def short(path: Path) -> Iterator[str]:
-    """An address for `path`, which may be longer than the 107 bytes that a Unix socket's address has."""
+    """Yield an address for `path`, which may be longer than the 107 bytes of a Unix socket's address."""
     directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield f"/proc/self/fd/{directory}/{path.name}"
@@ -140,8 +140,8 @@ def short(path: Path) -> Iterator[str]:
 
 
 def listen(path: Path, backlog: int) -> socket.socket:
-    """A listening socket, in a directory that is this user's alone. A socket file that a dead process left is replaced;
-    one that somebody listens at is not."""
+    """Return a listening socket in a private directory of this user. A socket file that a dead process left is replaced; one with a
+    listener is not."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     found = path.parent.stat()
     if found.st_uid != os.geteuid() or found.st_mode & 0o077:
@@ -176,7 +176,7 @@ def _is_listened_at(path: Path) -> bool:
 
 
 def wait_for(sock: socket.socket, timeout_s: float) -> bool:
-    """Wait until a listening socket has a connection: whether it has."""
+    """Wait until a listening socket has a connection. Return True if it has."""
     poll = select.poll()
     poll.register(sock, select.POLLIN)
     return bool(poll.poll(max(timeout_s, 0.0) * 1000))
@@ -187,7 +187,7 @@ def hello(fields: Mapping[str, Any]) -> bytes:
 
 
 def refusal(number: int, error: Exception) -> bytes:
-    """An error for the other end, which raises it again as the class that it was, where that is one of ours."""
+    """Encode an error for the other end, which raises it again with the same class if that is one of ours."""
     text = str(error.args[0]) if error.args else type(error).__name__
     fields = {"kind": type(error).__name__, "message": text[:_ERROR_BYTES], "remedy": getattr(error, "remedy", None)}
     return REFUSED + number.to_bytes(8, "little") + json.dumps(fields).encode()
