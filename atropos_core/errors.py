@@ -51,7 +51,7 @@ class NoSuchVersion(DataError):
 
 
 class TooLarge(DataError):
-    """More was sent at once than the other end takes."""
+    """More was sent at once than the other end accepts."""
 
 
 class TokenizerMismatch(AtroposError):
@@ -67,15 +67,15 @@ class ProcessDied(AtroposError):
 
 
 class ProcessSilent(ProcessDied):
-    """A process that the run needs, here or elsewhere, is there and gives no answer."""
+    """A process that the run needs, on this or another machine, is running but does not answer."""
 
 
 class EngineReplaced(ProcessDied):
-    """Behind the address of an engine is another process than the one that the run opened: its model is anybody's guess."""
+    """Another process than the one that the run opened answers at an engine's address: its model is unknown."""
 
 
 class WorkerLost(AtroposError):
-    """A process that computes for rollouts has ended: those that it worked for fail, and the next get a new one."""
+    """A process that computes for rollouts has ended: the rollouts that it worked for fail, and later ones get a new process."""
 
 
 class RemoteError(AtroposError):
@@ -97,7 +97,7 @@ class OutOfMemory(AtroposError):
 
 
 class EndsProcess(AtroposError):
-    """Code of a component did what ends the process that runs it."""
+    """A component's code would have ended the process that runs it."""
 
 
 class WeightsMismatch(AtroposError):
@@ -153,15 +153,15 @@ class ApiError(AtroposError):
 
 
 class AccessRefused(ApiError):
-    """A server, an engine or a ring wants a token, another one, or another user of the machine."""
+    """A server, an engine or a ring requires a token, another token, or another user of the machine."""
 
 
 class NoProgress(AtroposError):
-    """Step after step left nothing to train on, or rollout after rollout nothing to keep."""
+    """Too many steps in a row left nothing to train on, or too many rollouts nothing to keep."""
 
 
 class RunPaused(AtroposError):
-    """A health check whose action is "pause" fell ill: everything is saved, and the run can go on."""
+    """A health check whose action is "pause" fell ill: everything is saved, and the run can be resumed."""
 
     exit_code = 3
 

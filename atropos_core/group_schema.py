@@ -1,4 +1,4 @@
-"""What a group may hold: one schema for groups from HTTP, shared memory, a journal or an environment in this process.
+"""The schema of groups, for groups from HTTP, shared memory, a journal or an environment in this process.
 
 A group that passes can be trained: 32-bit arithmetic does not overflow on it, and it does not use a name of the run's own.
 Policy versions are checked elsewhere (`atropos_core.rollouts.policy_versions`), because only a trainer knows which existed.
@@ -54,7 +54,7 @@ MOST_STOPS = 16  # texts that end a reply
 NUMBER_BOUND = 1 << 63  # numbers of draws and seeds are below it
 SPLITS = ("train", "test")
 
-# The records eval/NAME and reward/NAME hold means of these, and the run has numbers of its own there.
+# Means of metrics and parts are recorded as eval/NAME and reward/NAME, next to these metrics of the run.
 RUN_METRICS = frozenset({"reward", "accuracy", "problems", "failed", "version"})
 RUN_SECTIONS = (
     "alignment/", "bridge/", "curriculum/", "eval/", "groups/", "health/", "pass@", "policy/", "reward/", "rollouts/",

@@ -1,4 +1,4 @@
-"""What each kind of component must do.
+"""The interface of each kind of component.
 
 A kind is an ABC if core provides defaults or manages its lifetime, and a Protocol if it is a single call. Everything that
 can wait is a coroutine; the caller sets the deadline.
@@ -574,7 +574,7 @@ class Marked(Stateful, Protocol):
 
 @runtime_checkable
 class SelfChecked(Protocol):
-    """An environment with extra promises of its own, which `atropos check` also tests."""
+    """An environment with extra guarantees, which `atropos check` also tests."""
 
     async def own_findings(self, task: Task, policy: Policy) -> Sequence[Finding]:
         """Called while it is open, after the usual checks. `policy` gives the same answer to everything."""

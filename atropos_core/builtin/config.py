@@ -54,7 +54,7 @@ class GroupAdvantageOptions(Options):
         return self
 
     def announced(self) -> dict[str, str | bool]:
-        """What an earlier transform may need to know: which common offset or factor of the rewards is removed here."""
+        """Announce to earlier transforms which common offset or factor of the rewards is removed here."""
         return {"baseline": self.baseline, "divided": self.baseline == "group" and self.divide_by_std is not False}
 
 

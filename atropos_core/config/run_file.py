@@ -203,7 +203,7 @@ class CheckpointSection(Section):
 
 
 class WatchSection(Section):
-    """What to do when a process or server that the run needs does not answer."""
+    """Limits for a process or server that the run needs and that does not answer."""
 
     say_s: float = Field(
         Patience.say_s,

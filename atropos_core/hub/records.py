@@ -119,7 +119,7 @@ class HubStatus:
 
 @dataclass(frozen=True, slots=True)
 class Restored(Generic[T]):
-    """What a store has kept: `records` in the order of ids, without payloads in memory."""
+    """The content of a store: `records` in the order of ids, without payloads in memory."""
 
     records: Sequence[GroupRecord[T]]
     keys: Sequence[tuple[bytes, int]]

@@ -100,7 +100,7 @@ def _check_ends(plan: Plan, tokenizer: ChatTokenizer) -> None:
     if not tokenizer.has_end:
         raise FitError(
             f"nothing ends a reply of the model in {plan.model.directory}: its tokenizer_config.json names no eos_token that the "
-            "tokenizer has, and neither generation_config.json nor config.json an eos_token_id, so that each would go on to "
+            "tokenizer has, and neither generation_config.json nor config.json an eos_token_id, so each reply would run up to "
             "sampling.max_tokens.",
             remedy='Name the token that ends a turn: "eos_token" in tokenizer_config.json, such as "<|im_end|>".',
         )

@@ -146,7 +146,7 @@ def halves(value: Number, least: Number) -> list[Number]:
 
 @dataclass(frozen=True)
 class Workload:
-    """What a component knows of the run when it estimates its memory."""
+    """The facts about a run from which a component estimates its memory."""
 
     context: RunContext  # that it will be built with
     groups: int  # of a step

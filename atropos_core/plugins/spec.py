@@ -1,4 +1,4 @@
-"""What a plugin may add to Atropos.
+"""The hooks by which a plugin adds to Atropos.
 
 Every hook is called once, at start-up. Hooks return descriptions (`Provider`), not instances, so nothing heavy is imported
 until a run names the component. Installing a package never changes a run.
