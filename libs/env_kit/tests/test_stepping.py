@@ -88,7 +88,7 @@ def hosts() -> list[psutil.Process]:
 
 
 async def run(stepped: Stepped, *actions: str, seed: int = 1) -> list[str]:
-    """What is shown, from the first text to the last."""
+    """The shown texts, from the first to the last."""
     turns = [await stepped.reset(seed)]
     for action in actions:
         turns.append(await stepped.step({"role": "assistant", "content": action}, action))
@@ -173,7 +173,7 @@ def test_options_that_cannot_be_are_refused(options, says):
 
 
 class Alternating(Stepped):
-    """Two sides in turn. A step costs whoever took it 1, and gives the other 2."""
+    """Two sides in turn. A step costs the side that took it 1, and gives the other 2."""
 
     def __init__(self, steps: int, said: list[str], fails_at: int | None = None) -> None:
         self.steps, self.said, self.fails_at, self.closed = steps, said, fails_at, 0

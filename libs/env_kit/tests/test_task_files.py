@@ -1,4 +1,4 @@
-"""Tasks in files: what is read of each format, and what is said of a row that is none."""
+"""Tasks in files: what is read from each format, and the error for an invalid row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a server does about calls that are not over when it ends, and about calls that its application fails on."""
+"""Calls that are not over when a server ends, and calls on which its application fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who makes way for whom, against the rule written out plainly."""
+"""Which connection is closed for a new one, compared with the rule written out plainly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The API's client where there is no server: bad addresses, a missing module. With servers: plugins/trajectory_api/tests."""
+"""The API's client without a server: bad addresses, a missing module. With servers: plugins/trajectory_api/tests."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ async def test_a_server_that_was_away_and_is_slow_to_answer_is_not_called_silent
         writer.write(b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n" + encode_bytes({"protocol": 1}))
         writer.close()
 
-    await asyncio.sleep(2.2)  # refused all the while, which is no silence
+    await asyncio.sleep(2.2)  # refused all the time, so not silent
     async with await asyncio.start_server(answer, "127.0.0.1", port):
         assert await call == {"protocol": 1}
     await api.close()
@@ -97,7 +97,7 @@ async def test_a_server_that_is_too_busy_to_read_a_call_is_called_again():
 
 
 async def test_a_server_that_is_stopped_is_named_and_a_long_call_to_it_is_given_up(capfd):
-    with socket.create_server(("127.0.0.1", 0)) as stopped:  # its kernel takes connections, and nobody reads them
+    with socket.create_server(("127.0.0.1", 0)) as stopped:  # its kernel accepts connections, but no process reads them
         api = Api(f"http://127.0.0.1:{stopped.getsockname()[1]}", patience=QUICK)
         began = time.monotonic()
         with pytest.raises(ApiError, match="has answered nothing for 1 s, POST /v1/engine/load_weights least of all"):
@@ -143,7 +143,7 @@ async def test_calls_to_any_server_are_given_up_together_where_none_is_answered_
 
     short = [0.15] * 12
     long = asyncio.create_task(call("long", 1.5))
-    for seconds in short:  # 1.8 s of answers: the long call is no silence
+    for seconds in short:  # 1.8 s of answers: the long call does not count as silence
         await call("short", seconds)
     await long
     assert capfd.readouterr().err == ""

@@ -191,7 +191,7 @@ def test_answers_that_were_held_back_go_out_as_soon_as_the_producer_waits_for_th
     for lease in taken(consumer, held_back):
         lease.release()
     consumer.take(0.01)
-    assert not producer._socket.wait(0.05), "nobody waits for them yet"
+    assert not producer._socket.wait(0.05), "no reader waits for them yet"
 
     def wait() -> None:
         producer.flush(10)
@@ -320,7 +320,7 @@ def test_another_user_s_process_is_refused_by_the_kernel_s_word():
     with tempfile.TemporaryDirectory() as folder:
         listener = RingListener(Path(folder) / "rings" / "ring.sock", "nonce")
         for path in (Path(folder), listener.path.parent, listener.path):
-            path.chmod(0o777)  # as if somebody had opened the directory up
+            path.chmod(0o777)  # as if the user had made the directory accessible
         code = (
             "import socket, sys; s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET); s.settimeout(10); "
             "s.connect(sys.argv[1]); s.send(b'H{}'); print(s.recv(4000))"
@@ -508,7 +508,7 @@ async def test_a_consumer_that_is_busy_elsewhere_uses_no_processor_time(listener
     await asyncio.sleep(0.1)
     before = time.process_time()
     await asyncio.sleep(0.5)
-    assert time.process_time() - before < 0.25  # half a second, where it asks again and again
+    assert time.process_time() - before < 0.25  # half a second of repeated requests
     serving.hold.set()
     await asyncio.gather(*puts)
     ring.close()
@@ -598,7 +598,7 @@ async def test_a_listener_takes_no_more_rings_than_it_may(tmp_path):
 
 @pytest.fixture
 async def reported() -> list[tuple[str, BaseException]]:
-    """What this test's loop would log."""
+    """Collect the log of this test's loop."""
     found: list[tuple[str, BaseException]] = []
     asyncio.get_running_loop().set_exception_handler(
         lambda loop, context: found.append((context["message"], context["exception"]))
@@ -630,7 +630,7 @@ async def test_a_handler_that_fails_is_reported_once_by_name_and_closes_its_ring
     await asyncio.sleep(0.05)  # until its handler has ended
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-    gc.collect()  # asyncio would report an error that nobody retrieved only now
+    gc.collect()  # only now would asyncio report an error that was not retrieved
     [(message, error)] = reported
     assert message == f"the ring of 'worker seven' (pid {os.getpid()}) is closed: its handler failed"
     assert type(error) is ValueError

@@ -22,7 +22,7 @@ def test_whichever_end_is_killed_no_message_is_torn_lost_or_doubled_and_nothing_
 
 def check(seen: Kills, kills: int) -> None:
     assert len(seen.noticed_s) == kills and seen.messages > kills
-    assert max(seen.noticed_s) < 10, "it is milliseconds where nothing else runs"
+    assert max(seen.noticed_s) < 10, "milliseconds if nothing else runs"
     assert (seen.descriptors, seen.mappings, seen.files) == (0, 0, 0)
 
 

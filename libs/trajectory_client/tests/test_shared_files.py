@@ -1,4 +1,4 @@
-"""What the tests themselves count in /dev/shm."""
+"""Count files of the tests in /dev/shm."""
 
 from __future__ import annotations
 
