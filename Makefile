@@ -58,11 +58,12 @@ tests: .venv/test.stamp ## the tests of `make test`
 	$(PYTEST) -n 8 $(addprefix --ignore ,$(OWN_TARGET))
 quick-tests: .venv/test.stamp ## the tests of `make quick`
 	$(PYTEST) -n 2 --quick
-lint: .venv/test.stamp ## ruff, mypy --strict and import-linter
+lint: .venv/test.stamp ## ruff, mypy --strict, import-linter, and a count of prose that reads as translated
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/python -m tools.prose
 test-pages: .venv/test.stamp ## every example of the README and of docs/: two minutes
 	$(PYTEST) -n 4 tests/pages plugins/simulation/tests/test_pages.py
 test-roles: .venv/test.stamp ## server, engines, workers and trainer started separately, with kills: three minutes
