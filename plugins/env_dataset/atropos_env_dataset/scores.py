@@ -268,8 +268,8 @@ class Yours(Scorer):
 
 
 def as_score(given: Any) -> Score:
-    """A score in any of the forms: a number, a Score, TRL's list of one (None abstains), verl's table. Raises for anything else
-    what the object's own class raises, TypeError, ValueError or OverflowError with Python's own."""
+    """A score in any of the forms: a number, a Score, TRL's list of one (None abstains), verl's table. Raises for anything else:
+    TypeError, ValueError or OverflowError for objects of Python, for others what their class raises."""
     if isinstance(given, Iterable) and not isinstance(given, dict | BYTES) and getattr(given, "ndim", True):
         [given] = given
         if given is None:

@@ -328,7 +328,7 @@ class GrpoOptions(Options):
         return self.epochs * self.minibatches == 1 and not (self.lora is not None and self.lora.dropout)
 
     def adapts(self, transports: Sequence[Transport | None]) -> bool:
-        """Whether an adapter is trained. `transports`: how weights travel to each engine."""
+        """Return whether an adapter is trained. `transports`: how weights travel to each engine."""
         return self.lora is not None or "adapter" in transports
 
     def with_lora(self) -> GrpoOptions:
