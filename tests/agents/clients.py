@@ -71,13 +71,13 @@ CLIENTS = {
     "langgraph-branches": Client(
         "langgraph", PYTHON, "chat", False, Program("langgraph_branches.py").options,
         beginnings=("new", "extended", "extended"), rollouts=2,
-        seen="two nodes go on from one history at once: the reply that they share is trained in one of the two",
+        seen="two nodes continue one history at once: the reply that they share is trained in one of the two",
     ),
     "smolagents": Client(
         "smolagents", PYTHON, "chat", False, Program("smolagents_agent.py").options,
         calls=(WRITE, ("final_answer", {"answer": "42"})), says_done=False, beginnings=("new", "edited"), rollouts=2,
-        seen="must call a tool (`tool_choice`), so each reply is begun for it; two stop texts; writes the calls that it made "
-        "into its history as text, so each turn is a rollout of its own",
+        seen="must call a tool (`tool_choice`), so the server begins each reply for it; two stop texts; writes the calls that it made "
+        "into its history as text, so each turn is a separate rollout",
     ),
     "pydantic-ai": Client(
         "pydantic-ai-slim", PYTHON, "chat", False, Program("pydantic_ai_agent.py").options,
@@ -85,7 +85,7 @@ CLIENTS = {
     ),
     "litellm": Client(
         "litellm", PINNED, "chat", False, Program("litellm_agent.py", PINNED, {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}).options,
-        seen="echoes `provider_specific_fields` beside a reply",
+        seen="echoes `provider_specific_fields` with a reply",
     ),
     "mini-swe-agent": Client(
         "mini-swe-agent", PINNED, "chat", False,
