@@ -76,7 +76,7 @@ def test_workers_become_eight_and_one_again_while_the_run_goes_on(machines, begu
         killed.until("further steps", lambda: killed.steps > before + 3)
         killed.stop()
     changes = re.findall(
-        r"workers of waiting: (\d+) -> (\d+); the loop has waited for groups (\d+)% of its time", killed.run.text
+        r"workers of waiting: (\d+) -> (\d+); the loop waited for groups (\d+)% of its time", killed.run.text
     )
     assert [(int(was), int(now)) for was, now, _ in changes][:4] == [(1, 2), (2, 3), (3, 5), (5, 8)], changes
     assert all(int(share) >= 25 for was, now, share in changes if int(now) > int(was)), changes
@@ -146,4 +146,4 @@ def test_workers_without_an_api_or_an_environment_are_refused(machines, tmp_path
     began = time.monotonic()
     said = refused(*ours, folder=tmp_path / "run")
     assert time.monotonic() - began < 60
-    assert "launcher.workers has no effect: the run's environments are run in the run itself" in said
+    assert "launcher.workers has no effect: the run file has no [api], so the run itself runs its environments" in said

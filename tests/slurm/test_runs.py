@@ -154,7 +154,7 @@ def test_the_contract_of_a_launcher_holds_in_a_job(slurm, tmp_path):
 def test_an_address_that_is_no_address_of_the_node_is_refused(slurm, tmp_path):
     job = Job(slurm, tmp_path / "run", *QUICK, *SMALL, "--set", "launcher.host='198.51.100.7'")
     job.wait("FAILED", within_s=60)
-    assert "cannot listen at 198.51.100.7" in job.text and "Set launcher.host to an address of the node" in job.text
+    assert "cannot listen at 198.51.100.7" in job.text and "Set launcher.host to an address of this node" in job.text
 
 
 def test_what_finds_no_room_in_time_is_named_inside_a_job_that_is_there(slurm, tmp_path):

@@ -1,4 +1,4 @@
-"""What a run file may say under `[launcher] use = "kubernetes"`."""
+"""The options of `[launcher] use = "kubernetes"`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from atropos_core.plugins.provider import Options
 
 SECRETS = "ATROPOS_POD_SECRETS"  # environment of the run's own pod: the folder with a secret for each role
 POD_ADDRESS = "ATROPOS_POD_ADDRESS"  # the same: the address of the pod
-ENDED = "ended"  # a file in the run directory: written when the run is over, so that what still waits for it ends
+ENDED = "ended"  # a file in the run directory, written when the run is over, so that waiting pods end
 
 
 _LABEL = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"  # of RFC 1123
@@ -37,16 +37,16 @@ Subdomain = Annotated[str, _of_form(_SUBDOMAIN, "a name of Kubernetes: at most 2
 Qualified = Annotated[
     str,
     Field(min_length=1),
-    _of_form(rf"({_SUBDOMAIN}/)?{_NAME}", "a name of Kubernetes, as nvidia.com/gpu or pool"),
+    _of_form(rf"({_SUBDOMAIN}/)?{_NAME}", "a name of Kubernetes, such as nvidia.com/gpu or pool"),
 ]
 Value = Annotated[str, _of_form(_NAME, "a label's value: at most 63 of letters, digits, -, _ and .")]
-Text = Annotated[str, _of_form(r"[!-~]+", "a word without spaces, control characters and letters beyond ASCII")]
+Text = Annotated[str, _of_form(r"[!-~]+", "one ASCII word without spaces and control characters")]
 Place = Annotated[str, _of_form(rf"/[^:{_CONTROL}]+", "an absolute path without : and control characters")]
 Printable = Annotated[str, Field(min_length=1), _of_form(rf"[^{_CONTROL}]+", "free of control characters")]
 
 
 class Pod(Options):
-    """What a pod asks for."""
+    """The resources of a pod."""
 
     cpus: float = Field(1.0, ge=0.001, description="CPU cores")
     gpus: int = Field(0, ge=0, description="GPUs, which it sees as cuda:0, cuda:1 and so on")
@@ -64,7 +64,7 @@ class Workers(Pod):
 class KubernetesOptions(Options):
     """Options of the launcher "kubernetes"."""
 
-    image: Text = Field("", description="image of every pod, with Atropos and the run's plugins in it")
+    image: Text = Field("", description="image of every pod, with Atropos and the run's plugins")
     claim: Subdomain = Field(
         "", description="PersistentVolumeClaim that all pods share (ReadWriteMany): run directory, models"
     )
@@ -78,12 +78,12 @@ class KubernetesOptions(Options):
         description="the pod of a process, by role: engine, engine-NAME, trainer, trainer-2; others take one CPU core",
     )
     workers: dict[str, Workers] = Field(
-        default_factory=dict, description="by environment: pods beside the run, where the run file has an [api]"
+        default_factory=dict, description="by environment: worker pods, if the run file has an [api]"
     )
     port: int = Field(7077, ge=1, le=65535, description="of the run's pod, which the others connect to")
     server_port: int = Field(8000, ge=1, le=65535, description="of the run's pod, which workers send to")
     wait_s: Annotated[float, Field(gt=0)] = Field(
-        1800.0, description="seconds that the run waits for its pods, and they for the run"
+        1800.0, description="seconds that the run waits for its pods, and the pods for the run"
     )
-    save_s: int = Field(300, ge=1, description="seconds to save in, where the run's pod is evicted")
-    submit: bool = Field(False, description="hand the manifests over with kubectl apply, rather than say how")
+    save_s: int = Field(300, ge=1, description="seconds to save in if the run's pod is evicted")
+    submit: bool = Field(False, description="submit the manifests with kubectl apply instead of printing the command")

@@ -1,7 +1,7 @@
-"""What runs in the pod of an engine or trainer: `python -m atropos_launcher_kubernetes.holder ROLE HOST:PORT RUN_DIRECTORY`.
+"""The program in the pod of an engine or trainer: `python -m atropos_launcher_kubernetes.holder ROLE HOST:PORT RUN_DIRECTORY`.
 
-It connects to the pod of the run, starts what it is told to, passes on what that prints, and says how it ended. Where the run's pod is gone
-it ends what it had started, and connects again: to the next one, until the run is over."""
+It connects to the pod of the run, starts what it is told to, passes on the output, and reports how it ended. If the run's pod is gone,
+it ends everything that it started and connects to the next pod, until the run is over."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SAY_DEADLINE_S = 60.0
 
 
 class Holder:
-    """The processes of one connection, each in a process group of its own."""
+    """The processes of one connection, each in a separate process group."""
 
     def __init__(self, role: str, address: str) -> None:
         self.peer: Peer
@@ -41,7 +41,7 @@ class Holder:
         return {"name": socket.gethostname(), "cpus": len(os.sched_getaffinity(0))}
 
     async def start(self, number: int, program: str, role: str, environment: Mapping[str, str]) -> int:
-        """Its process id. It ends with this process: `child_main` has the kernel see to that."""
+        """Start a process, and return its id. It ends with this process: `child_main` has the kernel see to that."""
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", program, self._address, role,
             stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
@@ -54,7 +54,7 @@ class Holder:
         return process.pid
 
     async def send(self, number: int, signal_number: int) -> None:
-        """A signal to its process group, if there is one left."""
+        """Send a signal to its process group, if any process is left."""
         if (process := self._processes.get(number)) is not None:
             _signal_group(process, signal_number)
 
@@ -64,7 +64,7 @@ class Holder:
         while True:
             reading = asyncio.ensure_future(process.stdout.read(READ_BYTES))
             await asyncio.wait({reading, ended}, return_when=asyncio.FIRST_COMPLETED)
-            if not reading.done():  # what it started may have its streams still
+            if not reading.done():  # a process that it started may still hold its streams
                 _signal_group(process, signal.SIGTERM)
                 await asyncio.wait({reading}, timeout=1.0)
                 _signal_group(process, signal.SIGKILL)
@@ -93,7 +93,7 @@ async def hold(role: str, address: str, directory: Path, wait_s: float) -> int:
     until, said = time.monotonic() + wait_s, ""
     while (now := ended(directory)) in ("", before):
         if time.monotonic() > until:
-            console.say(f"no run at {address} for {wait_s:g} s. {said}")
+            console.say(f"found no run at {address} for {wait_s:g} s. {said}")
             return 1
         try:
             connection = await asyncio.to_thread(dial, address, secret)
@@ -119,7 +119,7 @@ async def _serve(connection: socket.socket, holder: Holder) -> None:
 
 
 def ended(directory: Path) -> str:
-    """What the run wrote when it was over; empty until then."""
+    """The run's last note, written when it is over; empty until then."""
     try:
         return (directory / ENDED).read_text()
     except OSError:

@@ -1,5 +1,5 @@
-"""The launcher `kubernetes`, in the pod of the run: the pods of the roles are there already, and connect to it. Data goes over the
-run's own connections."""
+"""The launcher `kubernetes`, in the pod of the run: the pods of the roles already exist and connect to it. Data travels over the run's
+own connections."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ START_DEADLINE_S = 120.0  # of a process in a pod that has connected
 CALL_DEADLINE_S = 30.0
 CLOSE_DEADLINE_S = 5.0
 T = TypeVar("T")
-INHERITED = ("HF_", "TRANSFORMERS_")  # beginnings of variables that processes in other pods get from this one
+INHERITED = ("HF_", "TRANSFORMERS_")  # prefixes of variables that processes in other pods get from this one
 
 
 class Thread:
-    """Where the connections to pods are read: how a process ended must be known also while the run's own event loop waits to hear it."""
+    """A thread that reads connections to pods: the end of a process must be known even while the run's own event loop blocks on it."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -51,7 +51,7 @@ class Thread:
 
 
 class PodProcess(StartedProcess):
-    """A process in another pod, whose holder says what it prints and how it ended."""
+    """A process in another pod, whose holder reports its output and how it ended."""
 
     def __init__(self, pod: Pod, number: int, log: Path, thread: Thread) -> None:
         self.named = f"in pod {pod.name}"
@@ -64,7 +64,7 @@ class PodProcess(StartedProcess):
 
     def ended(self) -> str | None:
         if self._how is None and self._pod.peer.lost.is_set():
-            self._how = "was lost: its pod has gone, or cannot be reached"
+            self._how = "was lost: its pod is gone or cannot be reached"
         return self._how
 
     def note_end(self, code: int) -> None:
@@ -92,7 +92,7 @@ class PodProcess(StartedProcess):
 
 
 class Pod:
-    """One that has connected."""
+    """A pod that has connected."""
 
     def __init__(self, role: str, connection: socket.socket) -> None:
         self.name = role
@@ -102,7 +102,7 @@ class Pod:
 
     @classmethod
     async def of(cls, role: str, connection: socket.socket) -> Pod:
-        """In the thread that reads it. Raises AtroposError where it says nothing of itself."""
+        """Create it, in the thread that reads it. Raises AtroposError if the pod does not describe itself."""
         pod = cls(role, connection)
         found = await pod.peer.call("describe", deadline_s=CALL_DEADLINE_S)
         pod.name, pod.cpus = str(found["name"]), int(found["cpus"])
@@ -119,7 +119,7 @@ class Pod:
 
 
 class KubernetesLauncher(Launcher):
-    """Waits for pods; makes none, and deletes none."""
+    """Waits for pods; creates none, and deletes none."""
 
     def __init__(self, options: KubernetesOptions, directory: Path) -> None:
         self._options = options
@@ -133,8 +133,8 @@ class KubernetesLauncher(Launcher):
     async def open(self) -> None:
         if SECRETS not in os.environ:
             raise FitError(
-                "launcher 'kubernetes' starts processes in the pods of its manifests, and this is none of them.",
-                remedy="`atropos run` with it writes the manifests, and says what to type.",
+                "launcher 'kubernetes': this process is not running in one of the run's Kubernetes pods.",
+                remedy="Use `atropos run` with it: it writes the manifests and prints the command that applies them.",
             )
         host = os.environ.get(POD_ADDRESS) or "0.0.0.0"
         try:
@@ -142,7 +142,7 @@ class KubernetesLauncher(Launcher):
         except OSError as error:
             raise FitError(
                 f"launcher 'kubernetes' cannot listen at {host}:{self._options.port}: {error}.",
-                remedy="Set launcher.port to one that nothing else in this pod has.",
+                remedy="Set launcher.port to one that is free in this pod.",
             ) from error
         self._thread = Thread()
 
@@ -150,7 +150,7 @@ class KubernetesLauncher(Launcher):
         return [Machine(pod.name, pod.cpus) for pod in self._pods.values() if not pod.peer.lost.is_set()]
 
     async def check(self, roles: Sequence[str]) -> None:
-        """Wait for a pod of each. Raises FitError with those that have not connected."""
+        """Wait for a pod of each role. Raises FitError with the roles whose pods have not connected."""
         self._waiting = [asyncio.create_task(self._welcome(role)) for role in roles]
         until = time.monotonic() + self._options.wait_s
         say_at = time.monotonic() + 10
@@ -161,7 +161,7 @@ class KubernetesLauncher(Launcher):
             if time.monotonic() > until:
                 raise FitError(
                     f"no pod of {' and '.join(missing)} has connected within {self._options.wait_s:g} s.",
-                    remedy=f"`kubectl get pods -l atropos/role={label(missing[0])}` says whether there is one, and "
+                    remedy=f"`kubectl get pods -l atropos/role={label(missing[0])}` shows if there is one, and "
                     "`kubectl describe` what it waits for.",
                 )
             if time.monotonic() > say_at:
@@ -170,7 +170,7 @@ class KubernetesLauncher(Launcher):
             await asyncio.sleep(0.05)
 
     async def _welcome(self, role: str) -> None:
-        """Whichever pod of this role connects, the latest being the one that counts: a former one is gone, or will be."""
+        """Accept pods of this role. The latest counts: a former one is gone, or will be."""
         while self._listener is not None:
             try:
                 secret = (Path(os.environ[SECRETS]) / role).read_text().strip()
@@ -193,7 +193,7 @@ class KubernetesLauncher(Launcher):
             await self.check([role])
         pod = self._pods[role]
         self._started += 1
-        log.open("ab").close()  # by which a process finds out whether its pod has the run directory
+        log.open("ab").close()  # the process checks by this file that its pod has the run directory
         secret, dialled = self._listener.expect()
         process = pod.processes[self._started] = PodProcess(pod, self._started, log, self._thread)
         inherited = {name: value for name, value in os.environ.items() if name.startswith(INHERITED)}
@@ -217,7 +217,7 @@ class KubernetesLauncher(Launcher):
         return process
 
     async def close(self) -> None:
-        """Hang up: each holder ends what it had started, and connects to whatever comes next."""
+        """Hang up: each holder ends its processes, and connects to the next pod."""
         for task in self._waiting:
             task.cancel()
         await asyncio.gather(*self._waiting, return_exceptions=True)

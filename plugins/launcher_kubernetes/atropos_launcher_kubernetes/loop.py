@@ -1,5 +1,5 @@
-"""What runs in the pod of the run itself: `python -m atropos_launcher_kubernetes.loop RUN_FILE RUN_DIRECTORY`. It is `atropos resume`,
-which begins a run and goes on with it; and it notes the end, so that the other pods end."""
+"""The program in the pod of the run itself: `python -m atropos_launcher_kubernetes.loop RUN_FILE RUN_DIRECTORY`. It is `atropos resume`,
+which begins or continues a run. It also notes the end, so that the other pods end."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SAVED = 130
 
 
 def run(command: Sequence[str]) -> int:
-    """Its exit code; what asks this process to end is passed on to it."""
+    """Run it, and return its exit code; signals that ask this process to end are passed on."""
     process = subprocess.Popen(command)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _: process.send_signal(number))
@@ -49,7 +49,7 @@ def main() -> None:
         }
         server = [part for path, value in at.items() for part in ("--set", f"{path}={value}")]
     code = run([sys.executable, "-m", "atropos_core", "resume", str(directory), *server])
-    if code < SAVED:  # else it was told to end, or killed, and goes on in the next pod
+    if code < SAVED:  # otherwise it was told to end, or killed, and continues in the next pod
         write_whole(directory / ENDED, f"{code} {uuid.uuid4()}")
     sys.exit(code)
 

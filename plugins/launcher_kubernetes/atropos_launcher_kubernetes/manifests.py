@@ -1,7 +1,7 @@
-"""The manifests of a run: a Job for the run itself, one for each engine and the trainer, one for the workers of each environment. All are
-there from the start; what they start connects to the pod of the run, by a name that a headless Service gives it.
+"""The manifests of a run: a Job for the run itself, one for each engine and the trainer, one for the workers of each environment. All exist
+from the start. Their processes connect to the pod of the run, by a name from a headless Service.
 
-Core Kubernetes alone (1.31 or later): nothing has to be installed in the cluster, and no pod may call its API.
+Core Kubernetes (1.31 or later) is enough: the cluster needs no additional software, and no pod may call its API.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ FOLDER = "manifests"
 RUN_FILE = "/etc/atropos/run/run.toml"
 SECRETS_FOLDER = "/etc/atropos/secrets"
 SERVER_TOKEN = "token"
-TRIES = 6  # of a pod that fails by itself
-SAVED, KILLED = 130, (137, 143)  # exit codes after which the run goes on in a new pod
+TRIES = 6  # of a pod that fails for its own reasons
+SAVED, KILLED = 130, (137, 143)  # exit codes after which the run continues in a new pod
 PACKAGE = "atropos_launcher_kubernetes"
 KEY = re.compile(r"[A-Za-z0-9_.-]{1,253}")  # of a Secret
 LABEL_CHARACTERS = 63
@@ -33,7 +33,7 @@ RUN_CHARACTERS = 40  # of the name of a run, so that its objects can be named af
 
 
 def files(options: KubernetesOptions, run: PlannedRun) -> SchedulerFiles:
-    """Raises FitError for what could not run there."""
+    """The manifests. Raises FitError for a run that could not work in the cluster."""
     _check(options, run)
     made = _Manifests(options, run)
     text = {
@@ -55,17 +55,20 @@ def _check(options: KubernetesOptions, run: PlannedRun) -> None:
     for role in run.roles:
         if KEY.fullmatch(role) is None:
             raise FitError(
-                f"{section_of(role)} cannot have a pod: its secret is under {role!r}, and Kubernetes takes at most 253 of letters, digits, "
+                f"{section_of(role)} cannot have a pod: {role!r} names its secret, and Kubernetes allows at most 253 of letters, digits, "
                 "-, _ and . for that.",
-                remedy="Choose a name of these.",
+                remedy="Choose such a name.",
             )
-    for name, why in (("image", "of what the pods are made"), ("claim", "on which all pods have the run directory")):
+    for name, why in (
+        ("image", "from which the pods are made"),
+        ("claim", "on which all pods share the run directory"),
+    ):
         if not getattr(options, name):
-            raise FitError(f"launcher.{name} is not set, {why}.", remedy=f'Say launcher.{name} = "...".')
+            raise FitError(f"launcher.{name} is not set, {why}.", remedy=f'Set launcher.{name} = "...".')
     if unknown := sorted(set(options.roles) - set(run.roles)):
         raise FitError(
             f"launcher.roles.{unknown[0]} has no effect: there is no such role.",
-            remedy=f"There is: {', '.join(run.roles)}.",
+            remedy=f"Choose one of: {', '.join(run.roles)}.",
         )
     for role, devices in run.roles.items():
         gpus = options.roles.get(role, Pod()).gpus
@@ -74,22 +77,22 @@ def _check(options: KubernetesOptions, run: PlannedRun) -> None:
             section = section_of(role)
             names = ", ".join(f'"cuda:{n}"' for n in range(gpus)) or '"cpu"'
             raise FitError(
-                f"{role} asks for {gpus} GPUs (launcher.roles.{role}.gpus) and uses {', '.join(devices)} ({section}.devices).",
-                remedy=f"Say {section}.devices = [{names}], or launcher.roles.{role}.gpus = {on_gpus}.",
+                f"{role} asks for {gpus} GPUs (launcher.roles.{role}.gpus) but uses {', '.join(devices)} ({section}.devices).",
+                remedy=f"Set {section}.devices = [{names}], or launcher.roles.{role}.gpus = {on_gpus}.",
             )
     if run.has_api != bool(options.workers):
         raise FitError(
-            "the run file has an [api], and nobody would run its environments."
+            "the run file has an [api], but no workers would run its environments."
             if run.has_api
-            else "launcher.workers has no effect: the run's environments are run in the run itself.",
-            remedy="Name workers, [launcher.workers.NAME], or leave [api] out."
+            else "launcher.workers has no effect: the run file has no [api], so the run itself runs its environments.",
+            remedy="Add workers, [launcher.workers.NAME], or leave [api] out."
             if run.has_api
             else 'Add [api] with url = "http://127.0.0.1:8000".',
         )
     if unknown := sorted(set(options.workers) - set(run.environments)):
         raise FitError(
             f"launcher.workers.{unknown[0]} has no effect: the run has no such environment.",
-            remedy=f"There is: {', '.join(run.environments) or 'none'}.",
+            remedy=f"Choose one of: {', '.join(run.environments) or 'none'}.",
         )
 
 
@@ -109,7 +112,7 @@ class _Manifests:
         }
 
     def secrets(self) -> Mapping[str, Any]:
-        """One for each role, so that none can stand for another; and the word that workers show the server."""
+        """One for each role, so that none can pose as another, and the token that workers show the server."""
         made = {role: secrets.token_hex(32) for role in self.run.roles}
         if self.options.workers:
             made[SERVER_TOKEN] = secrets.token_urlsafe(32)
@@ -122,7 +125,7 @@ class _Manifests:
         }
 
     def service(self) -> Mapping[str, Any]:
-        """A name for the pod of the run, with whatever address it has."""
+        """A name for the pod of the run, whatever its address is."""
         ports = {"run": self.options.port} | ({"server": self.options.server_port} if self.options.workers else {})
         return {
             "apiVersion": "v1",
@@ -137,7 +140,7 @@ class _Manifests:
         }
 
     def loop(self) -> Mapping[str, Any]:
-        """It goes on in a new pod where it was evicted or killed; every other end is the run's."""
+        """The run's Job. If its pod is evicted or killed, it continues in a new one; every other end is the run's."""
         options = self.options
         serving = ["--server-port", str(options.server_port)] if options.workers else []
         command = [options.python, "-m", f"{PACKAGE}.loop", RUN_FILE, self.directory, *serving]
@@ -171,7 +174,7 @@ class _Manifests:
         return self._job("loop", pod, {"podFailurePolicy": policy})
 
     def _server(self) -> Mapping[str, Any]:
-        """Beside the run, and ended with it."""
+        """The server next to the run, which ends with it."""
         port = self.options.server_port
         serve = (
             f"umask 077; cat {SECRETS_FOLDER}/{SERVER_TOKEN} > /tmp/token; exec {shlex.quote(self.options.python)} -m atropos_core serve "
@@ -194,7 +197,7 @@ class _Manifests:
         return self._job(role, self._pod(role, container, requested, [], restart="OnFailure"), {})
 
     def workers(self, name: str, workers: Workers) -> Mapping[str, Any]:
-        """As many as `parallelism` says, which may be changed while they run."""
+        """A Job with `parallelism` workers, which you can change while they run."""
         token = f"{SECRETS_FOLDER}/{SERVER_TOKEN}"
         command = [
             self.options.python, "-m", f"{PACKAGE}.until_end", self.directory,
@@ -246,7 +249,7 @@ class _Manifests:
         return {
             "name": name,
             "image": self.options.image,
-            "command": [word.replace("$", "$$") for word in command],  # else $(NAME) is a variable's value
+            "command": [word.replace("$", "$$") for word in command],  # otherwise $(NAME) would be expanded
             "resources": {"requests": wanted, **({"limits": bounds} if bounds else {})},
             "volumeMounts": [
                 {"name": "shared", "mountPath": self.options.mount},

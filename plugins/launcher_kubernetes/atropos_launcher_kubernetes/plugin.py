@@ -1,4 +1,4 @@
-"""What this package offers: the launcher `kubernetes`."""
+"""The provider of the launcher `kubernetes`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def build(options: KubernetesOptions, context: RunContext) -> Launcher:
 
 
 def render(options: KubernetesOptions, run: PlannedRun) -> SchedulerFiles | None:
-    """None in the run's own pod, where processes are started at once."""
+    """Return None in the run's own pod, where processes are started at once."""
     import os
 
     from atropos_launcher_kubernetes.config import SECRETS

@@ -123,7 +123,7 @@ def test_workers_are_as_many_as_requested_and_know_the_servers_token_alone() -> 
     assert server["restartPolicy"] == "Always"
     with pytest.raises(FitError, match="no such environment"):
         made(run, workers={"other": {}})
-    with pytest.raises(FitError, match="nobody would run"):
+    with pytest.raises(FitError, match="no workers would run"):
         made(run)
 
 

@@ -1,5 +1,5 @@
-"""A command of `atropos` as a process of a run: `python -m atropos_launcher_ray.command HOST:PORT ROLE`, with the command in the
-environment. It ends with the run's own process, by the closed connection, and with the actor that holds it."""
+"""Run a command of `atropos` as a process of a run: `python -m atropos_launcher_ray.command HOST:PORT ROLE`, with the command in the
+environment. It ends when the connection to the run closes, or with the actor that holds it."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from atropos_core.processes.dialing import dial
 
 COMMAND = "ATROPOS_LAUNCHER_RAY_COMMAND"
 HOST = "{host}"  # an argument: the address of the machine that it runs on
-FINISH = b"."  # on the connection: end, once what is being done is finished
-TWICE_S = 0.6  # the second of two signals that are so far apart ends a worker at once
+FINISH = b"."  # on the connection: finish the current work, then end
+TWICE_S = 0.6  # a second signal this much later ends a worker at once
 END_S = 5.0
 
 
 def variables(arguments: Sequence[str]) -> Mapping[str, str]:
-    """For the environment of such a process. What is named relative to this directory is found there as it is here."""
+    """Variables for such a process. Relative paths in them resolve as in this directory."""
     paths = [os.path.abspath(entry) for entry in sys.path]
     return {COMMAND: json.dumps([list(arguments), paths, os.getcwd()]), "PYTHONUNBUFFERED": "1"}
 

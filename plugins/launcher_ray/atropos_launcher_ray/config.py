@@ -1,4 +1,4 @@
-"""What a run file may say under `[launcher] use = "ray"`."""
+"""The options of `[launcher] use = "ray"`."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from atropos_core.plugins.provider import Options
 
 
 class RoleResources(Options):
-    """What one process needs of a machine."""
+    """The resources of one process."""
 
     cpus: float = Field(1.0, ge=0, description="CPU cores")
     gpus: float = Field(0.0, ge=0, description="GPUs, which it sees as cuda:0, cuda:1 and so on")
     memory_gb: float = Field(0.0, ge=0, description="gigabytes of memory; 0: not counted")
     other: dict[str, PositiveFloat] = Field(
-        default_factory=dict, description='resources by the cluster\'s own names, as { "disk" = 1 }'
+        default_factory=dict, description='resources by the cluster\'s own names, such as { "disk" = 1 }'
     )
 
     def bundle(self) -> dict[str, float]:
-        """As Ray counts them: nothing that is 0."""
+        """The nonzero resources, as Ray counts them."""
         named = {"CPU": self.cpus, "GPU": self.gpus, "memory": self.memory_gb * 1e9, **self.other}
         return {name: amount for name, amount in named.items() if amount}
 
@@ -28,21 +28,23 @@ class RoleResources(Options):
 class Workers(RoleResources):
     """Workers that run one environment (`atropos env`), each with these resources."""
 
-    count: int = Field(1, ge=1, description="workers, at most where there is `least`")
+    count: int = Field(1, ge=1, description="workers; with `least`, the most")
     least: int | None = Field(
-        None, ge=1, description="where their number follows how long the loop waits for groups; unset: always `count`"
+        None,
+        ge=1,
+        description="fewest workers: their number then follows how long the loop waits; unset: always `count`",
     )
     concurrency: int = Field(16, ge=1, description="tasks that each runs at once")
 
     @model_validator(mode="after")
     def _agrees(self) -> Workers:
         if self.least is not None and self.least >= self.count:
-            raise ValueError(f"least is {self.least}, and count only {self.count}: leave least out, or raise count")
+            raise ValueError(f"least is {self.least}, but count only {self.count}: leave least out, or raise count")
         return self
 
     @property
     def first(self) -> int:
-        """How many there are at the start."""
+        """The number of workers at the start."""
         return self.least or self.count
 
 
@@ -52,27 +54,25 @@ class RayOptions(Options):
     address: str = Field(
         "auto", description="of the cluster's head, as HOST:6379; auto: the cluster that this machine is part of"
     )
-    host: str = Field(
-        "", description="address of this machine that the others reach; unset: the one that Ray knows it by"
-    )
+    host: str = Field("", description="address of this machine for the others; unset: the one that Ray knows")
     roles: dict[str, RoleResources] = Field(
         default_factory=dict,
         description="resources of a process, by role: engine, engine-NAME, trainer, trainer-2, server; others take one CPU core",
     )
     workers: dict[str, Workers] = Field(
-        default_factory=dict, description="by environment: workers that run it, where the run file has an [api]"
+        default_factory=dict, description="by environment: workers that run it, if the run file has an [api]"
     )
     look_s: Annotated[float, Field(gt=0)] = Field(
-        30.0, description="seconds of steps by whose waits the number of workers is changed once"
+        30.0, description="seconds of steps between two changes of the number of workers"
     )
     room_deadline_s: Annotated[float, Field(gt=0)] = Field(
         10.0,
-        description="seconds to wait for room, where all of it is taken; more where machines are started by demand",
+        description="seconds to wait for free resources; raise it if machines are started on demand",
     )
 
     @model_validator(mode="after")
     def _has_an_effect(self) -> RayOptions:
         self.refuse_idle(
-            any(one.least is not None for one in self.workers.values()), "where no workers have a `least`", "look_s"
+            any(one.least is not None for one in self.workers.values()), "because no workers set `least`", "look_s"
         )
         return self

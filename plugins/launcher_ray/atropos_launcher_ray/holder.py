@@ -1,4 +1,4 @@
-"""What runs in a Ray actor: it holds one process of a run. Nothing of the run's data passes through it, but for what the process prints."""
+"""A Ray actor that holds one process of a run. Of the run's data only the process's output passes through it."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ READ_BYTES = 1 << 16
 
 
 class Holder:
-    """One process on this machine, in a process group of its own. It ends with this actor: `child_main` has the kernel see to that."""
+    """One process on this machine, in a separate process group. It ends with this actor: `child_main` has the kernel see to that."""
 
     def __init__(self) -> None:
         self._process: asyncio.subprocess.Process
 
     async def start(self, program: str, role: str, address: str, environment: Mapping[str, str]) -> tuple[int, str]:
-        """Its process id, and the address of this machine."""
+        """Start it. Returns its process id and the address of this machine."""
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
@@ -36,12 +36,12 @@ class Holder:
         return self._process.pid, get_node_ip_address()
 
     async def output(self) -> bytes:
-        """What it prints next; empty once it has ended, and then no process of its group is left."""
+        """The next output; empty once the process has ended, and then no process of its group is left."""
         assert self._process.stdout is not None, "it was started with a pipe"
         ended = asyncio.ensure_future(self._process.wait())
         reading = asyncio.ensure_future(self._process.stdout.read(READ_BYTES))
         await asyncio.wait({ended, reading}, return_when=asyncio.FIRST_COMPLETED)
-        if not reading.done():  # what it started may have its streams still
+        if not reading.done():  # a process that it started may still hold its streams
             self.send(signal.SIGTERM)
             await asyncio.wait({reading}, timeout=1.0)
             self.send(signal.SIGKILL)
@@ -49,11 +49,11 @@ class Holder:
         return await reading
 
     async def code(self) -> int:
-        """Its exit code, once it has ended; negative: the signal."""
+        """The exit code, once it has ended; negative: the signal."""
         return await self._process.wait()
 
     def send(self, number: int) -> None:
-        """A signal to its process group, if there is one left."""
+        """Send a signal to its process group, if any process is left."""
         try:
             os.killpg(self._process.pid, number)
         except ProcessLookupError:

@@ -1,4 +1,4 @@
-"""The launcher `ray`: Ray says where each process is, and an actor there holds it. Data goes over the run's own connections."""
+"""The launcher `ray`: Ray places each process, and an actor there holds it. Data travels over the run's own connections."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from atropos_launcher_ray.holder import Holder
 from atropos_launcher_ray.workers import SERVER, RayWorkers, refuse
 
 JOIN_DEADLINE_S = 30.0
-START_DEADLINE_S = 120.0  # of an actor, then of its process until it has dialled
+START_DEADLINE_S = 120.0  # for an actor, then for its process until it has dialled
 CLOSE_DEADLINE_S = 10.0
-INHERITED = ("ATROPOS_", "HF_", "TRANSFORMERS_")  # beginnings of variables that processes elsewhere get from this one
+INHERITED = ("ATROPOS_", "HF_", "TRANSFORMERS_")  # prefixes of variables that remote processes get from this one
 NAMES = {"CPU": "CPU cores", "GPU": "GPUs", "memory": "bytes of memory"}
 
 
 class RayProcess(StartedProcess):
-    """A process in an actor. A thread of ours appends what it prints to its log, and notes how it ended."""
+    """A process in an actor. A local thread appends its output to its log, and notes how it ended."""
 
     def __init__(self, role: str, holder: Any, pid: int, host: str, log: Path) -> None:
         self.named = f"pid {pid} on {host}"
@@ -61,7 +61,7 @@ class RayProcess(StartedProcess):
             self.holder.send.remote(int(number))
 
     def tell(self, message: bytes) -> None:
-        """What runs there, where it listens to more than calls. That it has ended is noticed elsewhere."""
+        """Send a message to a process that listens to more than calls. Another place notices if it has ended."""
         with suppress(OSError):
             self.connection.sendall(message)
 
@@ -71,22 +71,22 @@ class RayProcess(StartedProcess):
                 while chunk := ray.get(self.holder.output.remote()):
                     log.write(chunk)
             self._how = how_ended(ray.get(self.holder.code.remote()))
-        except RayError as error:  # the actor is gone, or its machine, or Ray itself: and with the actor its process
+        except RayError as error:  # the actor, its machine or Ray is gone, and the process with the actor
             self._how = f"was lost: {_first_line(error)}"
         except OSError as error:
-            self._how = f"was ended, since its log could not be written: {error}"
+            self._how = f"was ended, because its log could not be written: {error}"
             self.holder.send.remote(int(signal.SIGKILL))
 
 
 class Room:
-    """Resources that the cluster keeps for processes of ours: a placement group."""
+    """Resources that the cluster reserves for our processes: a placement group."""
 
     def __init__(self, group: Any) -> None:
         self._group = group
 
     @classmethod
     async def find(cls, wanted: Sequence[RoleResources], deadline_s: float) -> Room | None:
-        """None where there is none for all of them within so long."""
+        """Reserve room for all of them; None if there is none in time."""
         bundles = [one.bundle() or {"CPU": 0.001} for one in wanted]
         room = cls(await asyncio.to_thread(placement_group, bundles, strategy="PACK"))
         found = False
@@ -98,7 +98,7 @@ class Room:
         return room if found else None
 
     def strategy(self, index: int) -> PlacementGroupSchedulingStrategy:
-        """Of the actor that gets the resources at this place."""
+        """The strategy of the actor that gets the resources at this index."""
         return PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=index)
 
     async def remove(self) -> None:
@@ -109,15 +109,15 @@ class Room:
 
 
 class RayLauncher(Launcher):
-    """Connects to a cluster that is there; starts none, and ends none."""
+    """Connects to a running cluster; starts none, and ends none."""
 
     def __init__(self, options: RayOptions) -> None:
         self._options = options
-        self._connected = False  # by us
+        self._connected = False  # True if this launcher connected
         self._listener: Listener | None = None
         self._room: Room | None = None
         self._roles: list[str] = []  # in the order of its resources
-        self._worker_rooms: dict[str, list[Room]] = {}  # those of the first, by environment
+        self._worker_rooms: dict[str, list[Room]] = {}  # of the first workers, by environment
         self._workers: RayWorkers | None = None
         self._holders: list[Any] = []
         self._processes: list[RayProcess] = []
@@ -129,12 +129,12 @@ class RayLauncher(Launcher):
         except OSError as error:
             raise FitError(
                 f"launcher 'ray' cannot listen at {self._options.host or get_node_ip_address()}: {error}.",
-                remedy="Set launcher.host to an address of this machine that the cluster's machines reach.",
+                remedy="Set launcher.host to an address of this machine that the cluster's machines can reach.",
             ) from error
 
     async def _join(self) -> None:
-        """Raises FitError where no cluster answers. In a thread that nothing waits for: where an address is silent, Ray tries for minutes,
-        and off the main thread it does not take SIGTERM for itself."""
+        """Raises FitError if no cluster answers. It runs in a thread that nothing waits for: with a silent address Ray tries for minutes,
+        and off the main thread it does not take over SIGTERM."""
         joined: Future[None] = Future()
 
         def join() -> None:
@@ -144,14 +144,14 @@ class RayLauncher(Launcher):
                     socket.create_connection(
                         (host, port), JOIN_DEADLINE_S / 2
                     ).close()  # Ray itself would try for minutes
-                if not ray.is_initialized():  # by whoever calls us from Python
+                if not ray.is_initialized():  # a Python caller may have done so
                     ray.init(self._options.address, log_to_driver=False, configure_logging=False)
                     self._connected = True
                     logging.getLogger("ray").setLevel(
                         logging.CRITICAL
-                    )  # what is lost, the run reports; Ray adds pages to it
+                    )  # the run reports what is lost; Ray would add pages to it
                 joined.set_result(None)
-            except Exception as error:  # noqa: BLE001 - a thread's end: whoever waits for it gets it
+            except Exception as error:  # noqa: BLE001 - a thread's end: the waiter gets it
                 joined.set_exception(error)
 
         threading.Thread(target=join, name="ray.init", daemon=True).start()
@@ -162,7 +162,7 @@ class RayLauncher(Launcher):
             said = f"no answer within {JOIN_DEADLINE_S:g} s" if isinstance(error, TimeoutError) else _first_line(error)
             raise FitError(
                 f"launcher 'ray' finds no cluster at {self._options.address!r}: {said}",
-                remedy="Start one with `ray start --head`, on further machines `ray start --address=HEAD:6379`; or set launcher.address.",
+                remedy="Start one with `ray start --head` (other machines: `ray start --address=HEAD:6379`), or set launcher.address.",
             ) from error
 
     async def machines(self) -> Sequence[Machine]:
@@ -184,7 +184,7 @@ class RayLauncher(Launcher):
         if unknown := sorted(set(self._options.roles) - set(roles)):
             raise FitError(
                 f"launcher.roles.{unknown[0]} has no effect: there is no such role.",
-                remedy=f"There is: {', '.join(roles)}.",
+                remedy=f"Choose one of: {', '.join(roles)}.",
             )
         for role in roles:
             await self._require_a_machine_for(role, self._resources(role), f"launcher.roles.{role}")
@@ -203,7 +203,7 @@ class RayLauncher(Launcher):
                 rooms.append(room)
 
     async def find_room(self, wanted: Sequence[RoleResources]) -> Room | None:
-        """None where there is none for all of them in time. Raises ProcessDied where Ray does not answer."""
+        """None if there is no room for all of them in time. Raises ProcessDied if Ray does not answer."""
         try:
             return await Room.find(wanted, self._options.room_deadline_s)
         except RayError as error:
@@ -217,7 +217,7 @@ class RayLauncher(Launcher):
         )
 
     async def _require_a_machine_for(self, role: str, resources: RoleResources, option: str) -> None:
-        """Raises FitError where no machine could ever take it, were it empty."""
+        """Raises FitError if no machine could take it even when empty."""
         wanted, machines = resources.bundle(), await self.machines()
         for machine in machines:
             total = {"CPU": machine.cpus, "GPU": machine.gpus, "memory": machine.memory_bytes, **machine.other}
@@ -240,7 +240,7 @@ class RayLauncher(Launcher):
 
     @property
     def host(self) -> str:
-        """The address of this machine that the others know it by."""
+        """The address of this machine for the others."""
         assert self._listener is not None, "open() comes first"
         return self._listener.address.rpartition(":")[0]
 
@@ -258,7 +258,7 @@ class RayLauncher(Launcher):
         environment: Mapping[str, str],
         log: Path,
     ) -> RayProcess:
-        """As `start`, with the resources at this place of a room, or wherever there are such resources."""
+        """Like `start`, with the resources at this index of a room, or on any machine with such resources."""
         assert self._listener is not None, "open() comes first"
         secret, dialled = self._listener.expect()
         bundle = resources.bundle()
@@ -294,7 +294,7 @@ class RayLauncher(Launcher):
         return process
 
     def release(self, process: RayProcess) -> None:
-        """One that has ended: its resources are free again."""
+        """Free the resources of a process that has ended."""
         process.connection.close()
         self._processes.remove(process)
         self._end(process.holder)
@@ -307,7 +307,7 @@ class RayLauncher(Launcher):
     async def _connection(
         self, role: str, process: RayProcess, dialled: asyncio.Future[socket.socket]
     ) -> socket.socket:
-        """Once it has dialled. Raises ProcessDied where it ended before, DeadlineExceeded."""
+        """Wait until it has dialled. Raises ProcessDied if it ended before, DeadlineExceeded."""
         until = time.monotonic() + START_DEADLINE_S
         while True:
             done, _ = await asyncio.wait({dialled}, timeout=0.1)

@@ -1,4 +1,4 @@
-"""What this package offers: the launcher `ray`."""
+"""The provider of the launcher `ray`."""
 
 from __future__ import annotations
 

@@ -1,15 +1,15 @@
-"""How many workers there should be, by how long the loop waits for groups."""
+"""Choose the number of workers by how long the loop waits for groups."""
 
 from __future__ import annotations
 
-MORE_SHARE, FEWER_SHARE = 0.25, 0.1  # of its time that the loop waits; between them the number stays as it is
-STEPS = 3  # that decide, at least
-MOST_LOOKS = 32  # in a row in which the loop hardly waited, before there are fewer
+MORE_SHARE, FEWER_SHARE = 0.25, 0.1  # of the loop's time that it waits; between them the number stays the same
+STEPS = 3  # least number of steps for a decision
+MOST_LOOKS = 32  # in a row in which the loop hardly waited, before the number shrinks
 
 
 class Scale:
-    """Of one environment. Grows and shrinks by half of what there is. Where fewer were too few, it takes twice as many looks until
-    there are fewer again, so that it settles."""
+    """The number of one environment's workers. It grows and shrinks by half. If fewer were too few, the next reduction needs twice as
+    many looks, so that it settles."""
 
     def __init__(self, least: int, most: int, look_s: float) -> None:
         self.wanted = least
@@ -19,8 +19,8 @@ class Scale:
         self._shrank_last = False
 
     def step_ended(self, waited_s: float, lasted_s: float, *, all_run: bool) -> float | None:
-        """The share that the loop has waited, where `wanted` has changed by it. Steps in which not all of the workers ran say nothing of
-        how many there should be."""
+        """Return the share of time that the loop waited, if it changed `wanted`. Steps in which some workers did not run are
+        ignored."""
         if not all_run:
             self._steps, self._waited_s, self._lasted_s = 0, 0.0, 0.0
             return None

@@ -1,4 +1,4 @@
-"""Workers of a run, each in an actor, and the trajectory API between them and the run, in another."""
+"""The workers of a run, each in an actor, and the trajectory API between them and the run, in another actor."""
 
 from __future__ import annotations
 
@@ -26,33 +26,33 @@ if TYPE_CHECKING:
 
 SERVER = "server"  # its role
 PROGRAM = "atropos_launcher_ray.command"
-TOKEN = "api/token"  # in the run directory, beside the server's journal
+TOKEN = "api/token"  # in the run directory, next to the server's journal
 LISTEN_DEADLINE_S = 60.0
-SILENT_S = 20.0  # until the draws of a worker whose machine is lost go to others; a third of what `atropos serve` waits by default
-SETTLED_S = 10.0  # after its start a worker has opened its environment and registered
-FINISH_S = 90.0  # for what a worker runs, of which it takes 60 by itself
-SHORT_S, SHORT_ENDS = 30.0, 3  # so many lives in a row that were so short: it will not run at all
-AGAIN_S = 5.0  # after such a life: Ray takes some seconds to know that a machine is lost
+SILENT_S = 20.0  # until the draws of a worker on a lost machine go to others; a third of `atropos serve`'s default
+SETTLED_S = 10.0  # after its start, when a worker has opened its environment and registered
+FINISH_S = 90.0  # for a worker to finish its work, of which it takes up to 60
+SHORT_S, SHORT_ENDS = 30.0, 3  # after this many such short lives in a row, the worker cannot run
+AGAIN_S = 5.0  # after a short life: Ray takes some seconds to notice a lost machine
 LOOK_S = 0.2
 
 
 def refuse(workers: Iterable[str], run: PlannedRun) -> None:
-    """Raises FitError where workers would have nothing to do."""
+    """Raises FitError if workers would have nothing to do."""
     for name in workers:
         if not run.has_api:
             raise FitError(
-                "launcher.workers has no effect: the run's environments are run in the run itself.",
-                remedy='Add [api] with url = "http://127.0.0.1:0": the launcher says where its server is.',
+                "launcher.workers has no effect: the run file has no [api], so the run itself runs its environments.",
+                remedy='Add [api] with url = "http://127.0.0.1:0": the launcher sets the address of its server.',
             )
         if name not in run.environments:
             raise FitError(
                 f"launcher.workers.{name} has no effect: the run has no such environment.",
-                remedy=f"There is: {', '.join(run.environments) or 'none'}.",
+                remedy=f"Choose one of: {', '.join(run.environments) or 'none'}.",
             )
 
 
 def command(environment: str, workers: Workers, url: str, directory: Path) -> list[str]:
-    """What a worker runs, as it is under every launcher."""
+    """The command of a worker, the same under every launcher."""
     return [
         "env", "--api", url, "--token-file", str(directory / TOKEN), "--file", str(directory / "config.toml"),
         "--concurrency", str(workers.concurrency), "--", environment,
@@ -60,7 +60,7 @@ def command(environment: str, workers: Workers, url: str, directory: Path) -> li
 
 
 class Worker:
-    """One that is kept running: its process, while there is one."""
+    """A worker that is kept running, with its process if it has one."""
 
     def __init__(self, environment: str, number: int, room: Room | None) -> None:
         self.environment = environment
@@ -76,7 +76,7 @@ class Worker:
         return self.process is not None and self.leaving_since is None and self.process.ended() is None
 
     def leave(self) -> None:
-        """Once it has finished what it runs; at once where it has not begun."""
+        """End once it has finished its work; at once if it has not begun."""
         self.leaving_since = time.monotonic()
         if self.process is None:
             self.task.cancel()
@@ -103,7 +103,7 @@ class RayWorkers(RunWorkers):
         self._step_ended_at = time.monotonic()
 
     async def open(self, rooms: dict[str, list[Room]]) -> None:
-        """The server listens, and as many workers as there are `rooms` begin. Raises ProcessDied, and what starting raises."""
+        """Start the server, then as many workers as there are `rooms`. Raises ProcessDied, and errors of starting."""
         make_private(self.token_file.parent)
         write_whole(self.token_file, secrets.token_urlsafe(32) + "\n", mode=0o600)
         log, api = self._log(SERVER), self.token_file.parent
@@ -135,7 +135,7 @@ class RayWorkers(RunWorkers):
                 share = scale.step_ended(waited_s, lasted_s, all_run=settled == scale.wanted)
                 if share is not None:
                     console.say(
-                        f"workers of {name}: {was} -> {scale.wanted}; the loop has waited for groups {share:.0%} of its time"
+                        f"workers of {name}: {was} -> {scale.wanted}; the loop waited for groups {share:.0%} of its time"
                     )
                     self._adjust(name, scale.wanted)
         return counted
@@ -186,7 +186,7 @@ class RayWorkers(RunWorkers):
             self._break(error)
 
     async def _keep(self, worker: Worker) -> None:
-        """Running, until it is to leave. Raises ProcessDied where it will not run."""
+        """Keep it running until it is to leave. Raises ProcessDied if it cannot run."""
         short = 0
         try:
             while worker.leaving_since is None:
@@ -208,7 +208,7 @@ class RayWorkers(RunWorkers):
                 await worker.room.remove()
 
     async def _run(self, worker: Worker, room: Room) -> str:
-        """How it ended."""
+        """Run it, and return how it ended."""
         options, log = self._options[worker.environment], self._log(worker.role)
         arguments = command(worker.environment, options, self.url, self._directory)
         try:
@@ -231,7 +231,7 @@ class RayWorkers(RunWorkers):
         while (room := await self._launcher.find_room([self._options[worker.environment]])) is None:
             if not said:
                 said = True
-                console.warn(f"the cluster has no room for {worker.role} at present: it is started once there is some")
+                console.warn(f"the cluster has no room for {worker.role} at present: it starts once there is")
         return room
 
     async def _watch_server(self) -> None:

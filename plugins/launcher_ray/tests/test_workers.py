@@ -70,9 +70,9 @@ def run(*, has_api: bool) -> PlannedRun:
 def test_workers_with_nothing_to_do_are_refused() -> None:
     refuse([], run(has_api=False))
     refuse(["gsm8k"], run(has_api=True))
-    with pytest.raises(FitError, match=r"the run's environments are run in the run itself[\s\S]*Add \[api\]"):
+    with pytest.raises(FitError, match=r"so the run itself runs its environments[\s\S]*Add \[api\]"):
         refuse(["gsm8k"], run(has_api=False))
-    with pytest.raises(FitError, match=r"the run has no such environment[\s\S]*There is: gsm8k"):
+    with pytest.raises(FitError, match=r"the run has no such environment[\s\S]*Choose one of: gsm8k"):
         refuse(["other"], run(has_api=True))
 
 
@@ -87,11 +87,11 @@ def test_what_a_worker_is_started_with() -> None:
 def test_how_many_there_are_at_the_start() -> None:
     assert Workers(count=64).first == 64
     assert Workers(count=64, least=2, cpus=8).first == 2
-    with pytest.raises(ValidationError, match="least is 8, and count only 8"):
+    with pytest.raises(ValidationError, match="least is 8, but count only 8"):
         Workers(count=8, least=8)
 
 
 def test_look_s_without_bounds_is_refused() -> None:
     assert RayOptions.model_validate({"workers": {"a": {"count": 8, "least": 1}}, "look_s": 5}).look_s == 5
-    with pytest.raises(ValidationError, match="look_s has no effect where no workers have a `least`"):
+    with pytest.raises(ValidationError, match="look_s has no effect because no workers set `least`"):
         RayOptions.model_validate({"workers": {"a": {"count": 8}}, "look_s": 5})

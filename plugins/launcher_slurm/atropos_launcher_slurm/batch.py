@@ -1,5 +1,4 @@
-"""The files that a Slurm site takes a run by. `atropos resume` begins a run, and goes on with it: so does the script, each time it
-is started."""
+"""The files of a Slurm job for a run. `atropos resume` begins or continues a run, and so does the script each time it is started."""
 
 from __future__ import annotations
 
@@ -14,12 +13,10 @@ from atropos_core.launchers import PlannedRun, SchedulerFiles, refuse_unprintabl
 from atropos_launcher_slurm.config import Resources, SlurmOptions, Workers, megabytes
 from atropos_launcher_slurm.placing import ANY_MEMORY, Node, place
 
-FOLDER = "job"  # in the run directory: the scripts, and what they print
+FOLDER = "job"  # in the run directory: the scripts and their output
 SCRIPT = f"{FOLDER}/run.sbatch"
 PLAIN = re.compile(r"[A-Za-z0-9@%+=:,./_-]*")  # of an argument that sbatch reads as it is
-WORDS = re.compile(
-    "(het|pack)(job)", re.IGNORECASE
-)  # which sbatch takes for a separator of jobs, wherever they are in a line
+WORDS = re.compile("(het|pack)(job)", re.IGNORECASE)  # sbatch takes it for a separator of jobs, anywhere in a line
 
 SIGNALS = """\
 signal="" run=""
@@ -59,7 +56,7 @@ done
 
 
 def files(options: SlurmOptions, run: PlannedRun) -> SchedulerFiles:
-    """Raises FitError for what has no room in such a job, or could not be reached."""
+    """The files. Raises FitError for roles that do not fit into such a job or could not be reached."""
     _check(options, run)
     nodes = [
         Node(f"node {n + 1}", options.node.cpus, options.node.gpus, _memory(options.node)) for n in range(options.nodes)
@@ -93,18 +90,18 @@ def _check(options: SlurmOptions, run: PlannedRun) -> None:
             section = section_of(role)
             names = ", ".join(f'"cuda:{n}"' for n in range(gpus)) or '"cpu"'
             raise FitError(
-                f"{role} takes {gpus} GPUs of its node (launcher.roles.{role}.gpus) and uses {', '.join(devices)} ({section}.devices).",
-                remedy=f"Say {section}.devices = [{names}], or launcher.roles.{role}.gpus = {on_gpus}.",
+                f"{role} takes {gpus} GPUs of its node (launcher.roles.{role}.gpus) but uses {', '.join(devices)} ({section}.devices).",
+                remedy=f"Set {section}.devices = [{names}], or launcher.roles.{role}.gpus = {on_gpus}.",
             )
     if run.has_api and not options.workers:
         raise FitError(
-            "the run file has an [api], and nobody would run its environments.",
-            remedy="Name workers, [launcher.workers.NAME], or leave [api] out.",
+            "the run file has an [api], but no workers would run its environments.",
+            remedy="Add workers, [launcher.workers.NAME], or leave [api] out.",
         )
     if options.workers and not run.has_api:
         raise FitError(
-            "launcher.workers has no effect: the run's environments are run in the run itself.",
-            remedy='Add [api] with url = "http://127.0.0.1:0": the job says where its server is.',
+            "launcher.workers has no effect: the run file has no [api], so the run itself runs its environments.",
+            remedy='Add [api] with url = "http://127.0.0.1:0": the job sets the address of its server.',
         )
 
 
@@ -142,7 +139,7 @@ def _workers(name: str, workers: Workers, options: SlurmOptions, run: PlannedRun
     if name not in run.environments:
         raise FitError(
             f"launcher.workers.{name} has no effect: the run has no such environment.",
-            remedy=f"There is: {', '.join(run.environments) or 'none'}.",
+            remedy=f"Choose one of: {', '.join(run.environments) or 'none'}.",
         )
     if "/" in name or "\\" in name:
         raise FitError(

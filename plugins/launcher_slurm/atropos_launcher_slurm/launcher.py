@@ -1,4 +1,4 @@
-"""The launcher `slurm`, inside a job: each process is a step, started by srun on a node of the job. Data goes over the run's own
+"""The launcher `slurm`, inside a job: each process is a step, started by srun on a node of the job. Data travels over the run's own
 connections."""
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from atropos_launcher_slurm.placing import ANY_MEMORY, Node, place
 ASK_DEADLINE_S = 30.0  # of scontrol and squeue
 DIAL_DEADLINE_S = 120.0  # of a process that srun has started
 CLOSE_DEADLINE_S = 10.0
-KEPT = ("SLURM_CONF", "SLURM_JOB_ID", "SLURM_JOBID")  # srun takes the others of a job for options of its own
+KEPT = ("SLURM_CONF", "SLURM_JOB_ID", "SLURM_JOBID")  # srun reads the job's other variables as its own options
 DEVICES = (
     "CUDA_VISIBLE_DEVICES",
     "ROCR_VISIBLE_DEVICES",
@@ -37,7 +37,7 @@ DEVICES = (
 
 
 class SlurmProcess(StartedProcess):
-    """A step of the job. Its srun is a child of this process, appends what it prints to its log, and ends as it does."""
+    """A step of the job. Its srun is a child of this process, appends the output to the log, and ends like the step."""
 
     def __init__(self, srun: subprocess.Popen[bytes], node: str) -> None:
         self.named = f"a step of job {os.environ['SLURM_JOB_ID']} on {node}"
@@ -59,7 +59,7 @@ class SlurmProcess(StartedProcess):
         return how_ended(128 - code if 128 < code < 128 + signal.NSIG else code)
 
     def terminate(self) -> None:
-        """By scancel: what srun itself does at SIGTERM is to kill."""
+        """End it by scancel, because srun kills at SIGTERM."""
         if self.step and self.ended() is None:
             subprocess.Popen(
                 ["scancel", "--signal=TERM", self.step], stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL
@@ -72,7 +72,7 @@ class SlurmProcess(StartedProcess):
 
 
 class SlurmLauncher(Launcher):
-    """In a job that is there; asks for none, and ends none."""
+    """Runs in an existing job; requests none, and ends none."""
 
     def __init__(self, options: SlurmOptions, directory: Path) -> None:
         self._options = options
@@ -86,10 +86,10 @@ class SlurmLauncher(Launcher):
         if "SLURM_JOB_ID" not in os.environ:
             script = self._directory / SCRIPT
             raise FitError(
-                "launcher 'slurm' starts processes inside a job, and this is none.",
+                "launcher 'slurm' starts processes inside a job, but this process is not in one.",
                 remedy=f"sbatch {console.quoted(script)}"
                 if script.is_file()
-                else "`atropos run` with it writes what sbatch takes; or type this inside salloc.",
+                else "Use `atropos run` with it to write the files for sbatch, or type this inside salloc.",
             )
         for program in ("srun", "scontrol", "squeue", "scancel"):
             if shutil.which(program) is None:
@@ -100,7 +100,7 @@ class SlurmLauncher(Launcher):
         except OSError as error:
             raise FitError(
                 f"launcher 'slurm' cannot listen at {host}: {error}.",
-                remedy="Set launcher.host to an address of the node that `atropos` runs on, which the job's other nodes reach.",
+                remedy="Set launcher.host to an address of this node that the job's other nodes can reach.",
             ) from error
 
     async def _own_address(self) -> str:
@@ -124,7 +124,7 @@ class SlurmLauncher(Launcher):
     async def _nodes(self) -> list[Node]:
         names = (await _output_of("scontrol", "show", "hostnames", os.environ["SLURM_JOB_NODELIST"])).split()
         cpus = each(os.environ["SLURM_JOB_CPUS_PER_NODE"])
-        gpus = int(os.environ.get("SLURM_GPUS_ON_NODE", 0))  # of this node; those of a job are alike in it
+        gpus = int(os.environ.get("SLURM_GPUS_ON_NODE", 0))  # of this node; all nodes of a job have the same number
         memory = float(os.environ.get("SLURM_MEM_PER_NODE", 0)) / 1000 or ANY_MEMORY
         return [Node(name, count, gpus, memory) for name, count in zip(names, cpus, strict=True)]
 
@@ -134,7 +134,7 @@ class SlurmLauncher(Launcher):
         await self._require_shared_directory(len(nodes))
 
     async def _require_shared_directory(self, nodes: int) -> None:
-        """Raises RunDirectoryError where a node of the job has not the run directory."""
+        """Raises RunDirectoryError if a node of the job does not have the run directory."""
         process = await asyncio.create_subprocess_exec(
             "srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--overlap", "--mem=0", "--gpus=0", "--input=none",
             "bash", "-c", '[ -d "$1" ] || { echo "$SLURMD_NODENAME"; }', "bash", str(self._directory),
@@ -153,7 +153,7 @@ class SlurmLauncher(Launcher):
         if missing := sorted(out.decode().split()):
             raise RunDirectoryError(
                 f"the run directory {self._directory} is not on {', '.join(missing)}, of this job.",
-                remedy="Name one on a file system that all nodes share: --dir.",
+                remedy="Choose one on a file system that all nodes share: --dir.",
             )
 
     async def start(self, role: str, program: str, environment: Mapping[str, str], log: Path) -> StartedProcess:
@@ -191,7 +191,7 @@ class SlurmLauncher(Launcher):
     async def _connection(
         self, role: str, process: SlurmProcess, dialled: asyncio.Future[socket.socket], log: Path
     ) -> socket.socket:
-        """Once it has dialled. Raises ProcessDied where it ended before, DeadlineExceeded."""
+        """Wait until it has dialled. Raises ProcessDied if it ended before, DeadlineExceeded."""
         deadline_s = self._options.room_deadline_s + DIAL_DEADLINE_S
         until = time.monotonic() + deadline_s
         while True:
@@ -232,7 +232,7 @@ def _environment() -> dict[str, str]:
 
 
 def each(counts: str) -> list[int]:
-    """Of Slurm's short form: "4(x2),1" is 4, 4 and 1."""
+    """Expand Slurm's short form: "4(x2),1" is 4, 4 and 1."""
     found = []
     for part in counts.split(","):
         count, _, times = part.partition("(x")
@@ -241,7 +241,7 @@ def each(counts: str) -> list[int]:
 
 
 async def _output_of(*command: str) -> str:
-    """What a program of Slurm's prints. Raises FitError."""
+    """The output of a Slurm program. Raises FitError."""
     process = await asyncio.create_subprocess_exec(
         *command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )

@@ -1,4 +1,4 @@
-"""Which node of a job each process is on: found before anything starts, so that what has no room is refused and nothing waits for ever."""
+"""Place each process on a node of the job before anything starts, so that a process without room is refused instead of waiting for ever."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ANY_MEMORY = float("inf")  # of a node whose memory is not known
 
 
 class Node:
-    """What is left of one."""
+    """The resources left on one node."""
 
     def __init__(self, name: str, cpus: float, gpus: float, memory_gb: float) -> None:
         self.name = name
@@ -32,12 +32,12 @@ class Node:
 
 
 def place(options: SlurmOptions, roles: Sequence[str], nodes: Sequence[Node]) -> Mapping[str, str]:
-    """The name of a node for each role, largest first, each on the first node with room. The loop's own part of the first node is taken
-    before. Raises FitError, by the name of the role that has none."""
+    """The name of a node for each role, largest first, each on the first node with room. The loop's part of the first node is taken
+    first. Raises FitError with the name of a role that has no room."""
     if unknown := sorted(set(options.roles) - set(roles)):
         raise FitError(
             f"launcher.roles.{unknown[0]} has no effect: there is no such role.",
-            remedy=f"There is: {', '.join(roles)}.",
+            remedy=f"Choose one of: {', '.join(roles)}.",
         )
     if not nodes[0].holds(options.loop):
         raise FitError(
@@ -51,7 +51,7 @@ def place(options: SlurmOptions, roles: Sequence[str], nodes: Sequence[Node]) ->
         node = next((one for one in nodes if one.holds(wanted[role])), None)
         if node is None:
             raise FitError(
-                f"no node of the job has room for {role} ({wanted[role].says()}) beside the others: "
+                f"no node of the job has room for {role} ({wanted[role].says()}) next to the others: "
                 f"{'; '.join(one.says() for one in nodes)}.",
                 remedy=f"Lower launcher.roles.{role}, or raise launcher.nodes or launcher.node.",
             )

@@ -1,4 +1,4 @@
-"""What this package offers: the launcher `slurm`."""
+"""The provider of the launcher `slurm`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def build(options: SlurmOptions, context: RunContext) -> Launcher:
 
 
 def render(options: SlurmOptions, run: PlannedRun) -> SchedulerFiles | None:
-    """None inside a job, where processes are started at once."""
+    """Return None inside a job, where processes are started at once."""
     import os
 
     from atropos_launcher_slurm.batch import files

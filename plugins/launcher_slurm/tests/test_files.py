@@ -60,7 +60,7 @@ def test_devices_that_a_role_does_not_get_are_refused(
 
 def test_workers_need_an_api_and_an_environment_of_the_run() -> None:
     run = PlannedRun(Path("/shared/run"), "", CPU, ["gsm8k"], has_api=True)
-    with pytest.raises(FitError, match="nobody would run its environments"):
+    with pytest.raises(FitError, match="no workers would run its environments"):
         made(run)
     with pytest.raises(FitError, match="no such environment"):
         made(run, workers={"other": {}})
