@@ -17,7 +17,7 @@ class OrderedCurriculum(Curriculum):
     """Draw number i is the same in every run with one seed, whenever and in whichever process it is requested.
 
     A draw that was handed out but not settled, because the run died, is handed out again first. If nothing runs its environment at
-    that time, it waits until something does.
+    that time, or the environment has fewer tasks, it waits until something does.
     """
 
     def __init__(self, seed: int, *, shuffled: bool) -> None:
@@ -36,12 +36,15 @@ class OrderedCurriculum(Curriculum):
         self._orders.clear()  # a source may have another size than before
 
     def draw(self, n: int) -> list[Draw]:
-        again = [draw for draw in self._again if draw.environment in self._sources][:n]
+        again = [draw for draw in self._again if self._is_there(draw)][:n]
         for draw in again:
             self._again.remove(draw)
         drawn = again + [self._new() for _ in range(n - len(again))]
         self._open |= {draw.id: draw for draw in drawn}
         return drawn
+
+    def _is_there(self, draw: Draw) -> bool:
+        return draw.environment in self._sources and draw.index < self._sources[draw.environment].size
 
     def settle(self, draw: Draw, outcome: Outcome, group: ScoredGroup | None) -> None:
         del self._open[draw.id]

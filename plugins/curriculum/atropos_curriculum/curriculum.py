@@ -29,8 +29,8 @@ SLOW = 0.2  # of the slow average, where the curriculum does not look at it
 
 class AdaptiveCurriculum(Curriculum):
     """Between two settled draws, draw number i is the same however many are requested at once. A draw that was handed out
-    and never settled (the run died meanwhile) is handed out again first, or, where nothing runs its environment now,
-    once something does."""
+    and never settled (the run died meanwhile) is handed out again first. If nothing runs its environment now, or the
+    environment has fewer tasks, it waits until something does."""
 
     def __init__(self, seed: int, options: CurriculumOptions, strategy: Strategy) -> None:
         self._seed, self._options, self._strategy = seed, options, strategy
@@ -61,7 +61,8 @@ class AdaptiveCurriculum(Curriculum):
     def draw(self, n: int) -> list[Draw]:
         if not n:
             return []
-        again = [one for one in self._again if one[0].environment in self._sources][:n]
+        there = {name: source.size for name, source in self._sources.items()}
+        again = [one for one in self._again if one[0].index < there.get(one[0].environment, 0)][:n]
         for draw, _ in again:
             self._busy[draw.environment, draw.index] += 1
         taken = {draw.id for draw, _ in again}

@@ -329,3 +329,15 @@ def test_success_is_what_the_environment_calls_correct_or_else_the_scaled_reward
 def test_options_that_make_no_sense_are_refused_in_a_sentence(options, message):
     with pytest.raises(ValueError, match=message):
         config.WindowOptions.model_validate(options)
+
+
+@each
+def test_draws_of_tasks_that_are_gone_wait_until_the_tasks_are_back(name):
+    before = made(name, sources={"a": TaskSource(50, 1.0)})
+    drawn = before.draw(30)
+    fewer = made(name, sources={"a": TaskSource(5, 1.0)})
+    fewer.load(before.state())
+    assert all(draw.index < 5 for draw in fewer.draw(30))
+    back = made(name, sources={"a": TaskSource(50, 1.0)})
+    back.load(fewer.state())
+    assert {draw.id for draw in back.draw(60)} >= {draw.id for draw in drawn}

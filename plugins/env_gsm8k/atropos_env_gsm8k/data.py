@@ -15,6 +15,8 @@ from atropos_env_kit.numbered_tasks import NumberedTasks
 
 OTHERS = 'The other sources are source = "path" (JSONL files) and source = "generated" (no data needed).'
 
+LISTED = 20  # problems that a refusal names
+
 
 def load(options: Gsm8kOptions, split: Split) -> Sequence[Task]:
     """The tasks of a split. Raises DataError. The first load from the hub may take minutes."""
@@ -25,7 +27,24 @@ def load(options: Gsm8kOptions, split: Split) -> Sequence[Task]:
         rows = _read(options.path / f"{split}.jsonl")
     else:
         rows = _fetch(options, split)
-    tasks = [as_task(row, f"{split}-{number}", options.instruction) for number, row in enumerate(rows)]
+    tasks, wrong = [], []
+    for number, row in enumerate(rows):
+        try:
+            tasks.append(as_task(row, f"{split}-{number}", options.instruction))
+        except DataError as error:
+            wrong.append(f"  {Exception.__str__(error).removeprefix('gsm8k: ')}")
+    if wrong:
+        more = [f"  and {len(wrong) - LISTED:,} more"] if len(wrong) > LISTED else []
+        raise DataError(
+            "\n".join(
+                [
+                    f"gsm8k: {len(wrong):,} of {len(tasks) + len(wrong):,} problems of the {split} split cannot be read",
+                    *wrong[:LISTED],
+                    *more,
+                ]
+            ),
+            remedy="Correct these rows or leave them out; each needs a question and an answer that ends in `#### number`.",
+        )
     if not tasks:
         raise DataError(f"gsm8k: the {split} split of {options.path or options.dataset} is empty.")
     return tasks

@@ -132,6 +132,17 @@ def test_a_malformed_file_is_named_with_its_line(tmp_path, line, message):
         Gsm8k(Gsm8kOptions(source="path", path=str(tmp_path))).tasks("train")
 
 
+def test_every_row_that_cannot_be_read_is_listed_up_to_twenty(tmp_path):
+    good, bad = '{"question": "q", "answer": "#### 1"}', '{"question": "q", "answer": "no number"}'
+    (tmp_path / "train.jsonl").write_text("\n".join([good, *[bad] * 22, '{"question": "q"}', good]) + "\n")
+    with pytest.raises(DataError) as raised:
+        Gsm8k(Gsm8kOptions(source="path", path=str(tmp_path))).tasks("train")
+    lines = str(raised.value).splitlines()
+    assert lines[0] == "gsm8k: 23 of 25 problems of the train split cannot be read"
+    assert lines[1].startswith("  the answer of problem train-1 does not end in") and "train-20" in lines[20]
+    assert lines[21] == "  and 3 more" and "#### number" in raised.value.remedy
+
+
 def test_the_hub_source_loads_a_data_set_with_the_datasets_library(tmp_path):
     pytest.importorskip("datasets", reason="the extra [hub] is not installed")
     (tmp_path / "README.md").write_text(

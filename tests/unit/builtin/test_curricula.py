@@ -161,3 +161,12 @@ def test_an_environment_may_come_back_with_more_tasks():
     one.draw(2)
     one.open({"a": TaskSource(9, 1.0)})
     assert len({draw.index for draw in one.draw(7)}) == 7
+
+
+def test_draws_of_tasks_that_are_gone_wait_until_the_tasks_are_back():
+    before = curriculum(shuffled=False, a=(5, 1.0))
+    before.draw(5)
+    fewer = resumed(before.state(), shuffled=False, a=(3, 1.0))
+    assert [draw.index for draw in fewer.draw(4)] == [0, 1, 2, 2], "an epoch is of three tasks now"
+    back = resumed(fewer.state(), shuffled=False, a=(5, 1.0))
+    assert {draw.id for draw in back.draw(6)} == set(range(6))
