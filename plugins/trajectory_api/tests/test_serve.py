@@ -21,9 +21,10 @@ import httpx
 import pytest
 
 from atropos_core.codec import encode_bytes
-from atropos_core.errors import ApiError
+from atropos_core.errors import ApiError, ConfigError
 from atropos_trajectory_api.legacy.batches import WATCHED_BYTES
 from atropos_trajectory_api.legacy.retries import SLOT_S
+from atropos_trajectory_api.server.serving import bind
 from atropos_trajectory_client.client import Api, SessionSpec, TrainerSession, Worker, WorkerSpec
 from plugins.trajectory_api.tests.running import ENVIRONMENT, REGISTER, group, tags
 from plugins.trajectory_api.tests.sent_groups import SAMPLING, drawn, group_of
@@ -474,3 +475,8 @@ def test_a_server_that_ends_answers_who_waits_for_room_or_for_the_rest_of_a_body
     assert server.process.wait(20) == 0 and time.monotonic() - began < 8
     assert "Traceback" not in server.text and "Exception" not in server.text, server.text
     assert len(server.text.splitlines()) < 10, server.text
+
+
+def test_an_address_of_another_machine_is_refused_with_the_option_that_sets_it():
+    with pytest.raises(ConfigError, match=r"port 0 on 192\.0\.2\.1 cannot be had(.|\n)*of this machine with --host"):
+        bind("192.0.2.1", 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import gc
 import json
 import signal
@@ -111,9 +112,12 @@ def bind(host: str, port: int) -> socket.socket:
         made.listen(1)  # else a second server could bind the same address and fail only later
     except OSError as error:
         made.close()
+        is_taken = error.errno == errno.EADDRINUSE
         raise ConfigError(
             f"port {port} on {host} cannot be had: {error.strerror}.",
-            remedy="Another process may listen there (ss -ltnp shows which); end it yourself, or choose --port.",
+            remedy="Another process may listen there (ss -ltnp shows which); end it yourself, or choose --port."
+            if is_taken
+            else "Give an address of this machine with --host, and with --port one that you may use: 1024 or more.",
         ) from error
     made.setblocking(False)
     return made
