@@ -679,7 +679,7 @@ def test_a_page_without_the_token_says_what_to_do(sound: Path, chromium: Any):
         page = context.new_page()
         page.goto(url.split("#")[0])
         page.wait_for_selector(".problem")
-        assert "wants the token of its address" in page.locator(".problem").inner_text()
+        assert "needs the token of its address" in page.locator(".problem").inner_text()
         context.close()
 
 

@@ -145,7 +145,9 @@ async def test_no_more_episodes_at_once_than_the_server_holds(server, capsys):
     assert environment.at_once == 3
     assert "holds 3 sessions: 3 episodes at once" in "".join(capsys.readouterr())
     other = made(server("number", 3).url)
-    with pytest.raises(ConfigError, match="(?s)holds 3 sessions, and others have them all.*max_concurrent_envs"):
+    with pytest.raises(
+        ConfigError, match="(?s)holds 3 sessions, and other clients use all of them.*max_concurrent_envs"
+    ):
         await other.open()
     found = await asyncio.gather(*(rollout(environment, "0", "1", "2", "3", index=at % 20) for at in range(12)))
     assert len(found) == 12
@@ -235,7 +237,7 @@ async def test_tools_of_a_server_are_called_and_answered(server):
 
 async def test_tools_that_a_server_does_not_have_are_named(server):
     environment = made(server("number", 8).url, tools=True, shown=None)
-    with pytest.raises(ConfigError, match="(?s)it has no tools.*give field"):
+    with pytest.raises(ConfigError, match="(?s)it does not have tools.*give field"):
         await environment.open()
 
 
@@ -260,4 +262,4 @@ async def test_a_server_that_does_not_follow_the_seed_is_named(server, capsys):
     environment = made(server("unseeded", 8).url)
     await environment.open()
     await environment.close()
-    assert "begins otherwise with the same seed" in "".join(capsys.readouterr())
+    assert "ignores the seed of a reset" in "".join(capsys.readouterr())

@@ -1,4 +1,4 @@
-"""What this package offers: five curricula."""
+"""Register five curricula."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An environment written for atroposlib, as a run sees it. Its code runs in a process of its own, which asks here for samples."""
+"""An environment written for atroposlib, as a run sees it. Its code runs in a separate process, which asks this one for samples."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from atropos_env_atroposlib.options import AtroposlibOptions
 from atropos_env_kit.numbered_tasks import NumberedTasks
 
 EVALUATION = "evaluation"
-COLLECT_DEADLINE_S = 24 * 3600.0  # the run's own deadline of a rollout comes first
+COLLECT_DEADLINE_S = 24 * 3600.0  # the run's own deadline of a rollout is shorter
 NUMBERS = (
     EVALUATION,
     "accuracy",
@@ -32,12 +32,12 @@ NUMBERS = (
     "correct",
     "score",
     "reward",
-)  # what names an evaluation's one number
+)  # names that the one number of an evaluation may have
 
 
 @dataclass
 class Collected:
-    """One call of the environment's code: whom it samples from, and all that was sampled."""
+    """One call of the environment's code: the policy that it samples from, and everything that was sampled."""
 
     policy: Policy
     seed: int
@@ -46,7 +46,7 @@ class Collected:
 
 
 def _named(metric: str) -> str:
-    """As it logged it, but for what is a name of the run's own metrics."""
+    """The metric's name as the environment logged it, changed if the run has a metric of that name."""
     try:
         check_metric_name(metric)
     except DataError:
@@ -62,11 +62,11 @@ class AtroposlibEnvironment(Environment):
     repeats = False
 
     def __init__(self, options: AtroposlibOptions, context: RunContext) -> None:
-        """Raises ConfigError where the run promises what a stream of items cannot keep."""
+        """Raises ConfigError if the run promises something that a stream of items cannot keep."""
         if context.deterministic:
             raise ConfigError(
-                "deterministic cannot hold with an environment of atroposlib: its items are a stream, and what it does between "
-                "samples is its own.",
+                "a run with an environment of atroposlib cannot be deterministic: its items are a stream, and its code decides "
+                "what happens between samples.",
                 remedy="Leave --deterministic out.",
             )
         self._options = options
@@ -75,10 +75,10 @@ class AtroposlibEnvironment(Environment):
         self._starting = asyncio.Lock()
         self._calls: dict[int, Collected] = {}
         self._numbers = 0
-        self._surplus: list[list[Episode | Failed]] = []  # groups beyond the one that was drawn for
+        self._surplus: list[list[Episode | Failed]] = []  # groups beyond the requested one
         self._step = 0
         self._state: dict[str, Any] | None = None
-        self._loaded = True  # what a resumed run had, by the process
+        self._loaded = True  # False until the process has loaded a resumed run's state
         self._says: dict[str, Any] = {}
         self._metrics: Metrics = {}
         self._warned: set[str] = set()
@@ -88,7 +88,7 @@ class AtroposlibEnvironment(Environment):
     # -- what a run calls
 
     def tasks(self, split: Split) -> Sequence[Task]:
-        """Of "train" numbers, of "test" its evaluate() as one task."""
+        """The tasks of "train" are numbers. "test" is its evaluate() as one task."""
         if split == "train":
             return NumberedTasks(self._options.items, item)
         return [Task(EVALUATION, ({"role": "user", "content": "the environment's own evaluate()"},))][
@@ -99,13 +99,13 @@ class AtroposlibEnvironment(Environment):
         return f"{Path(self._options.file).name}, items as they come"
 
     async def open(self) -> None:
-        """Start its process, and load its data there."""
+        """Start the process and load the environment's data there."""
         await self._running()
 
     async def rollout_group(
         self, task: Task, policy: Policy, n: int, *, seeds: Sequence[int]
     ) -> Sequence[Episode | Failed | BaseException]:
-        """The next group that the environment has: one of what it gave before, or of its next item."""
+        """The environment's next group: one that it gave earlier, or one of its next item."""
         if task.id == EVALUATION:
             return [await self._evaluate(policy, seeds[0])] * n
         if self._surplus:
@@ -125,16 +125,16 @@ class AtroposlibEnvironment(Environment):
         return self._filled(parts[0], n)
 
     def metrics(self) -> Metrics:
-        """What it logged since the last step, and how its sequences were found again."""
+        """Values that the environment logged since the last step, and how its sequences were matched."""
         found, self._metrics = self._metrics, {}
         return found | {f"sequences_{name}": float(count) for name, count in vars(self._matcher.counts).items()}
 
     def state(self) -> Mapping[str, Any]:
-        """What its save_checkpoint() wrote with its last group."""
+        """The data that its save_checkpoint() wrote with its last group."""
         return {"step": self._step, "data": self._state}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Its process takes it up with its next call."""
+        """Keep the state, which the process loads at its next call."""
         self._step, self._state = int(state["step"]), state["data"]
         self._loaded = False
 
@@ -191,7 +191,7 @@ class AtroposlibEnvironment(Environment):
         return child
 
     async def _request(self, method: str, *arguments: Any) -> dict[str, Any]:
-        """Of its process. Its end is the end of this rollout alone, also while it is being started: the next call starts it again."""
+        """Call the process. If it ends, also while it starts, only this rollout fails: the next call starts it again."""
         try:
             child = await self._running()
             answer: dict[str, Any] = json.loads(
@@ -203,7 +203,7 @@ class AtroposlibEnvironment(Environment):
         self._state = answer["state"]
         for url in answer["clients"]:
             self._warn_once(
-                f"{Path(self._options.file).name} opened a client of its own for {url}: the policy answers it."
+                f"{Path(self._options.file).name} opened an OpenAI client for {url}: the policy answers it."
             )
         return answer
 
@@ -229,7 +229,7 @@ class AtroposlibEnvironment(Environment):
         return made
 
     def _sampling(self, policy: Policy, settings: Mapping[str, Any]) -> Sampling:
-        """The run's own where the environment leaves it open; never more tokens than a run's reply may have."""
+        """The file's settings, or the run's own for those that it leaves open. Never more tokens than the run allows a reply."""
         usual = policy.sampling
         most = min(int(settings.get("max_tokens", usual.max_tokens)), usual.max_tokens)
         return replace(
@@ -241,7 +241,7 @@ class AtroposlibEnvironment(Environment):
         )
 
     async def _cut(self, completion: Completion, stops: Sequence[str]) -> Completion:
-        """Behind the first token that completes a stop text."""
+        """Cut the completion after the first token that completes a stop text."""
 
         async def text(tokens: Tokens) -> str:
             return self._tokenizer.decode(tokens, keep_special=True)
@@ -252,7 +252,7 @@ class AtroposlibEnvironment(Environment):
         columns = {name: getattr(completion, name)[:size] for name in ("tokens", "logprobs", "policy_version")}
         return replace(completion, **columns, finish="stop")
 
-    # -- what comes of it
+    # -- results
 
     async def _evaluate(self, policy: Policy, seed: int) -> Episode | Failed:
         number, call = self._call(policy, seed)
@@ -273,8 +273,8 @@ class AtroposlibEnvironment(Environment):
     def _say_unmatched(self) -> None:
         if self._matcher.counts.without_logprobs:
             self._warn_once(
-                f"{Path(self._options.file).name} gives sequences that nobody sampled so, by ids or by text: they are trained without "
-                "logprobs, as if sampled from the present policy. The metric sequences_without_logprobs counts them."
+                f"{Path(self._options.file).name} gives sequences that match nothing that was sampled, by ids or by text: they are "
+                "trained without logprobs, as if sampled from the present policy. The metric sequences_without_logprobs counts them."
             )
 
     def _warn_once(self, text: str) -> None:

@@ -1,4 +1,4 @@
-"""The environment's own process: `python -m atropos_env_atroposlib.host DESCRIPTOR ROLE`, started by `AtroposlibEnvironment` alone."""
+"""The environment's process: `python -m atropos_env_atroposlib.host DESCRIPTOR ROLE`. Only `AtroposlibEnvironment` starts it."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from atropos_core.storage.atomic import append_lines
 from atropos_core.types import Completion
 from atropos_env_kit.local_datasets import serve_datasets
 
-SAMPLE_DEADLINE_S = 3600.0  # the rollout's own deadline comes first
+SAMPLE_DEADLINE_S = 3600.0  # the rollout's own deadline is shorter
 KEPT = ("tokens", "masks", "scores", "advantages", "ref_logprobs", "messages", "overrides", "group_overrides")
 
 
 class EnvironmentHost(Host):
-    """One environment, and its stream of items."""
+    """One environment and its stream of items."""
 
     def __init__(self) -> None:
         super().__init__()
         self._environment: Any = None
-        self._sends = False  # it collects nothing, and sends groups by itself as a step begins
+        self._sends = False  # True if it collects nothing and sends groups when a step begins
         self._items: dict[int, Any] = {}  # of draws that have no group yet, by their task's number
-        self._taking = asyncio.Lock()  # of items, one by one: the stream is a stateful one
+        self._taking = asyncio.Lock()  # items are taken one at a time, since the stream has state
 
     async def build(self, wanted: dict[str, Any]) -> None:
         """`wanted`: place, config, datasets, policy_urls, model, today, tables. Raises ConfigError, PluginError."""
@@ -58,7 +58,7 @@ class EnvironmentHost(Host):
             self.peer.handlers[call.__name__] = call
 
     async def open_environment(self) -> dict[str, Any]:
-        """Make it and load its data. Says what it is. Raises ConfigError for a package that it lacks."""
+        """Create the environment and load its data. Returns a description. Raises ConfigError for a missing package."""
         from atropos_env_atroposlib.loading import missing
         from atropos_env_atroposlib.standins.base import BaseEnv
 
@@ -79,7 +79,7 @@ class EnvironmentHost(Host):
         }
 
     async def load(self, step: int, data: dict[str, Any] | None) -> None:
-        """Take up what its save_checkpoint() said."""
+        """Load what its save_checkpoint() wrote."""
         environment = self._environment
         environment.saved_data = data
         environment.curr_step = step
@@ -88,7 +88,7 @@ class EnvironmentHost(Host):
             environment.load_checkpoint()
 
     async def collect(self, number: int, index: int, n: int, step: int, tries: int) -> str:
-        """Groups of the next item as JSON, with what was logged; the item of `index` again where that has had no group."""
+        """Groups of the next item as JSON, with what was logged. If the draw of `index` has no group yet, its item is used again."""
         environment = self._environment
         await self._at_step(step)
         environment.config.group_size = n
@@ -102,7 +102,7 @@ class EnvironmentHost(Host):
                 except Exception:
                     if attempt == tries:
                         raise
-                    traceback.print_exc()  # into the log; atroposlib's loop goes on with another item as well
+                    traceback.print_exc()  # into the log; atroposlib's loop also continues with another item
                 if groups:
                     break
         item = self._items.pop(index, None)
@@ -111,21 +111,23 @@ class EnvironmentHost(Host):
         return _json({"groups": [_plain_group(group) for group in groups], **self._said()})
 
     async def _groups_of(self, item: Any) -> list[dict[str, Any]]:
-        """That are there: none, one or several."""
+        """The groups of an item: none, one or several."""
         environment = self._environment
         if self._sends:
             return await self._sent()
         found, backlog = _pair(await environment.collect_trajectories(item))
         environment.backlog.extend(backlog)
         if isinstance(found, list) and found and not any(one is None or isinstance(one, Mapping) for one in found):
-            found = await environment.score(found)  # as atroposlib did once: trajectories, and no group yet
+            found = await environment.score(
+                found
+            )  # an older atroposlib did so for trajectories that are not a group yet
         found, backlog = _pair(await environment.postprocess_histories(found))
         environment.backlog.extend(backlog)
         sent, environment.sent = environment.sent, []
         return [one for one in (*(found if isinstance(found, list) else [found]), *sent) if _has_tokens(one)]
 
     async def _sent(self) -> list[dict[str, Any]]:
-        """What it sends as a step begins: single sequences in one group."""
+        """The groups that the file sends when a step begins: single sequences form one group."""
         environment = self._environment
         async with self._taking:
             environment.curr_step = environment.status_dict["current_step"] - 1
@@ -135,7 +137,7 @@ class EnvironmentHost(Host):
         return [_joined(groups)] if groups and all(len(one["tokens"]) == 1 for one in groups) else groups
 
     async def evaluate(self, number: int, step: int) -> str:
-        """What its evaluate() logged, as JSON."""
+        """Run its evaluate() and return what it logged, as JSON."""
         environment = self._environment
         await self._at_step(step)
         with _Collecting(self._link, number):
@@ -154,7 +156,7 @@ class EnvironmentHost(Host):
         self.ended.set()
 
     async def _next_item(self) -> Any:
-        """None where it draws its own."""
+        """The next item; None if the file draws its own."""
         if self._sends:
             return None
         async with self._taking:
@@ -166,17 +168,17 @@ class EnvironmentHost(Host):
         return item
 
     async def _at_step(self, step: int) -> None:
-        """The trainer has come to another step: what atroposlib's loop does there."""
+        """Do what atroposlib's loop does when the trainer has reached another step."""
         environment = self._environment
         if step != environment.curr_step:
             environment.status_dict = {"current_step": step, "queue_size": 0}
-            if self._sends:  # which it does when a group is drawn
+            if self._sends:  # env_step_checks() then runs when a group is drawn
                 environment.curr_step = step
             else:
                 await environment.env_step_checks()
 
     def _said(self) -> dict[str, Any]:
-        """Numbers for the run's metrics, and where its stream is; tables go to a file."""
+        """Numbers for the run's metrics, and the position in the stream. Tables go to a file."""
         environment = self._environment
         environment.save_checkpoint(environment.curr_step)
         logged, environment.logged = environment.logged, {}
@@ -203,7 +205,7 @@ class EnvironmentHost(Host):
 
 
 class _Collecting:
-    """Inside, what is sampled belongs to this number."""
+    """A context in which everything that is sampled belongs to this number."""
 
     def __init__(self, link: Any, number: int) -> None:
         from atropos_env_atroposlib.standins.link import Collecting
@@ -224,7 +226,7 @@ class _Collecting:
 
 
 def _pair(given: Any) -> tuple[Any, list[Any]]:
-    """A group with a backlog, or without one. (A list of groups is no pair.)"""
+    """A group and its backlog, which may be missing. (A list of groups is not a pair.)"""
     if isinstance(given, tuple) and len(given) == 2:
         return given[0], list(given[1] or ())
     return given, []
@@ -234,12 +236,12 @@ def _has_tokens(group: Any) -> bool:
     if group is None:
         return False
     if not isinstance(group, Mapping):
-        raise ConfigError(f"collect_trajectories() gave {group!r:.80} where a group is a dict")
+        raise ConfigError(f"collect_trajectories() gave {group!r:.80}, but a group must be a dict")
     return bool(group.get("tokens"))
 
 
 def _joined(groups: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Of groups of one sequence, with what the first says of the whole."""
+    """Join groups of one sequence each. What applies to a whole group is taken from the first."""
     every = {name for one in groups for name in one}
     lists = {
         name: [value for one in groups for value in one[name]]
@@ -250,9 +252,9 @@ def _joined(groups: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _plain_group(group: Mapping[str, Any]) -> dict[str, Any]:
-    """Raises DataError for a group with images, which nothing here could train on."""
+    """The fields that the run reads. Raises DataError for a group with images, which cannot be trained."""
     if any(one is not None and one != [] for one in group.get("images") or ()):
-        raise DataError("this environment's groups have images, and a policy here samples and trains text alone.")
+        raise DataError("this environment's groups have images, and a policy here samples and trains only text.")
     return {name: group[name] for name in KEPT if group.get(name) is not None}
 
 

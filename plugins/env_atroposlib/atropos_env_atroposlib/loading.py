@@ -1,4 +1,4 @@
-"""An environment's file: its module, its class, its configuration."""
+"""Load an environment's file: its module, its class, its configuration."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ from atropos_core.errors import ConfigError, PluginError
 
 
 def load_class(reference: str) -> Any:
-    """Of `path.py` or `path.py:Class`. Raises ConfigError for a file or class that is not there, or a package that it lacks;
-    PluginError for what importing it raises."""
+    """The class of `path.py` or `path.py:Class`. Raises ConfigError if the file, the class or a package is missing, PluginError
+    if importing it raises."""
     path, _, name = reference.rpartition(":") if not reference.endswith(".py") else (reference, "", "")
     file = Path(path)
     if not file.is_file():
-        raise ConfigError(f"there is no file {file}.", remedy="Name the environment's file: --env atroposlib:path.py")
+        raise ConfigError(
+            f"file {file} does not exist.", remedy="Name the environment's file: --env atroposlib:path.py"
+        )
     module = _import(file)
     if name:
         found: Any = getattr(module, name, None)
@@ -34,13 +36,13 @@ def load_class(reference: str) -> Any:
     if len(leaves) != 1:
         names = ", ".join(sorted(one.__name__ for one in leaves)) or "none"
         raise ConfigError(
-            f"{file} has {len(leaves)} environments ({names}), and one is run.", remedy=f"Say which: {file}:Class"
+            f"{file} has {len(leaves)} environments ({names}), but one is run.", remedy=f"Say which: {file}:Class"
         )
     return leaves[0]
 
 
 def configured(cls: Any, changes: Mapping[str, Any]) -> tuple[Any, Any]:
-    """What its config_init says, with `changes` over its own fields: its configuration, and its servers'. Raises ConfigError."""
+    """Its configuration, with `changes` over config_init's own values, and its servers' configuration. Raises ConfigError."""
     try:
         config, servers = cls.config_init()
     except (Exception, SystemExit) as error:
@@ -50,7 +52,7 @@ def configured(cls: Any, changes: Mapping[str, Any]) -> tuple[Any, Any]:
     kind = _own_config(cls, type(config))
     if unknown := sorted(changes.keys() - kind.model_fields.keys()):
         raise ConfigError(
-            f"config.{unknown[0]} is no field of {kind.__name__}.",
+            f"config.{unknown[0]} is not a field of {kind.__name__}.",
             remedy=f"It has: {', '.join(sorted(kind.model_fields))}",
         )
     try:
@@ -62,16 +64,16 @@ def configured(cls: Any, changes: Mapping[str, Any]) -> tuple[Any, Any]:
 
 
 def _own_config(cls: Any, given: Any) -> Any:
-    """The class of its configuration: what config_init gave, or what derives from that and stands in __init__ alone."""
+    """The class of its configuration: that of config_init, or a subclass that only __init__ names."""
     try:
         said = get_type_hints(cls.__init__).get("config")
-    except NameError:  # of another annotation
+    except NameError:  # from another annotation
         return given
     return said if inspect.isclass(said) and issubclass(said, given) else given
 
 
 def missing(who: str, error: ModuleNotFoundError) -> ConfigError | PluginError:
-    """What to say of a module that a file imports: its package is not installed, or is another version of it."""
+    """The error for a module that a file imports: its package is not installed, or is installed in another version."""
     name = error.name or ""
     top = name.partition(".")[0]
     if top in ("", "atroposlib"):
@@ -91,14 +93,14 @@ def _is_environment(value: Any) -> bool:
 
 
 def _import(file: Path) -> ModuleType:
-    """By its own name, with its folder on the path; as a part of the packages around it where it says `from .`."""
+    """Import the file by its name, with its folder on the path. If it says `from .`, import it as part of the packages around it."""
     top, name = file.resolve().parent, file.stem
     if re.search(r"^\s*from \.", file.read_text(errors="replace"), re.MULTILINE):
         name, top = f"{top.name}.{name}", top.parent
         while (top / "__init__.py").is_file():
             name, top = f"{top.name}.{name}", top.parent
         folder = file.resolve().parent
-        if not (folder / "__init__.py").is_file():  # a package without one, whose name a module in it may have too
+        if not (folder / "__init__.py").is_file():  # a package without one; a module inside may have the same name
             package = sys.modules[folder.name] = ModuleType(folder.name)
             package.__path__ = [str(folder)]
     around = [

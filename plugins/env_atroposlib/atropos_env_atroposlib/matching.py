@@ -1,8 +1,8 @@
-"""From what an environment calls a group to episodes: which of its tokens were sampled, with which logprobs.
+"""Turn an environment's group into episodes: find which of its tokens were sampled, and with which logprobs.
 
-Nothing that comes back is believed about logprobs. A sequence is looked for among all that was sampled for the group: by its ids, then
-by its text but for white space and special tokens, and then it is trained with the ids that were sampled. What stands behind them nobody
-sampled. A sequence that is found nowhere is trained without logprobs; one of which only the prompt is to be trained is a failure.
+Logprobs that the environment returns are not trusted. Each sequence is looked up among everything that was sampled for the group:
+by its ids, then by its text, ignoring white space and special tokens. A match is trained with the ids that were sampled; what
+follows them was not sampled. A sequence without a match is trained without logprobs. If only its prompt is to be trained, it fails.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MASKED = -100
 
 @dataclass(frozen=True)
 class History:
-    """A prompt with one reply. Entry t of every column speaks of `tokens[t]`."""
+    """A prompt with one reply. Entry t of every column belongs to `tokens[t]`."""
 
     tokens: Tokens
     sampled: Bools
@@ -33,12 +33,12 @@ class History:
 
 @dataclass
 class Sampled:
-    """All that was sampled for one group."""
+    """Everything that was sampled for one group."""
 
     histories: list[History] = field(default_factory=list)
 
     def add(self, prompt: Tokens, completion: Completion) -> None:
-        """A prompt that begins with an earlier history keeps what was sampled of it."""
+        """Add a reply. If the prompt begins with an earlier history, what was sampled in that one is kept."""
         size, reply = len(prompt), len(completion.tokens)
         before = self.longest_beginning(prompt)
         kept = 0 if before is None else len(before.tokens)
@@ -54,37 +54,37 @@ class Sampled:
         self.histories.append(History(tokens, *columns, completion.temperature, truncated))
 
     def rollouts(self) -> tuple[Rollout, ...]:
-        """Of each, with nothing to be trained: what an evaluation is recorded by."""
+        """Each history as a rollout without trained tokens, to record an evaluation."""
         return tuple(
             Rollout(one.tokens, one.sampled, one.sampled, one.logprobs, one.versions, one.temperature, one.truncated)
             for one in self.histories
         )
 
     def longest_beginning(self, tokens: Tokens) -> History | None:
-        """The longest one that these tokens begin with."""
+        """The longest history that these tokens begin with."""
         found = [one for one in self.histories if _starts(tokens, one.tokens)]
         return max(found, key=lambda one: len(one.tokens), default=None)
 
 
 @dataclass
 class Counts:
-    """Of sequences, over a run's time in this process."""
+    """Numbers of sequences, since this process started."""
 
     by_ids: int = 0
     by_text: int = 0
     without_logprobs: int = 0
-    of_prompts: int = 0  # failures: nothing but a prompt was to be trained
+    of_prompts: int = 0  # failed: only a prompt was to be trained
 
 
 class Matcher:
-    """Reads groups. `decode` gives the text of ids without special tokens."""
+    """Reads groups. `decode` gives the text of ids, without special tokens."""
 
     def __init__(self, decode: Callable[[Tokens], str]) -> None:
         self.counts = Counts()
         self._decode = decode
 
     def episodes(self, group: Mapping[str, Any], sampled: Sampled) -> list[Episode | Failed]:
-        """One for each sequence. Raises DataError for a group that cannot be trained."""
+        """An episode or failure for each sequence. Raises DataError for a group that cannot be trained."""
         rows, masks, scores = (list(group.get(name) or ()) for name in ("tokens", "masks", "scores"))
         if not len(rows) == len(masks) == len(scores):
             raise DataError(f"a group has {len(rows)} sequences, {len(masks)} masks and {len(scores)} scores")
@@ -143,7 +143,7 @@ class Matcher:
         )
 
     def _by_ids(self, tokens: Tokens, trained: Bools, sampled: Sampled) -> Rollout | None:
-        """It begins with a whole history, or is the beginning of one."""
+        """Match a sequence that begins with a whole history, or is the beginning of one."""
         found = sampled.longest_beginning(tokens)
         if found is None:
             found = next((one for one in sampled.histories if _starts(one.tokens, tokens)), None)
@@ -152,7 +152,7 @@ class Matcher:
         return self._of(found, tokens, trained, "by_ids")
 
     def _by_text(self, tokens: Tokens, trained: Bools, sampled: Sampled) -> Rollout | None:
-        """Its text begins with a history's text."""
+        """Match a sequence whose text begins with a history's text."""
         text = self._text(tokens)
         found = [(len(said), one) for one in sampled.histories if text.startswith(said := self._text(one.tokens))]
         if not found:
@@ -161,7 +161,7 @@ class Matcher:
         return self._of(history, history.tokens, self._moved(tokens, trained, history), "by_text")
 
     def _is_of_a_prompt(self, tokens: Tokens, trained: Bools, sampled: Sampled) -> bool:
-        """A history's text begins with its text, and where its trained text stands nothing was sampled."""
+        """True if a history's text begins with the sequence's text, and none of its trained text was sampled."""
         text, spans = self._text(tokens), self._spans(tokens, trained)
         return any(
             self._text(one.tokens).startswith(text)
@@ -170,19 +170,19 @@ class Matcher:
         )
 
     def _moved(self, tokens: Tokens, trained: Bools, history: History) -> Bools:
-        """Which of the history's replies are trained: those of which most of the text is."""
+        """Flags of the history's replies that are trained: those with most of their text trained in the sequence."""
         spans = self._spans(tokens, trained)
         result = np.zeros(len(history.tokens), np.bool_)
         for (begin, end), (low, high) in zip(
             _runs(history.sampled), self._spans(history.tokens, history.sampled), strict=True
         ):
             covered = sum(_overlap((low, high), span) for span in spans)
-            is_empty = high == low and end == len(result)  # an end of turn alone
+            is_empty = high == low and end == len(result)  # only an end of turn
             result[begin:end] = is_empty or 2 * covered > high - low
         return result
 
     def _spans(self, tokens: Tokens, flags: Bools) -> list[tuple[int, int]]:
-        """Where the text of each run of True begins and ends."""
+        """The begin and end, in the text, of each run of True."""
         return [(self._size(tokens[:a]), self._size(tokens[:b])) for a, b in _runs(flags)]
 
     def _size(self, tokens: Tokens) -> int:
@@ -192,7 +192,7 @@ class Matcher:
         return "".join(self._decode(tokens).split()) if len(tokens) else ""
 
     def _of(self, history: History, tokens: Tokens, trained: Bools, how: str) -> Rollout | None:
-        """None where nothing of what is to be trained was sampled."""
+        """A rollout of these tokens. None if nothing that is to be trained was sampled."""
         size = min(len(tokens), len(history.tokens))
         columns = _columns(len(tokens))
         for column, had in zip(columns, (history.sampled, history.logprobs, history.versions), strict=True):
@@ -205,12 +205,12 @@ class Matcher:
 
 
 def _columns(length: int) -> tuple[Any, Any, Any]:
-    """Which were sampled, their logprobs, their versions."""
+    """Empty columns: sampled flags, logprobs, versions."""
     return np.zeros(length, np.bool_), np.zeros(length, np.float32), np.zeros(length, np.int32)
 
 
 def _runs(flags: Bools) -> list[tuple[int, int]]:
-    """Where each run of True begins and ends."""
+    """The begin and end of each run of True."""
     edges = np.flatnonzero(np.diff(np.concatenate([[False], flags, [False]]).astype(np.int8)))
     return [(int(a), int(b)) for a, b in edges.reshape(-1, 2)]
 

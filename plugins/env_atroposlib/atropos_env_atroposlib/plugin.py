@@ -1,4 +1,4 @@
-"""What this package offers: `--env atroposlib:path/to/file.py`, and the command `atropos import`."""
+"""Register `--env atroposlib:path/to/file.py`, and the command `atropos import`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def build(options: AtroposlibOptions, context: RunContext) -> Environment:
 def atropos_environments() -> Iterable[Provider[Environment]]:
     yield Provider(
         "atroposlib",
-        "an environment file written for atroposlib, unmodified, in a process of its own",
+        "an environment file written for atroposlib, unmodified, in a separate process",
         "atropos_env_atroposlib.options:AtroposlibOptions",
         build,
         requires=frozenset({"transformers"}),
@@ -32,7 +32,7 @@ def atropos_environments() -> Iterable[Provider[Environment]]:
 
 
 @hookimpl
-def atropos_commands(app: Any) -> None:  # a typer.Typer: to list plugins, nothing of the sort is imported
+def atropos_commands(app: Any) -> None:  # a typer.Typer, which listing plugins does not import
     from atropos_env_atroposlib.importing import command
 
     command.add(app)

@@ -1,4 +1,4 @@
-"""An environment in a real process of its own, sampled from the toy engine."""
+"""An environment in a real, separate process, sampled from the toy engine."""
 
 from __future__ import annotations
 

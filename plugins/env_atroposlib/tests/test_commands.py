@@ -1,4 +1,4 @@
-"""What upstream's files do as `python FILE evaluate|process|serve`, by our commands."""
+"""Our commands for what atroposlib files do as `python FILE evaluate|process|serve`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PAGE = the_block("plugins/env_atroposlib/README.md", "atropos eval --env").comma
 
 @pytest.fixture
 def words(tmp_path: Path) -> str:
-    """What --set says for the file's data set."""
+    """A --set option for the file's data set."""
     shutil.copy(FILES / "one_turn.py", tmp_path / "letters.py")
     folder = tmp_path / "words"
     folder.mkdir()

@@ -1,4 +1,4 @@
-"""Files of atroposlib's shapes, each in a real process of its own, sampled from the toy engine."""
+"""Files in atroposlib's shapes, each in a real, separate process, sampled from the toy engine."""
 
 from __future__ import annotations
 
@@ -234,10 +234,10 @@ def test_its_own_evaluation_is_one_test_task(tmp_path: Path, words: Path) -> Non
 @pytest.mark.parametrize(
     ("file", "options", "error"),
     [
-        ("many_turns.py", {}, "has 6 environments .* and one is run"),
+        ("many_turns.py", {}, "has 6 environments .* but one is run"),
         ("many_turns.py:Nobody", {}, "has no environment 'Nobody'"),
-        ("nothing.py", {}, "there is no file"),
-        ("one_turn.py", {"config": {"leter": "b"}}, "config.leter is no field of LettersConfig"),
+        ("nothing.py", {}, "nothing.py does not exist"),
+        ("one_turn.py", {"config": {"leter": "b"}}, "config.leter is not a field of LettersConfig"),
         ("one_turn.py", {"datasets": {"someone/words": "/nowhere"}}, "should be at /nowhere"),
         ("needs.py:Needs", {}, "imports 'surely_not_there', which is not installed"),
         (
@@ -327,7 +327,7 @@ def test_a_setup_that_never_ends_is_given_up(tmp_path: Path) -> None:
 
 
 def test_a_deterministic_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="deterministic cannot hold"):
+    with pytest.raises(ConfigError, match="cannot be deterministic"):
         AtroposlibEnvironment(AtroposlibOptions(file="x.py"), RunContext(tmp_path, TOY_MODEL, deterministic=True))
 
 

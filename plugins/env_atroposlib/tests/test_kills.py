@@ -1,4 +1,4 @@
-"""The processes of two environments are killed at random while a run goes on; what it trained is held against what they wrote down."""
+"""Kill the processes of two environments at random during a run, and compare what was trained with what they wrote down."""
 
 from __future__ import annotations
 

@@ -91,16 +91,14 @@ def test_a_client_of_its_own_is_answered_by_the_policy_and_what_judges_say_is_no
     within_environment(tmp_path, use, "own_client.py:Clients", config={"judge_url": judge.url})
     assert len(judge.requests) == 2, "the judge elsewhere had its own requests, and no other"
     said = capsys.readouterr().err
-    assert (
-        "own_client.py:Clients opened a client of its own for http://localhost:9001/v1: the policy answers it" in said
-    )
+    assert "own_client.py:Clients opened an OpenAI client for http://localhost:9001/v1: the policy answers it" in said
     assert "http://policy.invalid/v1" in said
     assert judge.url not in said
 
 
 def test_a_url_that_is_named_is_the_policys(tmp_path: Path, judge: Judge) -> None:
     async def use(environment: Any, policy: Any) -> None:
-        with pytest.raises(RemoteError, match="could not convert string to float"):  # what a policy says is no mark
+        with pytest.raises(RemoteError, match="could not convert string to float"):  # the policy's reply is not a mark
             await group_of(environment, policy)
 
     within_environment(

@@ -20,7 +20,7 @@ class Dataset(Environment):
     def __init__(self, options: DatasetOptions, label: str, model: Path | None = None) -> None:
         """`model`: the directory of the policy, whose tokenizer counts the tokens of prompts."""
         self._options = options
-        self._label = label  # where its options stand, for errors that name one
+        self._label = label  # prefix of its options, for errors that name one
         self._model = model
         self._tasks: dict[Split, Sequence[Task]] | None = None
         self._scorer = scorer(options)

@@ -1,4 +1,4 @@
-"""What this package offers: the environment `dataset`."""
+"""Register the environment `dataset`."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def tools_of(task: Task) -> list[Mapping[str, Any]]:
 
 
 def load(options: DatasetOptions, label: str, model: Path | None = None) -> dict[Split, Sequence[Task]]:
-    """Raises DataError that names file and row. The first load from the hub may take minutes."""
+    """Read the tasks. Raises DataError that names file and row. The first load from the hub may take minutes."""
     train = _tasks(options, options.tasks, options.split, label, model)
     if options.test_tasks is not None or options.test_split is not None:
         return {"train": train, "test": _tasks(options, options.test_tasks, options.test_split or "", label, model)}
@@ -86,7 +86,7 @@ def _short_enough(tasks: list[Task], most: int, source: str, model: Path | None)
 
 
 def _option(label: str, name: str) -> str:
-    """As `--set` of a run names it; `atropos check` sets those of one component alone, and has no label."""
+    """The option's name in a run's `--set`. `atropos check` sets only options of one component, so it has no label."""
     return f"{label}.{name}" if label else name
 
 

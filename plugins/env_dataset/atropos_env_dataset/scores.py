@@ -93,7 +93,7 @@ class Numeric(Compared):
 
 
 class Math(Scorer):
-    """By math-verify, in a process of its own, since sympy may take for ever. What is not compared in time is wrong."""
+    """Compare with math-verify, in a separate process, since sympy may never finish. A reply not compared in time is wrong."""
 
     remedy = r"Leave only the expression there, in LaTeX, or put it in \boxed{} and words in \text{}. "
 
@@ -167,7 +167,7 @@ class Yours(Scorer):
         self._name = reference
         self._function: Callable[..., Any] = load_reference(reference)
         if not callable(self._function):
-            raise ConfigError(f"dataset: score = {reference!r} is {self._function!r:.80}, and not a function.")
+            raise ConfigError(f"dataset: score = {reference!r} is not a function: {self._function!r:.80}.")
         try:
             called = signature(self._function)
         except (TypeError, ValueError):  # of some functions in C
@@ -191,7 +191,7 @@ class Yours(Scorer):
                 raise ConfigError(
                     f"dataset: score = {reference!r} takes {lacking[0]}, which only TRL's trainer has: here it is given prompts, "
                     "completions and the columns of the row.",
-                    remedy=f"Give it a default, {lacking[0]}=None, where it can do without.",
+                    remedy=f"Give it a default, {lacking[0]}=None, if your function works without it.",
                 )
         elif self._arguments is None:
             try:
@@ -305,9 +305,9 @@ class NotHere:
 
 
 def of_trl(prompt: str, task: Task, reply: Message) -> dict[str, Any]:
-    """TRL's reward functions take lists, here of one each: of texts where the row's prompt is one, else of messages; and the row's other
-    columns. As from TRL's trainer without `tools`, a completion is the whole reply, reasoning and tool calls included. A message
-    also has `tool_calls` if the row has tools."""
+    """The arguments as TRL's trainer without `tools` passes them: lists of one each, and the row's other columns. Prompt and
+    completion are texts if the row's prompt is a text, else messages. A completion is the whole reply, with reasoning and tool
+    calls. A message also has `tool_calls` if the row has tools."""
     value, text = value_at(task.data, prompt), whole_reply(reply)
     # A cell may hold messages as JSON: then no message has its text.
     is_text = isinstance(value, str) and any(value in str(one.get("content")) for one in task.messages)
@@ -319,8 +319,8 @@ def of_trl(prompt: str, task: Task, reply: Message) -> dict[str, Any]:
 
 
 def of_verl(task: Task, reply: Message) -> dict[str, Any]:
-    """verl's `compute_score` takes the whole reply, and a row's data_source, reward_model.ground_truth and extra_info, to which verl adds
-    how many turns there were."""
+    """The arguments of verl's `compute_score`: the whole reply, the row's data_source, reward_model.ground_truth and extra_info, and
+    the number of turns, which verl adds."""
     truth, extra = value_at(task.data, "reward_model.ground_truth"), task.data.get("extra_info")
     if extra is None or isinstance(extra, dict):
         extra = {**(extra or {}), "num_turns": 2, "rollout_reward_scores": {}}
@@ -333,7 +333,7 @@ def of_verl(task: Task, reply: Message) -> dict[str, Any]:
 
 
 def of_verls_batch(task: Task, reply: Message) -> dict[str, Any]:
-    """As verl's reward manager `batch` calls it: lists, here of one each."""
+    """The arguments as verl's reward manager `batch` passes them: lists of one each."""
     one = of_verl(task, reply)
     lists = ("data_sources", "solution_strs", "ground_truths", "extra_infos")
     return {name: [value] for name, value in zip(lists, one.values(), strict=True)}
@@ -363,5 +363,5 @@ def same_last_number(said: str, answer: str) -> bool:
 
 
 def same_text(said: str, answer: str) -> bool:
-    """But for white space at both ends."""
+    """True if the texts are equal, apart from white space at both ends."""
     return said.strip() == answer.strip()

@@ -1,4 +1,4 @@
-"""The environment `dataset`: rows of files and of the hub, how replies are scored, and what is said of rows that cannot be trained on."""
+"""The environment `dataset`: rows of files and of the hub, how replies are scored, and errors for rows that cannot be used."""
 
 from __future__ import annotations
 
@@ -57,13 +57,13 @@ def test_what_follows_the_colon_is_the_file():
     [
         ({}, "rows come from one of tasks = .* and hub = "),
         ({"tasks": "a", "hub": "b"}, "rows come from one of"),
-        ({"tasks": "a", "test_split": "test"}, "test_split has no effect beside tasks: it is of the hub"),
+        ({"tasks": "a", "test_split": "test"}, "test_split has no effect with tasks: it is for hub"),
         ({"hub": "a", "test_tasks": "b"}, "test_tasks has no effect with hub, whose own is test_split"),
-        ({"tasks": "a", "test_tasks": "b", "held_out": 0.2}, "held_out has no effect beside test_tasks"),
+        ({"tasks": "a", "test_tasks": "b", "held_out": 0.2}, "held_out has no effect with test_tasks"),
         ({"tasks": "a", "held_out": 1.0}, "less than 1"),
         (
             {"tasks": "a", "score": "nummeric"},
-            "score is one of numeric, exact, math, or a function as ./grade.py:score",
+            "score must be one of numeric, exact, math, or a function such as ./grade.py:score",
         ),
         ({"tasks": "a", "score": "exact", "pattern": "("}, "not a regular expression: missing \\)"),
         ({"tasks": "a", "score": "math", "pattern": "x"}, 'pattern has no effect with score = "math"'),
@@ -766,7 +766,7 @@ async def test_none_of_a_function_for_trl_abstains(tmp_path):
 def test_a_score_that_is_not_there_or_is_no_function_is_named(tmp_path):
     with pytest.raises(ConfigError, match="there is no file .*grade.py"):
         dataset(tasks="rows.jsonl", score=f"{tmp_path}/grade.py:score")
-    with pytest.raises(ConfigError, match="SCORES.* and not a function"):
+    with pytest.raises(ConfigError, match="SCORES.* is not a function"):
         dataset(tasks="rows.jsonl", score="atropos_env_dataset.config:SCORES")
 
 

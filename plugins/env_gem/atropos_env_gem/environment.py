@@ -1,4 +1,4 @@
-"""The environment `gem`: its episodes, stepped in a process of their own."""
+"""The environment `gem`: its episodes are stepped in a separate process."""
 
 from __future__ import annotations
 

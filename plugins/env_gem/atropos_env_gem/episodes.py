@@ -1,4 +1,4 @@
-"""What runs in the process that has gem."""
+"""Code that runs in the process that has gem."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class GemEpisode:
 
 
 def text_of(observation: Any, info: Mapping[str, Any]) -> str:
-    """With gem's prefix and suffix, a board say, as its own wrappers show them."""
+    """The observation with gem's prefix and suffix (such as a board), as gem's own wrappers show it."""
     if not isinstance(observation, str):
         raise DataError(f"observations must be text, but this environment gives a {type(observation).__name__}")
     parts = (str(info.get("prefix") or ""), observation, str(info.get("suffix") or ""))

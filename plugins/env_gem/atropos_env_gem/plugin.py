@@ -1,4 +1,4 @@
-"""What this package offers: the environment `gem`."""
+"""Register the environment `gem`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can be known of the environment without gem: its options, and that it is missing."""
+"""What is known without gem: the environment's options, and that gem is missing."""
 
 from __future__ import annotations
 

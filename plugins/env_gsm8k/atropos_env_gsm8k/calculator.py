@@ -1,4 +1,4 @@
-"""Word problems with a calculator: the policy calls it, reads what it says, and answers in the end."""
+"""Word problems with a calculator: the policy calls it, reads the result, and answers in the end."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SIGNS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.
 
 
 def calculate(expression: str) -> str:
-    """The tool. Raises ValueError, TypeError or ZeroDivisionError for what it cannot work out."""
+    """The tool. Raises ValueError, TypeError or ZeroDivisionError if it cannot work the expression out."""
     found = OPERATION.fullmatch(expression)
     if found is None:
         raise ValueError(NOT_READ)
@@ -35,7 +35,7 @@ def calculate(expression: str) -> str:
 
 
 def result_of(call: dict[str, Any]) -> str:
-    """What the tool says to a call, or what is wrong with it: the policy reads either, and may try again."""
+    """The tool's result for a call, or its error: the policy reads either and may try again."""
     name, arguments = call["function"]["name"], call["function"]["arguments"]
     if name != "calculate":
         return f"error: there is no tool {name!r}"
@@ -45,7 +45,7 @@ def result_of(call: dict[str, Any]) -> str:
         return f"error: {error}"
 
 
-# A question, and the operations that answer it: `x` is what came out of the first.
+# A question, and the operations that answer it: `x` is the result of the first.
 STORIES = (
     ("{who} has {a} coins and finds {c} more. How many coins is that?", ("{a}+{c}",)),
     ("{who} fills {b} boxes with {a} pins each. How many pins is that?", ("{a}*{b}",)),
@@ -55,13 +55,13 @@ STORIES = (
 )
 NAMES = ("Ann", "Ben", "Cleo", "Dan", "Eva", "Finn", "Gus", "Hana", "Ivy", "Jack", "Kim")
 TRAIN, TEST = 10_000, 500
-# Drawn once, without repetition and with a seed: no problem is in both splits, and a resumed run meets the same ones.
+# Drawn once, without repetition and with a seed: no problem is in both splits, and a resumed run gets the same ones.
 ALL_CODES = len(STORIES) * 900 * 89 * 900
 CODES = random.Random(0).sample(range(ALL_CODES), TEST + TRAIN)
 
 
 def problem(code: int) -> tuple[str, list[str], str]:
-    """A question, its operations one after another, and its answer."""
+    """A question, its operations in order, and its answer."""
     rest, story = divmod(code, len(STORIES))
     rest, a = divmod(rest, 900)
     c, b = divmod(rest, 89)
@@ -75,9 +75,9 @@ def problem(code: int) -> tuple[str, list[str], str]:
 
 
 class Calculator(Environment):
-    """1 for the right number in the last reply, however it was found."""
+    """Scores 1 for the right number in the last reply, with or without the tool."""
 
-    turns = 4  # replies of the policy at most
+    turns = 4  # most replies of the policy
 
     def tasks(self, split: Split) -> Sequence[Task]:
         codes = CODES[:TEST] if split == "test" else CODES[TEST:]

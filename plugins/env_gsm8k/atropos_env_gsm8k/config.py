@@ -16,7 +16,7 @@ INSTRUCTION = (
 
 class Gsm8kOptions(Options):
     source: Literal["generated", "path", "hub"] = Field(
-        "generated", description="where problems come from: made here from `seed`, a folder, or the Hugging Face hub"
+        "generated", description="source of the problems: made here from `seed`, a folder, or the Hugging Face hub"
     )
     path: AbsolutePath | None = Field(
         None, description='source = "path": a folder with train.jsonl and test.jsonl in GSM8K\'s schema'
@@ -25,12 +25,12 @@ class Gsm8kOptions(Options):
     revision: str | None = Field(None, description='source = "hub": a commit of that data set')
     problems: int = Field(1_000_000, ge=1, description='source = "generated": size of the training split')
     held_out: int = Field(10_000, ge=1, description='source = "generated": size of the test split')
-    seed: int = Field(0, ge=0, description='source = "generated": of the problems')
+    seed: int = Field(0, ge=0, description='source = "generated": seed of the problems')
     instruction: str = Field(INSTRUCTION, description="the system message; empty for none")
     grading: Literal["strict", "lenient"] = Field(
-        "strict", description="which of the two is the score; both are reported"
+        "strict", description="which of the two gradings is the score; both are reported"
     )
-    grading_deadline_s: float = Field(5.0, gt=0, description="seconds for comparing one pair of expressions")
+    grading_deadline_s: float = Field(5.0, gt=0, description="seconds to compare one pair of expressions")
 
     @model_validator(mode="after")
     def _path_belongs_to_path(self) -> Gsm8kOptions:

@@ -1,4 +1,4 @@
-"""Where problems come from. A source that cannot be had is an error that names the others: there is no fallback."""
+"""The sources of problems. If a source is not available, the error names the others: there is no fallback."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def generated(options: Gsm8kOptions, split: Split) -> Sequence[Task]:
 def _read(path: Path) -> Iterator[Row]:
     if not path.exists():
         raise DataError(
-            f'gsm8k: there is no file {path}. source = "path" wants a folder with train.jsonl and test.jsonl.',
+            f'gsm8k: {path} does not exist. source = "path" needs a folder with train.jsonl and test.jsonl.',
             remedy='The other sources are source = "generated" (no data needed) and source = "hub".',
         )
     for _, row in read_rows(path, "question"):

@@ -1,7 +1,7 @@
 """Word problems made by rule, in GSM8K's schema: as many as requested, with no file and no download.
 
-A problem is a story below, filled with numbers, names and things. Its split is read off a hash of the story and its numbers, names left
-out: a problem of one split can therefore not come back in the other, not even with Tom renamed to Ann.
+A problem is one of the stories below, filled with numbers, names and things. A hash of the story and its numbers, without names,
+decides its split. So a problem of one split cannot come back in the other, not even with Tom renamed to Ann.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def problem(split: Split, index: int, seed: int = 0) -> dict[str, str]:
     if split not in ("train", "test"):
         raise ValueError(f"Generated problems have the splits 'train' and 'test', not {split!r}.")
     if index < 0:
-        raise ValueError(f"Generated problems are counted from 0; there is no problem {index}.")
+        raise ValueError(f"Generated problems are counted from 0, so {index} is not one of them.")
     story = _Draws(f"{seed}/{split}/{index}").one_of(STORIES)
     attempt = 0
     while True:
@@ -120,13 +120,13 @@ def problem(split: Split, index: int, seed: int = 0) -> dict[str, str]:
 
 
 def split_of(story: Story, numbers: Mapping[str, int]) -> Split:
-    """Which split owns this story with these numbers, whoever it is told about."""
+    """The split of this story with these numbers, under any names."""
     digest = blake2b(f"{story.text}{sorted(numbers.items())}".encode(), digest_size=4).digest()
     return "test" if int.from_bytes(digest, "big") % TEST_SHARE == 0 else "train"
 
 
 def _work_out(story: Story, numbers: Mapping[str, int]) -> list[tuple[str, int]] | None:
-    """Each step as (expression, result); None where a result is not a whole number from 1 to LARGEST."""
+    """Each step as (expression, result). None if a result is not a whole number from 1 to LARGEST."""
     known = dict(numbers)
     lines: list[tuple[str, int]] = []
     for result, (_, how) in zip("xyz", story.steps, strict=False):

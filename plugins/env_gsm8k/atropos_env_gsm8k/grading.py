@@ -11,7 +11,7 @@ from atropos_core.builtin.numbers import answer_value, is_same, last_value, only
 from atropos_core.errors import DataError, DeadlineExceeded, RemoteError
 from atropos_core.processes.function_worker import Worker
 
-LONGEST = 200  # characters of an answer; a longer one is no answer
+LONGEST = 200  # characters of an answer; anything longer is not an answer
 
 WORKER = "atropos_env_gsm8k.verify:equal"
 
@@ -26,7 +26,7 @@ def lenient_answer(text: str) -> str | None:
 
 
 def gold_number(answer: str, name: str) -> str:
-    """The number after `####` of a gold answer. Raises DataError where there is none."""
+    """The number after `####` of a gold answer. Raises DataError if there is none."""
     stated = stated_answer(answer)
     if stated is None or only_value(stated) is None:
         raise DataError(f"gsm8k: the answer of problem {name} does not end in `#### number`: {answer[-60:]!r}")
@@ -42,7 +42,7 @@ class Grader:
         self.timeouts = 0
 
     async def equals(self, stated: str | None, gold: str) -> bool:
-        """Whether they are the same number. What cannot be compared in time is not."""
+        """True if they are the same number. False if they cannot be compared in time."""
         if stated is None or len(stated) > LONGEST:
             return False
         if (number := only_value(stated)) is not None:

@@ -1,4 +1,4 @@
-"""What this package offers: the environments `gsm8k` and `calculator`, and models small enough to learn them on a laptop."""
+"""Register the environments `gsm8k` and `calculator`, and models small enough to learn them on a laptop."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from atropos_env_gsm8k.config import Gsm8kOptions
 
 HERE = Path(__file__).parent
-MODELS = {  # by name: its folder, what is said of it, and its preset
+MODELS = {  # by name: its folder, its description, and its preset
     "tiny": ("tiny", "the policy that comes with env_gsm8k", "tiny_preset.toml"),
     "tiny-teacher": ("tiny_teacher", "which answers what tiny is to learn", "tiny_preset.toml"),
     "tiny-tools": ("tiny_tools", "a policy that calls tools, which comes with env_gsm8k", "tiny_tools_preset.toml"),

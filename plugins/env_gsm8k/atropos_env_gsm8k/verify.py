@@ -14,6 +14,6 @@ _WAYS = [LatexExtractionConfig(normalization_config=replace(LatexExtractionConfi
 
 
 def equal(stated: str, gold: str) -> bool:
-    """Whether the expression `stated` has the value of the number `gold`."""
+    """True if the expression `stated` has the value of the number `gold`."""
     made, wanted = (f"\\boxed{{{written_out(text).strip('$')}}}" for text in (stated, gold))
     return bool(verify(parse(wanted, extraction_config=_WAYS), parse(made, extraction_config=_WAYS)))

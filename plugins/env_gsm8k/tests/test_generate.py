@@ -25,7 +25,7 @@ def test() -> list[dict[str, str]]:
 
 
 def without_names(record: dict[str, str]) -> str:
-    """The story and its numbers, whoever and whatever it is told about."""
+    """The story and its numbers, without names and things."""
     return re.sub(rf"\b({'|'.join([*NAMES, *THINGS])})\b", "_", record["question"])
 
 

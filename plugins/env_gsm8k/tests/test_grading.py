@@ -1,4 +1,4 @@
-"""What counts as an answer, and as the right one."""
+"""Which part of a reply is its answer, and which answers are right."""
 
 from __future__ import annotations
 

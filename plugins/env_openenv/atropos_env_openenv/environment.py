@@ -1,4 +1,4 @@
-"""The environment `openenv`: episodes at a server, each in a session of its own."""
+"""The environment `openenv`: episodes at a server, each in its own session."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class OpenEnv(SteppedEnvironment):
     def __init__(self, options: OpenenvOptions, context: RunContext) -> None:
         if context.deterministic:
             raise ConfigError(
-                "deterministic cannot hold with an OpenEnv server: it holds so many sessions at once, and what it draws is its own.",
+                "a run with an OpenEnv server cannot be deterministic: the server limits its sessions, and draws its own random numbers.",
                 remedy="Leave --deterministic out.",
             )
         super().__init__(options.url, options)
@@ -36,9 +36,7 @@ class OpenEnv(SteppedEnvironment):
             session = await self._sessions.take()
             first, again = [await session.request("reset", {"seed": 1}) for _ in range(2)]
             if first != again:
-                console.warn(
-                    f"{self.name} begins otherwise with the same seed: the rollouts of a group do not begin alike"
-                )
+                console.warn(f"{self.name} ignores the seed of a reset: the rollouts of a group begin differently")
             if self._options.tools:
                 self.tools = await listed(session)
             self._sessions.give_back(session)
@@ -55,13 +53,13 @@ class OpenEnv(SteppedEnvironment):
 
 
 class Remote(Stepped):
-    """An episode, in a session from its beginning to its end."""
+    """An episode, which holds one session from beginning to end."""
 
     def __init__(self, sessions: Sessions, options: OpenenvOptions) -> None:
         self._sessions = sessions
         self._options = options
         self._session: Session | None = None
-        self._raised = ""  # on an action of the last step
+        self._raised = ""  # the error that the last step's action raised
 
     async def reset(self, seed: int) -> Turn:
         self._session = await self._sessions.take()
@@ -77,7 +75,7 @@ class Remote(Stepped):
         return Turn(0, [user(text_of(answer, self._options.shown))], *ending(answer), self._raised)
 
     async def _call(self, calls: Sequence[Mapping[str, Any]]) -> Turn:
-        """All of a reply's calls in their order, each answered by a message; none once the episode has ended."""
+        """Run all calls of a reply in order, each answered by a message; calls after the end of the episode get none."""
         messages: list[Message] = []
         total, ended = 0.0, not calls
         for call in calls:
@@ -108,18 +106,18 @@ class Remote(Stepped):
             return {"observation": {self._options.shown or "error": f"error: {said}"}}
 
     async def close(self) -> None:
-        """The session goes on to the next episode."""
+        """Give the session back, for the next episode."""
         if self._session is not None:
             self._sessions.give_back(self._session)
             self._session = None
 
 
 async def listed(session: Session) -> list[dict[str, Any]]:
-    """The server's tools, in OpenAI's form. Raises ConfigError where it has none."""
+    """The server's tools, in OpenAI's form. Raises ConfigError if it has none."""
     try:
         answer = await session.request("step", {"type": "list_tools"})
     except Refused as error:
-        raise ConfigError(f"{error}: it has no tools.", remedy="Leave tools out, and give field.") from error
+        raise ConfigError(f"{error}: it does not have tools.", remedy="Leave tools out, and give field.") from error
     return [
         {
             "type": "function",
@@ -140,5 +138,5 @@ def text_of(answer: Mapping[str, Any], shown: str | None) -> str:
 
 
 def ending(answer: Mapping[str, Any]) -> tuple[list[float], bool]:
-    """The reward of a step, and whether the episode ended with it."""
+    """The reward of a step, and whether it ended the episode."""
     return [float(answer.get("reward") or 0.0)], bool(answer.get("done"))

@@ -1,4 +1,4 @@
-"""What this package offers: the environment `openenv`."""
+"""Register the environment `openenv`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sessions of an OpenEnv server: a WebSocket each, used for one episode after another."""
+"""Sessions of an OpenEnv server. Each is a WebSocket, used for one episode after another."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from atropos_core.guards.deadlines import within
 from atropos_env_openenv.config import OpenenvOptions
 
 LARGEST_BYTES = 64 << 20  # of an answer
-END_DEADLINE_S = 2.0  # for a server to end a session that we say goodbye to
+END_DEADLINE_S = 2.0  # for the server to end a session after our goodbye
 FULL = "CAPACITY_REACHED"  # the server's own codes
 RAISED = "EXECUTION_ERROR"  # the environment raised
 OF_ACTIONS = ("VALIDATION_ERROR", RAISED)  # the first: the server cannot read an action
@@ -35,7 +35,7 @@ class Refused(RemoteError):
 
 
 class Session:
-    """One at the server, connected anew where the connection was lost or a call on it was given up."""
+    """A session at the server, reconnected if the connection was lost or a call on it was given up."""
 
     def __init__(self, options: OpenenvOptions) -> None:
         self._url = options.url
@@ -43,7 +43,7 @@ class Session:
         self._connection: ClientConnection | None = None
 
     async def connect(self) -> None:
-        """Raises WorkerLost where nobody answers, Refused where the server has no session left."""
+        """Connect. Raises WorkerLost if no server answers, Refused if the server has no session left."""
         scheme, _, rest = self._url.partition("://")
         address = f"{'wss' if scheme in ('https', 'wss') else 'ws'}://{rest}/ws"
         local = urlsplit(self._url).hostname in ("localhost", "127.0.0.1", "::1")
@@ -60,8 +60,8 @@ class Session:
         await self.request("state")  # a server that is full says so in answer to the first message
 
     async def _connect_again(self) -> None:
-        """Raises as `connect`, once its deadline has passed: a server that was full may not have noticed yet that the session before has
-        ended, and one that has ended may be started again."""
+        """Connect until the deadline, then raise as `connect`. A full server may not have noticed yet that the previous session
+        ended, and a server that ended may be restarted."""
         until = time.monotonic() + self._connect_s
         while True:
             try:
@@ -74,21 +74,23 @@ class Session:
             await asyncio.sleep(0.1)
 
     async def request(self, kind: str, data: dict[str, Any] | None = None) -> dict[str, Any]:
-        """What the server answers. Raises Refused, WorkerLost, DeadlineExceeded."""
+        """The server's answer. Raises Refused, WorkerLost, DeadlineExceeded."""
         lost = self._connection is not None and self._connection.close_code is not None
-        if self._connection is None or (lost and kind == "reset"):  # another episode may begin where one was lost
+        if self._connection is None or (lost and kind == "reset"):  # a new episode may begin after a lost connection
             await self._connect_again()
         connection, whole = self._connection, False
         assert connection is not None
         try:
             message = {"type": kind} if data is None else {"type": kind, "data": data}
-            text = json.dumps(message, ensure_ascii=False).encode(errors="replace").decode()  # half a pair is no text
+            text = (
+                json.dumps(message, ensure_ascii=False).encode(errors="replace").decode()
+            )  # half a surrogate pair is not text
             answer = await within(self._exchange(connection, text), self._step_s, f"{self._url}: {kind}")
             whole = True
         except WebSocketException as error:
             raise WorkerLost(f"the server at {self._url} closed the connection: {error}") from error
         finally:
-            if not whole:  # an answer may still come, and would be taken for the next one's
+            if not whole:  # a late answer would be taken for the answer to the next request
                 await self.close()
         said: dict[str, Any] = answer.get("data") or {}
         if answer.get("type") == "error":
@@ -96,13 +98,13 @@ class Session:
         return said
 
     async def _exchange(self, connection: ClientConnection, text: str) -> dict[str, Any]:
-        with suppress(ConnectionClosed):  # what a full server said before it closed is still to be read
+        with suppress(ConnectionClosed):  # still read what a full server said before it closed
             await connection.send(text)
         answer: dict[str, Any] = json.loads(await connection.recv())
         return answer
 
     async def end(self) -> None:
-        """Let the server end the session; one that does not within END_DEADLINE_S is hung up on."""
+        """Ask the server to end the session, and hang up after END_DEADLINE_S."""
         connection = self._connection
         if connection is not None and connection.close_code is None:
             with suppress(ConnectionClosed, TimeoutError):
@@ -114,12 +116,12 @@ class Session:
     async def close(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
-            connection.transport.abort()  # at once: a server that hangs answers no goodbye, and ends the session all the same
+            connection.transport.abort()  # at once: a hanging server does not answer a goodbye, and ends the session anyway
             await connection.wait_closed()
 
 
 class Sessions:
-    """As many as the server holds, at most `options.sessions`."""
+    """The run's sessions: as many as the server holds, at most `options.sessions`."""
 
     def __init__(self, options: OpenenvOptions) -> None:
         self._options = options
@@ -133,7 +135,8 @@ class Sessions:
             console.warn(warning)
 
     async def open(self) -> int:
-        """How many there are. Raises ConfigError where nobody answers, or others have all of the server's sessions."""
+        """Open the sessions and return how many there are. Raises ConfigError if no server answers, or if other clients use all
+        of its sessions."""
         full = ""
         while len(self._all) < self._options.sessions and not full:
             session = Session(self._options)
@@ -151,15 +154,15 @@ class Sessions:
                 self._free.put_nowait(session)
         if not self._all:
             raise ConfigError(
-                f"the server at {self._options.url} holds {full}, and others have them all.",
-                remedy="Raise max_concurrent_envs where the server is made, or end who else uses it.",
+                f"the server at {self._options.url} holds {full}, and other clients use all of them.",
+                remedy="Make the server with a higher max_concurrent_envs, or stop the other clients.",
             )
         if full:
             console.say(f"{self._options.url} holds {full}: {len(self._all)} episodes at once")
         return len(self._all)
 
     async def take(self) -> Session:
-        """One that no other episode has, until it is given back."""
+        """Take a free session; no other episode gets it until it is given back."""
         return await self._free.get()
 
     def give_back(self, session: Session) -> None:

@@ -1,4 +1,4 @@
-"""What can be known of the environment without a server of OpenEnv."""
+"""What is known without an OpenEnv server."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from atropos_env_openenv.config import OpenenvOptions
 from atropos_env_openenv.environment import OpenEnv, Remote, text_of
 from atropos_env_openenv.sessions import Session, Sessions
 
-URL = "http://127.0.0.1:9"  # nobody answers there
+URL = "http://127.0.0.1:9"  # no server listens there
 
 
 def test_what_follows_the_colon_is_the_url():
@@ -31,7 +31,7 @@ def test_what_follows_the_colon_is_the_url():
     [
         ({"url": URL}, "give field"),
         ({"url": URL, "field": "message", "tools": True}, "give field"),
-        ({"url": "127.0.0.1:8000", "field": "message"}, "begins with http://"),
+        ({"url": "127.0.0.1:8000", "field": "message"}, "must begin with http://"),
         ({"url": URL, "tools": True, "template": "x{action}"}, "template has no effect with tools"),
         ({"url": URL, "tools": True, "fields": {"a": 1}}, "fields has no effect with tools"),
         ({"url": URL, "field": "message", "sessions": 0}, "greater than or equal to 1"),
@@ -57,7 +57,7 @@ def test_what_is_shown_of_an_observation(observation, shown, text):
 
 
 async def test_a_server_that_never_answers_is_given_up(tmp_path):
-    kept = []  # a writer that nobody has is closed, from Python 3.12 on
+    kept = []  # from Python 3.12 on, a writer without a reference is closed
     silent = await asyncio.start_server(lambda reader, writer: kept.append(writer), "127.0.0.1", 0)
     url = f"http://127.0.0.1:{silent.sockets[0].getsockname()[1]}"
     options = OpenenvOptions(url=url, field="message", connect_deadline_s=0.3)
@@ -74,7 +74,7 @@ async def test_a_server_that_is_not_there_and_a_deterministic_run_are_refused_by
         ConfigError, match="(?s)no OpenEnv server answers at http://127.0.0.1:9.*Start the server first"
     ):
         await OpenEnv(options, RunContext(tmp_path, tmp_path)).open()
-    with pytest.raises(ConfigError, match="deterministic cannot hold with an OpenEnv server"):
+    with pytest.raises(ConfigError, match="a run with an OpenEnv server cannot be deterministic"):
         OpenEnv(options, RunContext(tmp_path, tmp_path, deterministic=True))
 
 

@@ -17,31 +17,31 @@ INSTRUCTIONS: dict[Form, str] = {
 
 
 class ReasoningGymOptions(Options):
-    dataset: str | None = Field(None, description="one of reasoning-gym's datasets, such as chain_sum")
+    dataset: str | None = Field(None, description="a data set of reasoning-gym, such as chain_sum")
     mixture: dict[str, Annotated[float, Field(gt=0)]] = Field(
-        default_factory=dict, description="several of them, each with its weight: its part of the tasks"
+        default_factory=dict, description="several data sets, each with its weight: its share of the tasks"
     )
     parameters: dict[str, dict[str, Any]] = Field(
-        default_factory=dict, description="by data set, what its own configuration takes besides seed and size"
+        default_factory=dict, description="by data set: options of its configuration besides seed and size"
     )
     levels: list[Annotated[int, Field(ge=0)]] = Field(
         default_factory=list,
-        description="levels of the data sets' own curricula that tasks are made at, in equal parts, 0 the easiest; none: "
-        "the data sets' defaults. Each task has its level as `level`, which a curriculum's prior can read",
+        description="levels of the data sets' own curricula to make tasks at, in equal parts; 0 is the easiest; none: "
+        "the data sets' defaults. Each task carries its level as `level`, which a curriculum's prior can read",
     )
-    tasks: int = Field(2000, ge=1, description="size of the training split; all are made as the run begins")
+    tasks: int = Field(2000, ge=1, description="size of the training split; all tasks are made when the run begins")
     held_out: int = Field(200, ge=1, description="size of the test split")
-    seed: int = Field(0, ge=0, description="of the tasks")
+    seed: int = Field(0, ge=0, description="seed of the tasks")
     answer: Form = Field(
         "tag",
-        description="what of a reply is its answer. tag: between the last <answer> and </answer>; marked: the line after "
-        "the last ####; whole: all of it",
+        description="part of a reply that is its answer. tag: between the last <answer> and </answer>; marked: the line after "
+        "the last ####; whole: the whole reply",
     )
     instruction: str | None = Field(
         None, description="the system message; empty for none. Unset: one that asks for what `answer` reads"
     )
-    scoring_deadline_s: float = Field(10.0, gt=0, description="seconds for scoring one answer; later it scores 0")
-    making_deadline_s: float = Field(120.0, gt=0, description="seconds for making one task")
+    scoring_deadline_s: float = Field(10.0, gt=0, description="seconds to score one answer; after that it scores 0")
+    making_deadline_s: float = Field(120.0, gt=0, description="seconds to make one task")
 
     @model_validator(mode="after")
     def _one_kind(self) -> ReasoningGymOptions:
@@ -51,7 +51,7 @@ class ReasoningGymOptions(Options):
             raise ValueError(f"parameters.{stray[0]} has no effect: {stray[0]} is not among the data sets")
         for name, parameters in self.parameters.items():
             if own := sorted({"seed", "size"} & set(parameters)):
-                raise ValueError(f"parameters.{name}.{own[0]} is set by the run: take it out")
+                raise ValueError(f"parameters.{name}.{own[0]} is set by the run: remove it")
         return self
 
     @property

@@ -1,4 +1,4 @@
-"""The environment `reasoning_gym`: its questions, one reply each, its own scores."""
+"""The environment `reasoning_gym`: questions of its data sets, one reply each, scored by their own scorers."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from atropos_core.seeds import derive
 from atropos_core.types import Message, Split, Task
 from atropos_env_reasoning_gym.config import Form, ReasoningGymOptions
 
-IMPORT_DEADLINE_S = 300.0  # of reasoning-gym, on a machine that is busy; 3 s otherwise
-SPARE = 4  # times as many questions as there are tasks are looked at, before there are too few of one split
-RIGHT = 0.999  # a score from which on a reply is correct
+IMPORT_DEADLINE_S = 300.0  # to import reasoning-gym on a busy machine; it takes 3 s otherwise
+SPARE = 4  # give up after this many questions per wanted task, if one split still has too few
+RIGHT = 0.999  # a reply with at least this score is correct
 SHAPES: dict[Form, str] = {"tag": "<answer>{}</answer>", "marked": "#### {}", "whole": "{}"}
 
 
 class ReasoningGym(Environment):
-    """Scores as the data set that a question is of does, from 0 to 1."""
+    """Scores a reply from 0 to 1 as its question's data set does."""
 
     def __init__(self, options: ReasoningGymOptions) -> None:
         self._options = options
@@ -36,7 +36,7 @@ class ReasoningGym(Environment):
 
     def tasks(self, split: Split) -> Sequence[Task]:
         if not self._tasks:
-            raise DataError("reasoning_gym makes its tasks as it is opened", remedy="Await open() first.")
+            raise DataError("reasoning_gym has no tasks before it is opened", remedy="Await open() first.")
         return self._tasks[split]
 
     async def open(self) -> None:
@@ -47,7 +47,7 @@ class ReasoningGym(Environment):
         for name in options.weights:
             if name not in known:
                 near = difflib.get_close_matches(name, known, n=1)
-                hint = f"Did you mean {near[0]!r}?" if near else f"There is: {', '.join(known)}."
+                hint = f"Did you mean {near[0]!r}?" if near else f"Choose one of: {', '.join(known)}."
                 raise ConfigError(f"reasoning-gym has no data set {name!r}.", remedy=hint)
         levels: list[int | None] = [*options.levels] or [None]
         parts = [(name, level) for name in options.weights for level in levels]
@@ -63,7 +63,7 @@ class ReasoningGym(Environment):
         self._tasks = made
 
     async def _make(self, name: str, level: int | None, train: int, test: int) -> dict[Split, list[Task]]:
-        """So many tasks of each split. A hash of the question says which split it is of: none is of both."""
+        """Make `train` and `test` tasks. A hash of the question decides its split, so no question is in both."""
         size = SPARE * (train + test) + 64
         seed = derive(self._options.seed, name, "" if level is None else level) % 2**31
         parameters = self._options.parameters.get(name, {})
@@ -77,7 +77,7 @@ class ReasoningGym(Environment):
                 raise DataError(
                     f"reasoning-gym's {name} has too few different questions: of {index} that were made, "
                     f"{len(made['train'])} are for training ({train} wanted) and {len(made['test'])} held out ({test} wanted).",
-                    remedy=f"Want fewer tasks, or widen [environment.NAME.parameters.{name}].",
+                    remedy=f"Ask for fewer tasks, or widen [environment.NAME.parameters.{name}].",
                 )
             for question, answer in chunk:
                 digest = int.from_bytes(blake2b(question.encode(), digest_size=8).digest(), "big")
@@ -96,8 +96,8 @@ class ReasoningGym(Environment):
         except RemoteError as error:
             said = str(error).strip().splitlines()[0]
             raise ConfigError(
-                f"reasoning-gym makes no tasks of {name} with these options: {said}",
-                remedy=f"Look at [environment.NAME.parameters.{name}] and levels.",
+                f"reasoning-gym cannot make tasks of {name} with these options: {said}",
+                remedy=f"Check [environment.NAME.parameters.{name}] and levels.",
             ) from error
         except DeadlineExceeded as error:
             raise DeadlineExceeded(
@@ -129,7 +129,7 @@ class ReasoningGym(Environment):
 
 
 def answer_of(text: str, form: Form) -> str | None:
-    """What a reply answers; None where it does not say."""
+    """The answer in a reply; None if it has none."""
     if form == "whole":
         return text.strip() or None
     if form == "marked":
@@ -142,7 +142,7 @@ def answer_of(text: str, form: Form) -> str | None:
 
 
 def parts_of(total: int, weights: Sequence[float]) -> list[int]:
-    """`total` in parts by weight; each gets one at least."""
+    """Split `total` into parts by weight; each part is at least one."""
     shares = [total * weight / sum(weights) for weight in weights]
     ends = [round(sum(shares[: at + 1])) for at in range(len(shares))]
     return [max(1, end - begin) for begin, end in zip([0, *ends], ends, strict=False)]

@@ -1,7 +1,7 @@
-"""What runs in the process that has reasoning-gym: it makes tasks and scores answers.
+"""Code that runs in the process that has reasoning-gym: make tasks and score answers.
 
-Of some data sets the tasks depend on Python's hash seed, and some take seconds for a task or for ever for a hostile answer:
-so that process has a fixed hash seed and deadlines, and is ended where one passes.
+The tasks of some data sets depend on Python's hash seed. Some take seconds to make a task, or forever to score a hostile answer.
+So that process has a fixed hash seed and deadlines, and is ended when a deadline passes.
 """
 
 from __future__ import annotations
@@ -12,26 +12,26 @@ import time
 from functools import cache
 from typing import Any
 
-CHUNK_S = 1.0  # of making tasks in one call
+CHUNK_S = 1.0  # time to make tasks in one call
 _entries: dict[tuple[str, int], dict[str, Any]] = {}
 
 
 def call(method: str, *arguments: Any) -> Any:
-    """One of the functions below, by name: what a worker is made with."""
+    """Call one of the functions below by name; the worker process starts with this."""
     methods: dict[str, Any] = {"names": names, "make": make, "score": score}
     return methods[method](*arguments)
 
 
 def names() -> list[str]:
-    """Every data set there is, composites of several left out: a mixture of ours does that."""
+    """Every data set except composites of several: use our mixture for those."""
     from reasoning_gym.factory import DATASETS
 
     return sorted(set(DATASETS) - {"composite"})
 
 
 def make(source: str, first: int, at_most: int) -> list[tuple[str, str | None]]:
-    """Questions and answers of the tasks from `first` on: one at least, and as many as `CHUNK_S` has time for. Fewer than
-    one where the data set has no more."""
+    """Questions and answers of the tasks from `first` on: at least one, and as many as fit in `CHUNK_S`. An empty list if the
+    data set has no more."""
     made: list[tuple[str, str | None]] = []
     began = time.monotonic()
     while len(made) < at_most and (not made or time.monotonic() - began < CHUNK_S):
@@ -45,8 +45,8 @@ def make(source: str, first: int, at_most: int) -> list[tuple[str, str | None]]:
 
 
 def score(source: str, index: int, answer: str | None) -> tuple[float, str]:
-    """From 0 to 1, by the data set's own scorer, and what that raised, empty where nothing: many raise for answers that they
-    cannot read."""
+    """The score from 0 to 1 by the data set's own scorer, and the error that it raised (empty if none): many raise on answers
+    that they cannot read."""
     try:
         value = float(_dataset(source).score_answer(answer, _entry(source, index)))
     except Exception as error:  # noqa: BLE001 - the plugin boundary: a data set's code
@@ -62,7 +62,7 @@ def _entry(source: str, index: int) -> dict[str, Any]:
 
 @cache
 def _dataset(source: str) -> Any:
-    """`source` is JSON: name, parameters, level, seed, size. Raises ValueError in one line for what it cannot be made from."""
+    """`source` is JSON: name, parameters, level, seed, size. Raises ValueError in one line if it cannot be made from these."""
     import reasoning_gym
     from reasoning_gym.factory import create_curriculum, has_curriculum
 

@@ -1,4 +1,4 @@
-"""What this package offers: the environment `reasoning_gym`."""
+"""Register the environment `reasoning_gym`."""
 
 from __future__ import annotations
 

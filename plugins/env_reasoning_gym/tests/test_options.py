@@ -1,4 +1,4 @@
-"""What can be known of the environment without reasoning-gym: its options, what a reply answers, and that it is missing."""
+"""What is known without reasoning-gym: the options, how an answer is read, and that reasoning-gym is missing."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The environment `textarena`: games in which every side is the policy.
 
-A group of n rollouts is n sides of as many games as that takes. Each side is an episode of its own: its tokens, its score.
+A group of n rollouts is n sides, from as many games as needed. Each side is a separate episode, with its own tokens and score.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Textarena(SteppedEnvironment):
     async def rollout_group(
         self, task: Task, policy: Policy, n: int, *, seeds: Sequence[int]
     ) -> Sequence[Episode | Failed | BaseException]:
-        """A game may end before a side's first turn: further games give the episodes that are then missing. A game that
-        fails fails for all of its sides."""
+        """Run games until the group has its episodes. If a game ends before a side's first turn, further games supply the
+        missing ones. A game that fails, fails for all of its sides."""
         found: list[Episode | Failed | BaseException] = []
         games = 0
         while len(found) < n:

@@ -1,4 +1,4 @@
-"""What runs in the process that has textarena."""
+"""Code that runs in the process that has textarena."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from textarena.envs.registration import ENV_REGISTRY
 
 from atropos_env_kit.step_host import Shown, StepHost
 
-RAW = "-raw"  # of an id: without the wrappers, which write all that was ever shown as one text
+RAW = "-raw"  # suffix of an id: without the wrappers that write all earlier observations as one text
 BOARD, ACTION = textarena.ObservationType.GAME_BOARD, textarena.ObservationType.PLAYER_ACTION
 
 
@@ -38,7 +38,7 @@ class Game:
 
 
 def text_of(side: int, observed: Iterable[tuple[int, str, Any]], roles: Mapping[int, str]) -> str:
-    """What a side is shown since its last action, which its own conversation has: of several boards the last."""
+    """What a side is shown: everything since its last action (the rest is in its conversation), with only the last board."""
     kept = [(who, text, kind) for who, text, kind in observed if not (kind is ACTION and who == side)]
     boards = [at for at, (_, _, kind) in enumerate(kept) if kind is BOARD]
     lines = []

@@ -1,4 +1,4 @@
-"""What this package offers: the environment `textarena`."""
+"""Register the environment `textarena`."""
 
 from __future__ import annotations
 

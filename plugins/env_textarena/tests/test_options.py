@@ -1,4 +1,4 @@
-"""What can be known of the environment without textarena: its options, and that it is missing."""
+"""What is known without textarena: the environment's options, and that textarena is missing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run file may say of an environment that was written for verifiers."""
+"""Options of an environment that was written for verifiers."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from atropos_core.plugins.provider import Options
 
 class VerifiersOptions(Options):
     id: str = Field(
-        description="of the environment, as verifiers knows it: name or owner/name of a package that is installed, or "
-        "whose module lies in `folder`"
+        description="id of the environment in verifiers: name or owner/name of an installed package, or of a package "
+        "whose module is in `folder`"
     )
     folder: Annotated[Path, AfterValidator(lambda path: path.expanduser().absolute())] | None = Field(
-        None, description="where the environment's module is; unset: it is installed"
+        None, description="folder of the environment's module; unset: it is installed"
     )
     config: dict[str, Any] = Field(
         default_factory=dict,
@@ -24,16 +24,18 @@ class VerifiersOptions(Options):
     )
     datasets: dict[str, str] = Field(
         default_factory=dict,
-        description="data sets of the hub that are files here: their name, or * for all others, and a folder or a .jsonl, .json, .csv or "
-        ".parquet file",
+        description="data sets of the hub that are local files here: their name, or * for all others, and a folder or a .jsonl, .json, "
+        ".csv or .parquet file",
     )
-    tasks: int = Field(100_000, ge=1, description="tasks that are read of each of its data sets, the first ones")
+    tasks: int = Field(
+        100_000, ge=1, description="how many tasks to read from each of its data sets, from the first on"
+    )
     held_out: float = Field(
         0.1,
         ge=0,
         lt=1,
-        description="the part of the tasks, from 0 to 1, that is held out, by their prompts, where the environment has no data "
-        "set for evaluation",
+        description="share of the tasks, from 0 to 1, to hold out by a hash of their prompts; only if the environment has no "
+        "data set for evaluation",
     )
-    success: float = Field(1.0, description="the score of an episode from which on it counts as correct")
-    open_deadline_s: float = Field(600.0, gt=0, description="seconds for loading the environment, and for its tasks")
+    success: float = Field(1.0, description="an episode with at least this score is correct")
+    open_deadline_s: float = Field(600.0, gt=0, description="seconds to load the environment and its tasks")

@@ -1,4 +1,4 @@
-"""What both of verifiers' contracts are to the process that hosts an environment."""
+"""The interface to both of verifiers' contracts, for the process that hosts an environment."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Part = Literal["train", "eval"]  # of an environment's own data sets
 
 @dataclass(frozen=True)
 class Access:
-    """Where one agent of an episode samples."""
+    """The address and key with which one agent of an episode samples."""
 
     url: str
     key: str
@@ -22,12 +22,10 @@ class Access:
 
 @dataclass
 class Outcome:
-    """How an episode ended. `agent`: the one whose tokens are trained; `error`: why it counts as failed."""
+    """How an episode ended. `agent`: the agent whose tokens are trained; `error`: why the episode failed."""
 
     score: float = 0.0
-    parts: dict[str, float] = field(
-        default_factory=dict
-    )  # of the score, by the function that gave it, times its weight
+    parts: dict[str, float] = field(default_factory=dict)  # of the score, by function: its value times its weight
     metrics: dict[str, float] = field(default_factory=dict)
     agent: str = ""
     error: str = ""
@@ -37,7 +35,7 @@ class Outcome:
 
 
 class Contract(Protocol):
-    """One environment that is loaded."""
+    """One loaded environment."""
 
     @property
     def name(self) -> str:
@@ -45,24 +43,24 @@ class Contract(Protocol):
 
     @property
     def agents(self) -> Sequence[str]:
-        """Those that sample from the policy, trained or not."""
+        """The agents that sample from the policy, trained or not."""
 
     async def open(self, at_most: int) -> Mapping[Part, Sequence[Sequence[Mapping[str, Any]]]]:
-        """The opening messages of each of its tasks, of the first ones of each data set."""
+        """The opening messages of the first `at_most` tasks of each data set."""
 
     async def run(self, part: Part, index: int, accesses: Sequence[Mapping[str, Access]]) -> list[Outcome]:
-        """A group: as many episodes of that task as there are accesses, by agent."""
+        """Run a group: one episode of that task for each entry of `accesses`, which holds its agents' accesses by name."""
 
     async def close(self) -> None: ...
 
 
 def numbers(given: Iterable[tuple[str, Any]]) -> dict[str, float]:
-    """Those that are finite numbers."""
+    """Keep those that are finite numbers."""
     return {name: float(value) for name, value in given if isinstance(value, (int, float)) and math.isfinite(value)}
 
 
 def plain(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Messages as a task has them: without fields that are None, content as text."""
+    """Messages as a task holds them: without fields that are None, and with content as text."""
     made = []
     for message in messages:
         said = {name: value for name, value in message.items() if value is not None}
@@ -74,5 +72,5 @@ def plain(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def digest(messages: Sequence[Mapping[str, Any]]) -> str:
-    """Of a task's opening messages: it says whether two are the same."""
+    """A digest of a task's opening messages, to tell whether two tasks are the same."""
     return blake2b(json.dumps(messages, sort_keys=True).encode(), digest_size=16).hexdigest()

@@ -1,4 +1,4 @@
-"""An environment of verifiers, as a run sees it. Its code runs in a process of its own, and samples over HTTP, as from any endpoint."""
+"""An environment of verifiers as a run sees it. Its code runs in a separate process and samples over HTTP, as from any endpoint."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from atropos_core.types import Episode, Failed, Message, Split, Task
 from atropos_env_verifiers.config import VerifiersOptions
 from atropos_env_verifiers.contract import Part, digest
 
-RUN_DEADLINE_S = 24 * 3600.0  # the run's own deadline of a rollout comes first
+RUN_DEADLINE_S = 24 * 3600.0  # the run's own deadline of a rollout is shorter
 
 
 class VerifiersEnvironment(Environment):
@@ -36,7 +36,9 @@ class VerifiersEnvironment(Environment):
 
     def tasks(self, split: Split) -> Sequence[Task]:
         if not self._tasks:
-            raise DataError("an environment of verifiers loads its tasks as it is opened", remedy="Await open() first.")
+            raise DataError(
+                "an environment of verifiers has no tasks before it is opened", remedy="Await open() first."
+            )
         return self._tasks[split]
 
     def source(self) -> str:
@@ -72,7 +74,7 @@ class VerifiersEnvironment(Environment):
     async def rollout_group(
         self, task: Task, policy: Policy, n: int, *, seeds: Sequence[int]
     ) -> Sequence[Episode | Failed | BaseException]:
-        """Each agent of an episode has a session of its own; a group is scored together, where its rubric does."""
+        """Run a group. Each agent of an episode has a separate session. Contract v0 scores the group together."""
         assert self._server is not None, "an environment is opened before it is used"
         child = await self._running_again()
         sessions: list[dict[str, PolicySession]] = [{} for _ in range(n)]
@@ -102,7 +104,7 @@ class VerifiersEnvironment(Environment):
     async def _running(self) -> Child:
         async with self._starting:
             if self._child is not None and self._child.peer.lost.is_set():
-                console.warn(f"{self._child.role} has ended, and is started again: {self._options.id}")
+                console.warn(f"{self._child.role} has ended and is started again: {self._options.id}")
                 await self._child.close()
                 self._child = None
             if self._child is None:
@@ -110,7 +112,7 @@ class VerifiersEnvironment(Environment):
             return self._child
 
     async def _running_again(self) -> Child:
-        """Where it ends while it is being started, that is the end of this rollout alone, too."""
+        """As `_running`, but if the process ends while it starts, only this rollout fails."""
         try:
             return await self._running()
         except ProcessDied as error:
@@ -144,7 +146,7 @@ class VerifiersEnvironment(Environment):
         return child
 
     async def _run(self, child: Child, task: Task, accesses: Sequence[Mapping[str, Sequence[str]]]) -> list[Any]:
-        """The end of its process is the end of these rollouts alone: the next group starts it again."""
+        """Run the group in the process. If the process ends, only these rollouts fail: the next group starts it again."""
         where = (task.data["part"], task.data["index"], task.data["digest"])
         try:
             answer: list[Any] = json.loads(await child.peer.call("run", *where, accesses, deadline_s=RUN_DEADLINE_S))
@@ -156,8 +158,8 @@ class VerifiersEnvironment(Environment):
 def split(
     train: Sequence[Sequence[Message]], own: Sequence[Sequence[Message]], held_out: float
 ) -> dict[Split, list[Task]]:
-    """Opening messages as tasks. Without a data set of the environment's `own` for evaluation, the prompt says which of the two
-    splits a task is of: none is of both."""
+    """Opening messages as tasks. If the environment has no evaluation data set of its `own`, a hash of the prompt decides the
+    split, so no task is in both."""
     made: dict[Split, list[Task]] = {"train": [], "test": [_task("eval", *one) for one in enumerate(own)]}
     for index, messages in enumerate(train):
         chance = int(digest(messages), 16) / 2**128
@@ -176,8 +178,8 @@ def member(
     episodes: Mapping[str, Episode | None],
     success: float,
 ) -> Episode | Failed | AtroposError:
-    """Of a group, from what verifiers says of an episode and what was sampled in it, by agent. `failures` of the policy say more
-    of why it failed than the environment, which saw a request that was refused."""
+    """One member of a group, from verifiers' outcome and from what each agent sampled. `failures` of the policy explain a failed
+    episode better than the environment, which only saw a refused request."""
     raised = [failure for failure in failures if failure is not None]
     dead = [failure for failure in raised if isinstance(failure, ProcessDied)]
     if dead or (raised and outcome["error"]):

@@ -1,4 +1,4 @@
-"""The environment's own process: `python -m atropos_env_verifiers.host DESCRIPTOR ROLE`, started by `VerifiersEnvironment` alone."""
+"""The environment's process: `python -m atropos_env_verifiers.host DESCRIPTOR ROLE`. Only `VerifiersEnvironment` starts it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from atropos_env_kit.local_datasets import serve_datasets
 from atropos_env_verifiers.contract import Access, Contract, Part, digest
 
 CHUNK = 500  # tasks in one answer
-V0, V1 = "verifiers==0.1.14", "verifiers==0.4.0"  # that have the contract of that name
+V0, V1 = "verifiers==0.1.14", "verifiers==0.4.0"  # versions that have each contract
 
 
 class EnvironmentHost(Host):
@@ -37,7 +37,7 @@ class EnvironmentHost(Host):
         """`wanted`: id, folder, config, datasets. Raises ConfigError for an environment that cannot be loaded."""
         if wanted["folder"]:
             sys.path.insert(0, wanted["folder"])
-            # Tool servers of a Taskset are programs of Python that import the environment's module.
+            # A Taskset's tool servers are Python programs that import the environment's module.
             os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (wanted["folder"], os.environ.get("PYTHONPATH"))))
         serve_datasets(wanted["datasets"])
         self._contract = load(wanted["id"], wanted["config"])
@@ -45,7 +45,7 @@ class EnvironmentHost(Host):
             self.peer.handlers[call.__name__] = call
 
     async def open_environment(self, at_most: int) -> dict[str, Any]:
-        """Load its data. Says what it is, and how many tasks each of its data sets has."""
+        """Load the environment's data. Returns what it is, and how many tasks each of its data sets has."""
         try:
             self._prompts = await self._contract.open(at_most)
         except Exception as error:
@@ -55,15 +55,15 @@ class EnvironmentHost(Host):
         return {"contract": self._contract.name, "agents": list(self._contract.agents), "sizes": sizes}
 
     async def prompts(self, part: Part, first: int) -> str:
-        """Opening messages as JSON, of tasks from `first` on."""
+        """The opening messages of tasks from `first` on, as JSON."""
         return json.dumps(self._prompts[part][first : first + CHUNK])
 
     async def run(self, part: Part, index: int, seen: str, accesses: Sequence[Mapping[str, Sequence[str]]]) -> str:
-        """A group's outcomes as JSON. `seen`: the digest of the prompt that this task had."""
+        """Run a group and return its outcomes as JSON. `seen`: the digest of the task's prompt when it was loaded."""
         if digest(self._prompts[part][index]) != seen:
             raise DataError(
-                "loaded again, the environment has other tasks: they are drawn at random, or their source has changed",
-                remedy="Give what makes them a seed, in [environment.NAME.config].",
+                "the environment was loaded again and its tasks differ: they are drawn at random, or their source has changed",
+                remedy="Give their generator a seed in [environment.NAME.config].",
             )
         given = [{agent: Access(*access) for agent, access in one.items()} for one in accesses]
         return json.dumps([outcome.record() for outcome in await self._contract.run(part, index, given)])
@@ -147,12 +147,12 @@ def _not_imported(id: str, error: BaseException) -> ConfigError | None:
         missing = error.name or ""
     elif isinstance(error, AttributeError) and isinstance(
         error.obj, ModuleType
-    ):  # verifiers imports what it is asked for
+    ):  # verifiers imports the module that it is asked for
         missing = error.obj.__name__
     else:
         return None
     top = missing.split(".")[0]
-    if not top:  # what verifiers raises for an id in the configuration that it does not find, for one
+    if not top:  # for example, verifiers raises this for an unknown id in the configuration
         return None
     absent = isinstance(error, ModuleNotFoundError) and top not in sys.stdlib_module_names and not _is_there(top)
     if top == "verifiers" or (not absent and _raised_in(error) == "verifiers"):

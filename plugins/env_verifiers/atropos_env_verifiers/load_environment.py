@@ -1,4 +1,4 @@
-"""The contract v0: a module with `load_environment(**arguments)`, which gives an environment with data sets and a rubric."""
+"""The contract v0: a module whose `load_environment(**arguments)` returns an environment with data sets and a rubric."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from verifiers.utils.error_utils import ErrorChain
 
 from atropos_env_verifiers.contract import Access, Outcome, Part, numbers, plain
 
-MODEL = "policy"  # any name is answered
+MODEL = "policy"  # any name works
 
 
 class Chat(OpenAIChatCompletionsClient):  # type: ignore[misc] # verifiers is an Any here
     async def raise_from_native_response(self, response: Any) -> None:
-        """Verifiers raises for a reply without a word. Here it is one, to be scored: it was sampled."""
+        """Do not raise for an empty reply, as verifiers does: it was sampled, so it is scored."""
 
 
 class Completions(OpenAICompletionsClient):  # type: ignore[misc]
     async def raise_from_native_response(self, response: Any) -> None:
-        """As of `Chat`."""
+        """As in `Chat`."""
 
 
 class LoadEnvironment:
-    """Its own loop of a rollout, with a client of ours for each; scored as a group by its rubric."""
+    """An environment of contract v0: its own rollout loop, with one client of ours per rollout, scored as a group by its rubric."""
 
     name = "v0"
     agents = ("policy",)
@@ -38,7 +38,7 @@ class LoadEnvironment:
     def __init__(self, module: ModuleType, config: Mapping[str, Any]) -> None:
         self._environment: Any = module.load_environment(**config)
         if not isinstance(self._environment, vf.Environment):
-            raise TypeError(f"load_environment() gave a {type(self._environment).__name__}, and no vf.Environment")
+            raise TypeError(f"load_environment() gave a {type(self._environment).__name__}, not a vf.Environment")
         self._rows: dict[Part, Any] = {}
 
     async def open(self, at_most: int) -> dict[Part, list[list[dict[str, Any]]]]:
@@ -83,7 +83,7 @@ class LoadEnvironment:
         outcome.metrics["turns"] = float(len(state["trajectory"]))
 
     def _weights(self) -> dict[str, float]:
-        """By function. A name with several weights has none: what verifiers says of it is the sum of its values."""
+        """Weights by function name. A name with several weights has none, since verifiers reports the sum of its values."""
         found: dict[str, set[float]] = defaultdict(set)
         rubrics = [self._environment.rubric]
         for rubric in rubrics:
@@ -93,12 +93,12 @@ class LoadEnvironment:
         return {name: weights.pop() for name, weights in found.items() if len(weights) == 1}
 
     def _client(self, access: Access) -> Client[Any, Any, Any, Any]:
-        """Without retries: a reply that is sampled twice is trained twice."""
+        """A client without retries: a reply that is sampled twice would be trained twice."""
         client = AsyncOpenAI(base_url=access.url, api_key=access.key, max_retries=0, timeout=None)
         return Completions(client) if self._environment.message_type == "completion" else Chat(client)
 
     async def close(self) -> None:
-        """Its own teardown is registered for the end of its process."""
+        """Does nothing: the environment registers its own teardown for the end of its process."""
 
 
 def _messages(prompt: Any) -> list[dict[str, Any]]:

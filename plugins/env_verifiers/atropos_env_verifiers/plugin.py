@@ -1,4 +1,4 @@
-"""What this package offers: the environment `verifiers`."""
+"""Register the environment `verifiers`."""
 
 from __future__ import annotations
 

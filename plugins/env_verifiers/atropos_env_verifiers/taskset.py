@@ -1,7 +1,7 @@
 """The contract v1: a `Taskset` of tasks that score their traces, and an `Env` whose agents run them by a `Harness`.
 
-An agent's harness is handed the address and key of verifiers' own interception server, which passes each call on as it came, to
-the address and key that are ours.
+An agent's harness gets the address and key of verifiers' own interception server, which passes each call on unchanged to our
+address and key.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from verifiers.v1.utils.loaders import env_config_type, load_environment
 
 from atropos_env_verifiers.contract import Access, Outcome, Part, numbers, plain
 
-MODEL = "policy"  # any name is answered
+MODEL = "policy"  # any name works
 
 
 class TasksetEnvironment:
-    """Its own episodes, with a client of ours for each of its agents that has none."""
+    """An environment of contract v1: its own episodes, with a client of ours for each agent that does not have one."""
 
     name = "v1"
 
@@ -48,7 +48,7 @@ class TasksetEnvironment:
 
     async def _run(self, task: Any, accesses: Mapping[str, Access]) -> Outcome:
         environment = copy.copy(self._environment)
-        # A server of its own for the episode: one that several share keeps a client of each for ever.
+        # A separate server for the episode: a shared one would keep a client of every episode forever.
         vars(environment)["_interception"] = None
         with _variables([access.key for access in accesses.values()]) as names:
             clients = {
@@ -68,8 +68,8 @@ class TasksetEnvironment:
 
 
 def _configured(id: str, config: Mapping[str, Any]) -> Any:
-    """With programs in processes of this machine wherever neither the environment nor `config` says where they run: the default
-    of verifiers is a service elsewhere."""
+    """The configuration. If neither the environment nor `config` says where programs run, they run as processes on this machine:
+    verifiers' own default is a remote service."""
     given = {**config, "taskset": {**config.get("taskset", {}), "id": id}}
     kind = env_config_type(id, given.get("id", ""))
     for name, field in kind.model_fields.items():
@@ -80,8 +80,8 @@ def _configured(id: str, config: Mapping[str, Any]) -> Any:
 
 @contextmanager
 def _variables(keys: Sequence[str]) -> Iterator[list[str]]:
-    """Names of environment variables that hold these keys: a client's configuration takes no key itself. Programs that are
-    started do not inherit what is called API_KEY."""
+    """Names of environment variables that hold these keys: a client's configuration cannot hold a key itself. Programs that are
+    started do not inherit variables named API_KEY."""
     names = [f"ATROPOS_API_KEY_{secrets.token_hex(8)}" for _ in keys]
     os.environ.update(zip(names, keys, strict=True))
     try:
@@ -104,11 +104,13 @@ def _outcome(episode: Any, agents: Sequence[str]) -> Outcome:
     trained = [trace for trace in episode.traces if trace.agent.trainable and trace.agent.name in agents]
     errors = [*(error for trace in episode.traces for error in trace.errors), *episode.errors]
     if not episode.ok:
-        error = f"{errors[0].type}: {errors[0].message}" if errors else "the episode is not ok"  # others follow from it
+        error = (
+            f"{errors[0].type}: {errors[0].message}" if errors else "the episode is not ok"
+        )  # later errors follow from the first
         return Outcome(agent=trained[0].agent.name if trained else "", error=error)
     if len(trained) != 1:
         names = ", ".join(trace.agent.name for trace in trained) or "none"
-        return Outcome(error=f"an episode has one agent run that is trained, and this one has {len(trained)} ({names})")
+        return Outcome(error=f"an episode may have one trained agent run, and this one has {len(trained)} ({names})")
     [trace] = trained
     return Outcome(
         score=trace.reward,

@@ -1,4 +1,4 @@
-"""What can be known of the environment without verifiers: its options, and that it is missing."""
+"""What is known without verifiers: the environment's options, and that verifiers is missing."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def test_a_part_of_the_tasks_is_in_the_test_split_by_their_prompts_and_none_is_o
     again = split(ROWS[::-1], [], 0.25)
     assert {one.messages[0]["content"] for one in again["test"]} == {
         one.messages[0]["content"] for one in made["test"]
-    }, "where a task stands says nothing of its split"
+    }, "the split does not depend on a task's place"
     assert len(split(ROWS, [], 0.0)["train"]) == 400
 
 

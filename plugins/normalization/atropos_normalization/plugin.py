@@ -1,4 +1,4 @@
-"""What this package offers: the transforms `zscore`, `length_penalty` and `equal_group`."""
+"""Register the transforms `zscore`, `length_penalty` and `equal_group`."""
 
 from __future__ import annotations
 

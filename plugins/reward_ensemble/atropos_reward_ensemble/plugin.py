@@ -1,4 +1,4 @@
-"""What this package offers: the rewards `ensemble` and `judge`."""
+"""Register the rewards `ensemble` and `judge`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What this package offers: the sink `csv`."""
+"""Register the sink `csv`."""
 
 from __future__ import annotations
 

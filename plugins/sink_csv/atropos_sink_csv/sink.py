@@ -1,4 +1,4 @@
-"""A table with a row a step and a column a metric, whenever the metric first appears."""
+"""A table with one row per step and one column per metric, also for metrics that first appear later."""
 
 from __future__ import annotations
 
@@ -20,9 +20,12 @@ STEP = "step"
 
 
 class CsvSink(FileSink):
-    """A step that brings new metrics has the table written anew with more columns, beside the old one, and renamed over it:
-    there is a whole table at every moment. Metrics are few and known after a few steps, so this is rare; any other step
-    appends a line. A resumed run leaves out the rows after its checkpoint."""
+    """Append one line per step.
+
+    If a step brings new metrics, the table is written to a second file with more columns and renamed over the first, so the
+    table is never half-written. Most metrics appear within a few steps, so this is rare. A resumed run drops the rows after
+    its checkpoint.
+    """
 
     def __init__(self, options: CsvOptions, directory: Path) -> None:
         super().__init__(directory / options.file)
@@ -47,7 +50,7 @@ class CsvSink(FileSink):
         self._last = step
 
     def _rewrite(self, new: Sequence[str]) -> None:
-        """The rows up to the last step, under the columns that there are and `new` ones; then open to append."""
+        """Write the rows up to the last step under the present columns and the `new` ones, then open the table to append."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -80,13 +83,13 @@ class CsvSink(FileSink):
         self._file = self._path.open("a", encoding="utf-8", newline="")
 
     def _there(self) -> TextIO:
-        """What is there, as far as this run goes on from it."""
+        """The table that this run continues: empty in a new run."""
         if self._last < 0 or not self._path.exists():
             return io.StringIO()
         return self._path.open(encoding="utf-8", newline="")
 
     def _rows(self, reader: Iterator[list[str]], width: int) -> Iterator[tuple[int, list[str]]]:
-        """Steps only rise, so what a run that died wrote half, or wrote after its checkpoint, ends the table."""
+        """Yield the rows to keep. Steps only rise: rows that a dead run left half-written, or wrote after its checkpoint, end them."""
         before = -1
         for row in reader:
             if len(row) != width or not row[0].isdigit() or not before < (step := int(row[0])) <= self._last:

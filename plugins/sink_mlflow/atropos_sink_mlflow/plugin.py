@@ -1,4 +1,4 @@
-"""What this package offers: the sink `mlflow`."""
+"""Register the sink `mlflow`."""
 
 from __future__ import annotations
 

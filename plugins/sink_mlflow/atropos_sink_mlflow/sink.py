@@ -1,4 +1,4 @@
-"""Metrics in MLflow. A thread sends them, so that no step waits for a network, and none fails by one."""
+"""Metrics in MLflow. A separate thread sends them, so that no step waits for the network or fails because of it."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from atropos_core.types import Metrics, ScoredGroup
 from atropos_sink_mlflow.config import MlflowOptions
 from atropos_sink_mlflow.tracked_run import TrackedRun, recorded_name
 
-AGAIN_S = 5.0  # after a step that could not be sent
+AGAIN_S = 5.0  # wait after a step that could not be sent
 GRACE_S = 2.0
 FILES = ("config.toml", "metrics.jsonl", "health.jsonl")
 
 
 class MlflowSink(Sink):
-    """One MLflow run for a run and all its resumes: its id is in the checkpoints.
+    """One MLflow run for a run and all its resumes. The checkpoints hold its id.
 
-    MLflow takes back nothing that it has of a run, and takes the same step twice: so whatever is sent after a resume, or after an
-    answer that did not come, is first looked for there. What a killed run had not sent yet is sent then, from metrics.jsonl.
+    MLflow cannot delete a metric and accepts the same step twice. So after a resume, or when an answer did not come, the sink
+    first reads what MLflow has. A resume also sends, from metrics.jsonl, what a killed run had not sent yet.
     """
 
     def __init__(self, options: MlflowOptions, directory: Path, steps: int) -> None:
@@ -44,11 +44,11 @@ class MlflowSink(Sink):
         self._sender: threading.Thread | None = None
 
     async def open(self) -> None:
-        """Raises ConfigError where no URI is given, or MLflow refuses it; DeadlineExceeded where nothing answers there."""
+        """Raise ConfigError if no URI is given or MLflow refuses it, DeadlineExceeded if nothing answers there."""
         uri = self._options.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
         if not uri:
             raise ConfigError(
-                "the sink mlflow does not know where runs are kept.",
+                "the sink mlflow has no tracking URI.",
                 remedy="Set sink.mlflow.tracking_uri, or MLFLOW_TRACKING_URI: http://HOST:PORT, or file:/PATH.",
             )
         deadline_s = self._options.start_deadline_s
@@ -59,18 +59,18 @@ class MlflowSink(Sink):
         except TimeoutError:
             raise DeadlineExceeded(
                 f"MLflow at {_shown(uri)} did not answer within {deadline_s:g} s.",
-                remedy="Start it, or leave [sink.mlflow] out: metrics.jsonl has the same.",
+                remedy="Start it, or leave [sink.mlflow] out: metrics.jsonl has the same metrics.",
             ) from None
         except Exception as error:
             raise ConfigError(
-                f"MLflow at {_shown(uri)} takes no run: {_first_line(error)}",
-                remedy="Look at sink.mlflow.tracking_uri, or leave [sink.mlflow] out: metrics.jsonl has the same.",
+                f"MLflow at {_shown(uri)} cannot record the run: {_first_line(error)}",
+                remedy="Check sink.mlflow.tracking_uri, or leave [sink.mlflow] out: metrics.jsonl has the same metrics.",
             ) from error
         self._id = self._run.id
         if late := {step for _, step in self._there if step > self._last}:
             console.warn(
-                f"MLflow has steps {min(late)} to {max(late)} already, of before the resume, and keeps them: the same steps run again "
-                "are in metrics.jsonl alone."
+                f"MLflow already has steps {min(late)} to {max(late)} from before the resume and keeps their values. The new "
+                "values of these steps are only in metrics.jsonl."
             )
         self._news.clear()
         self._is_closing = False
@@ -103,7 +103,7 @@ class MlflowSink(Sink):
     def load(self, state: Mapping[str, Any]) -> None:
         self._id, self._last = state["id"], int(state["step"])
 
-    # -- in threads of their own
+    # -- in separate threads
 
     def _begin(self, uri: str, began: asyncio.Future[TrackedRun]) -> None:
         loop = began.get_loop()
@@ -121,14 +121,14 @@ class MlflowSink(Sink):
             _tell(loop, began, began.set_result, run)
 
     def _unsent(self) -> Iterator[tuple[int, dict[str, float]]]:
-        """Steps up to the checkpoint of which MLflow lacks something."""
+        """Yield the steps up to the checkpoint that MLflow lacks, or has only in part."""
         for row in metric_rows(self._directory)[0]:
             step = int(row.pop("step"))
             if step <= self._last and any((recorded_name(name), step) not in self._there for name in row):
                 yield step, row
 
     def _send(self, run: TrackedRun) -> None:
-        """Every step in its order, until the last one is there or the sink is closed and out of time."""
+        """Send every step in order, until the last one is sent, or the sink is closed and out of time."""
         is_away = False
         while not (self._is_closing and not self._waiting):
             if not self._waiting:
@@ -142,7 +142,7 @@ class MlflowSink(Sink):
                 run.add(step, metrics, self._there)
             except Exception as error:  # noqa: BLE001 - the plugin boundary
                 if not is_away:
-                    console.warn(f"MLflow does not take step {step}, and is tried again: {_first_line(error)}")
+                    console.warn(f"MLflow does not accept step {step}; trying again: {_first_line(error)}")
                 is_away = True
                 if self._is_closing:
                     return
@@ -150,7 +150,7 @@ class MlflowSink(Sink):
                 self._news.clear()
                 continue
             if is_away:
-                console.say(f"MLflow takes metrics again, from step {step} on.")
+                console.say(f"MLflow accepts metrics again, from step {step} on.")
             is_away = False
             self._waiting.popleft()
         try:
@@ -158,7 +158,7 @@ class MlflowSink(Sink):
                 run.add_files([path for name in FILES if (path := self._directory / name).is_file()])
             run.end("FINISHED" if self._last >= self._steps else "KILLED")
         except Exception as error:  # noqa: BLE001 - the plugin boundary
-            console.warn(f"MLflow was not told that the run has ended: {_first_line(error)}")
+            console.warn(f"MLflow could not be told that the run has ended: {_first_line(error)}")
 
 
 def _tell(loop: asyncio.AbstractEventLoop, future: asyncio.Future[Any], call: Any, value: Any) -> None:
@@ -173,6 +173,6 @@ def _first_line(error: Exception) -> str:
 
 
 def _shown(uri: str) -> str:
-    """Without a user and password that may stand in it."""
+    """The URI without the user and password that it may contain."""
     scheme, separator, rest = uri.partition("://")
     return f"{scheme}{separator}{rest.rpartition('@')[2]}"

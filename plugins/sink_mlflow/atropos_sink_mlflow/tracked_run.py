@@ -1,4 +1,4 @@
-"""One MLflow run, by MLflow's own client: what is in it, and what is added. Every call may wait for a network."""
+"""One MLflow run, through MLflow's own client: read what it has, and add to it. Every call may wait for the network."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import Any
 from atropos_core.types import Metrics
 from atropos_sink_mlflow.config import MlflowOptions
 
-METRICS, PARAMS = 1000, 100  # that MLflow takes at once
+METRICS, PARAMS = 1000, 100  # that MLflow accepts in one call
 PARAM_LENGTH = 6000
-ODD = re.compile(r"[^\w.\- :/]")  # what no name in MLflow may have
-DEFAULTS = {  # unless the user says otherwise: a thread of ours tries again, so that MLflow's own patience may be short
+ODD = re.compile(r"[^\w.\- :/]")  # not allowed in a name in MLflow
+DEFAULTS = {  # unless the user says otherwise. Our thread retries, so MLflow's own timeouts may be short
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
@@ -24,18 +24,18 @@ DEFAULTS = {  # unless the user says otherwise: a thread of ours tries again, so
 
 
 def recorded_name(name: str) -> str:
-    """Of a metric or a parameter, as MLflow takes it."""
+    """The name of a metric or a parameter with the characters that MLflow accepts."""
     return ODD.sub("_", name)
 
 
 class TrackedRun:
-    """Begun, or taken up by its id. Raises what MLflow raises, and OSError."""
+    """A new MLflow run, or an earlier one continued by its id. Raises what MLflow raises, and OSError."""
 
     def __init__(self, options: MlflowOptions, uri: str, name: str, run_id: str | None) -> None:
         for variable, value in DEFAULTS.items():
             os.environ.setdefault(variable, value)
         if uri.startswith("file:"):
-            os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # MLflow 3.6 and later want it said
+            os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # required by MLflow 3.6 and later
         from mlflow import MlflowClient
 
         self._client: Any = MlflowClient(tracking_uri=uri)
@@ -48,7 +48,7 @@ class TrackedRun:
         self.id: str = run_id
 
     def add_params(self, values: Mapping[str, Any]) -> None:
-        """Those that it has not: MLflow never changes one."""
+        """Add the parameters that the run does not have yet: MLflow never changes one."""
         from mlflow.entities import Param
 
         there = self._client.get_run(self.id).data.params
@@ -61,12 +61,12 @@ class TrackedRun:
             self._client.log_batch(self.id, params=new[at : at + PARAMS])
 
     def recorded(self) -> set[tuple[str, int]]:
-        """Names and steps of the metrics that it has."""
+        """Names and steps of the metrics that the run has."""
         names = self._client.get_run(self.id).data.metrics
         return {(name, one.step) for name in names for one in self._client.get_metric_history(self.id, name)}
 
     def add(self, step: int, metrics: Metrics, there: set[tuple[str, int]]) -> None:
-        """What of this step is not `there` yet."""
+        """Record the metrics of this step that are not in `there` yet."""
         from mlflow.entities import Metric
 
         now_ms = int(1000 * time.time())

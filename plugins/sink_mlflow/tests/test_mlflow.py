@@ -82,7 +82,7 @@ async def test_after_a_resume_no_step_is_there_twice_and_none_is_missing(folder,
     assert again == {"id": state["id"], "step": 4}
     assert history(folder, state["id"], "a") == [(0, 0.0), (1, 1.0), (2, 2.0), (3, 3.0), (4, 4.0)]
     assert history(folder, state["id"], "b") == [(1, 1.0), (2, 2.0), (3, 3.5)]
-    assert "MLflow has steps 2 to 3 already" in " ".join(capsys.readouterr().err.split())
+    assert "MLflow already has steps 2 to 3" in " ".join(capsys.readouterr().err.split())
     [run] = runs(folder)
     assert (run.info.status, run.data.params["seed"]) == ("FINISHED", "8")
 
@@ -106,7 +106,7 @@ async def test_a_store_that_goes_away_neither_stops_nor_slows_a_run_and_gets_eac
     for step in (2, 3):
         await sink.step(step, {"a": float(step)}, [])
     said = ""
-    while "is tried again" not in said:
+    while "trying again" not in said:
         await sinks_pause()
         said += capsys.readouterr().err
     store.unlink()
@@ -114,8 +114,8 @@ async def test_a_store_that_goes_away_neither_stops_nor_slows_a_run_and_gets_eac
     await sink.step(4, {"a": 4.0}, [])
     await sink.close()
     assert history(folder, run_id, "a") == [(step, float(step)) for step in (1, 2, 3, 4)]
-    assert "does not take step 2" in " ".join(said.split())
-    assert "MLflow takes metrics again" in " ".join(capsys.readouterr().out.split())
+    assert "does not accept step 2" in " ".join(said.split())
+    assert "MLflow accepts metrics again" in " ".join(capsys.readouterr().out.split())
 
 
 async def test_a_step_of_which_a_part_arrived_is_there_once_when_it_is_sent_again(folder, capsys):
@@ -129,7 +129,7 @@ async def test_a_step_of_which_a_part_arrived_is_there_once_when_it_is_sent_agai
     kept.mkdir()  # so that `a` of step 2 is written, and `b` is not
     await sink.step(2, {"a": 2.0, "b": 2.0}, [])
     said = ""
-    while "is tried again" not in said:
+    while "trying again" not in said:
         await sinks_pause()
         said += capsys.readouterr().err
     assert history(folder, run_id, "a") == [(1, 1.0), (2, 2.0)], "a part of the step is there"
@@ -166,7 +166,7 @@ async def test_what_a_killed_run_had_not_sent_is_sent_once_when_it_is_resumed(fo
     assert not capsys.readouterr().err
     await sinks.recorded(made(folder), {4: {"a, or": -4.0}}, saved)  # killed again before the next checkpoint
     assert history(folder, saved["id"], "a_ or") == [(step, float(step)) for step in (1, 2, 3, 4)]
-    assert "MLflow has steps 4 to 4 already" in " ".join(capsys.readouterr().err.split())
+    assert "MLflow already has steps 4 to 4" in " ".join(capsys.readouterr().err.split())
 
 
 async def sinks_pause():
@@ -187,7 +187,7 @@ async def test_a_store_that_stays_away_is_named_at_the_end_with_what_it_lacks(fo
 
 async def test_where_runs_are_kept_must_be_said(folder, monkeypatch):
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    with pytest.raises(ConfigError, match=r"does not know where runs are kept(.|\n)*MLFLOW_TRACKING_URI"):
+    with pytest.raises(ConfigError, match=r"has no tracking URI(.|\n)*MLFLOW_TRACKING_URI"):
         await made(folder, tracking_uri=None).open()
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file:{folder.parent}/mlruns")
     await sinks.recorded(made(folder, tracking_uri=None), {0: {"a": 0.0}})
@@ -197,13 +197,13 @@ async def test_where_runs_are_kept_must_be_said(folder, monkeypatch):
 async def test_a_server_that_is_not_there_and_a_uri_that_cannot_be_are_refused_before_the_first_step(
     folder, monkeypatch
 ):
-    with pytest.raises(ConfigError, match="MLflow at gopher://x takes no run"):
+    with pytest.raises(ConfigError, match="MLflow at gopher://x cannot record the run"):
         await made(folder, tracking_uri="gopher://x").open()
     with socket.create_server(("127.0.0.1", 0)) as silent:  # takes connections and says nothing
         port = silent.getsockname()[1]
         with pytest.raises(DeadlineExceeded, match=rf"MLflow at http://127.0.0.1:{port} did not answer within 1 s"):
             await made(folder, tracking_uri=f"http://me:hunter2@127.0.0.1:{port}", start_deadline_s=1).open()
-    with pytest.raises(ConfigError, match=r"http://127.0.0.1:1 takes no run(.|\n)*metrics.jsonl has the same"):
+    with pytest.raises(ConfigError, match=r"http://127.0.0.1:1 cannot record the run(.|\n)*metrics.jsonl has the same"):
         monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
         await made(folder, tracking_uri="http://127.0.0.1:1").open()
 

@@ -1,4 +1,4 @@
-"""What this package offers: the sink `tensorboard`."""
+"""Register the sink `tensorboard`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scalars in TensorBoard's event files, by its own library, without TensorFlow or torch."""
+"""Scalars in TensorBoard event files, written with the library tensorboard, without TensorFlow or torch."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from atropos_sink_tensorboard.config import TensorboardOptions
 
 
 class TensorboardSink(FileSink):
-    """A run, and every resume of it, begins an event file of its own. Its session start says from which step on it counts:
-    TensorBoard then leaves out what earlier files have from there on, which is what a run that died wrote after its
-    checkpoint."""
+    """Start a new event file for a run and for each resume of it.
+
+    Its session start names the step at which the file begins. TensorBoard ignores what earlier files have from that step on:
+    what a dead run wrote after its checkpoint.
+    """
 
     def __init__(self, options: TensorboardOptions, directory: Path) -> None:
         super().__init__(directory / options.directory)
@@ -62,7 +64,7 @@ class TensorboardSink(FileSink):
 
 
 def _next_name(directory: Path) -> str:
-    """TensorBoard reads the files of a directory by name: seconds, then, among those of one second, a number."""
+    """The next file name. TensorBoard reads a directory in the order of names: seconds, then a number within the same second."""
     there = sorted(path.name for path in directory.glob("events.out.tfevents.*"))
     after = there[-1].split(".")[3:5] if there else ["0", ""]
     second = max(int(time.time()), int(after[0]))

@@ -1,4 +1,4 @@
-"""Options of the sink `trackio`. Where Trackio keeps its projects is none of them: TRACKIO_DIR says that to Trackio's own commands too."""
+"""Options of the sink `trackio`. Its directory is not an option: Trackio's own commands read it from TRACKIO_DIR."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from atropos_core.plugins.provider import Options
 
 
 class TrackioOptions(Options):
-    project: str = Field("atropos", min_length=1, description="where the run is shown; made where there is none")
-    name: str | None = Field(None, description="of the run; unset: that of the run directory")
-    group: str | None = Field(None, description="of runs that belong together")
-    config: bool = Field(True, description="keep the resolved run file with it, without what is named like a secret")
+    project: str = Field("atropos", min_length=1, description="project that shows the run; created if missing")
+    name: str | None = Field(None, description="name of the run; unset: the name of the run directory")
+    group: str | None = Field(None, description="group of runs that belong together")
+    config: bool = Field(
+        True, description="keep the resolved run file with the run, except keys that look like secrets"
+    )

@@ -1,4 +1,4 @@
-"""What this package offers: the sink `trackio`."""
+"""Register the sink `trackio`."""
 
 from __future__ import annotations
 

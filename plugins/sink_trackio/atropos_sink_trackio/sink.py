@@ -1,4 +1,4 @@
-"""Metrics in Trackio's own database, in which each step is before the next one begins."""
+"""Metrics in Trackio's database. Each step is written before the next one begins."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from atropos_core.interfaces import Sink
 from atropos_core.types import Metrics, ScoredGroup
 from atropos_sink_trackio.config import TrackioOptions
 
-LOCKED_S = 30.0  # that another process may have the database open for itself, as Trackio has it
+LOCKED_S = 30.0  # how long another process may lock the database, as in Trackio
 
 
 class TrackioSink(Sink):
-    """One Trackio run for a run and all its resumes: its id is in the checkpoints.
+    """One Trackio run for a run and all its resumes. The checkpoints hold its id.
 
-    `trackio.log` leaves metrics to a thread, which a kill loses and which says of an error that some data may be dropped. So this
-    calls what that thread calls, `SQLiteStorage.bulk_log`, and waits for it.
+    `trackio.log` hands metrics to a thread: a kill loses them, and after an error it only says that data may be dropped. So this
+    sink calls what that thread calls, `SQLiteStorage.bulk_log`, and waits for it.
     """
 
     def __init__(self, options: TrackioOptions, directory: Path) -> None:
@@ -33,12 +33,12 @@ class TrackioSink(Sink):
         self._id = secrets.token_hex(16)
         self._name = options.name or directory.resolve().name
         self._last = -1
-        self._settings: dict[str, Any] | None = None  # go with the first step
+        self._settings: dict[str, Any] | None = None  # sent with the first step
         self._storage: Any = None  # trackio's SQLiteStorage, whose module is not typed
         self._renamed: Callable[[str], str] = str
 
     async def open(self) -> None:
-        """Raises ConfigError for a project that Trackio cannot have, RunDirectoryError where its directory cannot be written."""
+        """Raise ConfigError for a project name that Trackio refuses, RunDirectoryError if its directory cannot be written."""
         await asyncio.to_thread(self._begin)
 
     async def step(self, step: int, metrics: Metrics, groups: Sequence[ScoredGroup]) -> None:
@@ -56,7 +56,7 @@ class TrackioSink(Sink):
     def load(self, state: Mapping[str, Any]) -> None:
         self._id, self._last = str(state["id"]), int(state["step"])
 
-    # -- in threads of their own
+    # -- in separate threads
 
     def _begin(self) -> None:
         from trackio.sqlite_storage import SQLiteStorage
@@ -70,15 +70,15 @@ class TrackioSink(Sink):
             raise ConfigError(f"sink.trackio.project: {error}") from error
         if get_storage_mode() != "sqlite":
             raise ConfigError(
-                f"Trackio keeps no database in {TRACKIO_DIR}: it is on a network, where several writers would break it.",
-                remedy="Set TRACKIO_DIR to a local directory, or TRACKIO_STORAGE_MODE=sqlite where this run alone writes there.",
+                f"Trackio keeps no database in {TRACKIO_DIR}: it is on a network, where several writers would damage it.",
+                remedy="Set TRACKIO_DIR to a local directory, or TRACKIO_STORAGE_MODE=sqlite if only this run writes there.",
             )
         self._write(SQLiteStorage.init_db, self._options.project)
         self._write(self._cut_back)
         self._settings = self._settings_of_run()
 
     def _cut_back(self) -> None:
-        """What a run that died recorded after its checkpoint: those steps are run again."""
+        """Delete what a dead run recorded after its checkpoint: those steps run again."""
         path = self._storage.get_project_db_path(self._options.project)
         with closing(sqlite3.connect(path, timeout=LOCKED_S)) as database, database:
             database.execute("DELETE FROM metrics WHERE run_id = ? AND step > ?", (self._id, self._last))
@@ -88,7 +88,7 @@ class TrackioSink(Sink):
         self._storage.bulk_log(self._options.project, self._name, metrics, steps, run_id=self._id, config=settings)
 
     def _settings_of_run(self) -> dict[str, Any]:
-        """What Trackio's pages read of a run, as `trackio.init` writes it, and the run file."""
+        """The settings that Trackio's pages show, as `trackio.init` writes them, and the run file."""
         there = self._storage.get_run_config(self._options.project, run_id=self._id) or {}
         own = {"_Created": there.get("_Created", datetime.now(UTC).isoformat()), "_Group": self._options.group}
         saved = self._directory / "config.toml"
@@ -103,6 +103,6 @@ class TrackioSink(Sink):
             path = self._storage.get_project_db_path(self._options.project)
             raise RunDirectoryError(
                 f"Trackio's {path} cannot be written: {error}.",
-                remedy="Set TRACKIO_DIR to a directory with room that this user may write, or leave [sink.trackio] out: metrics.jsonl "
-                "has the same. What was saved is intact, and `atropos resume` goes on from it.",
+                remedy="Set TRACKIO_DIR to a writable directory with free space, or leave [sink.trackio] out: metrics.jsonl has the "
+                "same metrics. What was saved is intact, and `atropos resume` continues from it.",
             ) from error

@@ -9,7 +9,7 @@ import pytest
 
 @pytest.fixture
 def projects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where Trackio keeps its projects: it reads TRACKIO_DIR when it is first imported, and this process has it imported perhaps."""
+    """Trackio's directory in this test. Trackio reads TRACKIO_DIR on import, and this process may have imported it already."""
     for module in ("utils", "sqlite_storage"):
         monkeypatch.setattr(f"trackio.{module}.TRACKIO_DIR", tmp_path / "trackio")
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))  # of processes that the test starts

@@ -156,7 +156,7 @@ async def test_a_project_that_trackio_cannot_have_and_a_directory_on_a_network_a
 ):
     with pytest.raises(ConfigError, match=r"sink.trackio.project: Project name 'registry-x' is not allowed"):
         await recorded(folder, {0: {"a": 0.0}}, project="registry-x")
-    monkeypatch.setenv("TRACKIO_STORAGE_MODE", "jsonl")  # what Trackio takes by itself there
+    monkeypatch.setenv("TRACKIO_STORAGE_MODE", "jsonl")  # Trackio's own choice on a network
     with pytest.raises(ConfigError, match=r"no database in(.|\n)*TRACKIO_STORAGE_MODE=sqlite"):
         await recorded(folder, {0: {"a": 0.0}})
 

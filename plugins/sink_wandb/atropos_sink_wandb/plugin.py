@@ -1,4 +1,4 @@
-"""What this package offers: the sink `wandb`."""
+"""Register the sink `wandb`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Metrics in Weights & Biases. Its own service process does the sending, so a step waits for no network."""
+"""Metrics in Weights & Biases. W&B's own service process sends them, so no step waits for the network."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from atropos_core.interfaces import Sink
 from atropos_core.types import Metrics, ScoredGroup
 from atropos_sink_wandb.config import WandbOptions
 
-GRACE_S = 5.0  # over W&B's own deadlines, before they are no longer trusted
+GRACE_S = 5.0  # how far W&B may overrun its own deadlines
 
 
 class WandbSink(Sink):
@@ -31,7 +31,7 @@ class WandbSink(Sink):
         self._run: Any = None  # wandb.Run: its types are those of a large dynamic module
 
     async def open(self) -> None:
-        """Raises ConfigError where nobody is logged in, DeadlineExceeded where W&B cannot be reached."""
+        """Raise ConfigError if the user is not logged in, DeadlineExceeded if W&B cannot be reached."""
         deadline_s = self._options.start_deadline_s
         try:
             self._run = await asyncio.wait_for(asyncio.to_thread(self._begin), deadline_s + GRACE_S)
@@ -45,7 +45,7 @@ class WandbSink(Sink):
         except Exception as error:
             raise ProcessDied(
                 f"the service of Weights & Biases takes no more metrics: {type(error).__name__}: {error}",
-                remedy="`atropos resume` goes on from the last checkpoint, and without W&B by `--set sink.wandb.mode=disabled`.",
+                remedy="`atropos resume` continues from the last checkpoint; to leave W&B out, add `--set sink.wandb.mode=disabled`.",
             ) from error
         self._last = step
 
@@ -74,7 +74,7 @@ class WandbSink(Sink):
     def _begin(self) -> Any:
         os.environ.setdefault(
             "WANDB_ERROR_REPORTING", "false"
-        )  # wandb's reports of its own crashes, by another service
+        )  # wandb's reports of its own crashes, which go to another service
         import wandb
 
         options = self._options

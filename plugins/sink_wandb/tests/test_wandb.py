@@ -91,7 +91,7 @@ async def test_online_without_a_login_is_refused_with_what_to_do(tmp_path, monke
 
 
 def test_a_server_that_does_not_answer_is_an_error_within_the_deadline_and_the_key_is_printed_nowhere(tmp_path):
-    """In a process of its own: W&B remembers a login for the rest of one."""
+    """Runs in a separate process: W&B remembers a login until its process ends."""
     key = "0123456789abcdef" * 2 + "fedcba98"
     script = (
         "import asyncio, sys; from pathlib import Path\n"

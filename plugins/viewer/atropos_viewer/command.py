@@ -21,24 +21,25 @@ def view(
         list[Path] | None,
         typer.Argument(
             metavar="RUN",
-            help="Run directories, going on or ended; several are shown side by side. Without any: the newest in runs/.",
+            help="Run directories, running or ended; several are shown side by side. Without any: the newest in runs/.",
             show_default=False,
             autocompletion=run_directories,
         ),
     ] = None,
     port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Of the page, on this machine alone. 0: any free one.")
+        int,
+        typer.Option(min=0, max=65535, help="Port of the page, which only this machine can open. 0: any free port."),
     ] = 0,
     html: Annotated[
-        Path | None, typer.Option(help="Write one file that opens anywhere without a server, and end.")
+        Path | None, typer.Option(help="Write one file that opens anywhere without a server, then exit.")
     ] = None,
     html_mb: Annotated[
-        float, typer.Option(min=0.5, help="That the file may take; older steps' rollouts are left out first.")
+        float, typer.Option(min=0.5, help="Largest size of that file; rollouts of older steps are left out first.")
     ] = HTML_MB,
-    force: Annotated[bool, typer.Option("--force", help="Write over the file of --html, where there is one.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the file of --html if it exists.")] = False,
 ) -> None:
     """Look at runs in a browser: curves with the health findings on them, rollouts token by token, evaluations before and
-    after, where the time went. Follows a run that goes on.
+    after, where the time went. A run that is still going is followed.
 
     [bold]Examples[/]
 

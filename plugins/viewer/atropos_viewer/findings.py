@@ -1,4 +1,4 @@
-"""What the run's health checks found, as spans of steps that a curve can be marked with."""
+"""The findings of the run's health checks, as spans of steps to mark on a curve."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from atropos_core.storage.run_records import HealthChange
 
 
 def findings(changes: Iterable[HealthChange]) -> list[dict[str, Any]]:
-    """One for each time that a check fell ill (`ill`), or looks wrong now (`suspect`), oldest first. `until` is None while
-    it lasts. A run that could not go on has one of the check `run`."""
+    """One finding for each time that a check became ill (`ill`) or looks wrong now (`suspect`), oldest first. `until` is None
+    while it lasts. A run that ended with an error has one finding of the check `run`."""
     found: list[dict[str, Any]] = []
     going: dict[str, dict[str, Any]] = {}
     for change in changes:

@@ -1,4 +1,4 @@
-"""What the page reads of run directories, by the addresses under which it reads it: served and mailed pages ask the same."""
+"""The records that the page reads, by address. The served page and the single file use the same addresses."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 from atropos_core.errors import DataError, RunDirectoryError
 from atropos_viewer.viewed_run import ViewedRun
 
-MOST_DIGITS = 20  # of a number in an address: no step and no edition has more, and a file's name has an end
+MOST_DIGITS = 20  # of a number in an address: no step or edition has more, and file names are limited in length
 
 
 def newest_run(parent: Path) -> Path:
-    """Raises RunDirectoryError where there is none."""
+    """The newest run directory in `parent`. Raises RunDirectoryError if there is none."""
     found = [path.parent for path in parent.glob("*/config.toml")]
     if not found:
         raise RunDirectoryError(
@@ -25,7 +25,7 @@ def newest_run(parent: Path) -> Path:
 
 
 class Library:
-    """Several runs. Called from threads of a server: one at a time."""
+    """Several runs. The server's threads call it, one at a time."""
 
     def __init__(self, directories: Sequence[Path]) -> None:
         """Raises RunDirectoryError."""
@@ -33,7 +33,7 @@ class Library:
         self._lock = threading.Lock()
 
     def get(self, address: str, query: Mapping[str, str]) -> Any:
-        """Raises DataError where there is nothing of this address."""
+        """The record at this address. Raises DataError if there is none."""
         with self._lock:
             match address.split("/"):
                 case ["runs"]:
@@ -55,7 +55,7 @@ class Library:
     def _run(self, at: str) -> ViewedRun:
         number = _number(at)
         if not 0 <= number < len(self.runs):
-            raise DataError(f"there is no run {number}: {len(self.runs)} are open.")
+            raise DataError(f"run {number} does not exist: {len(self.runs)} are open.")
         return self.runs[number]
 
 

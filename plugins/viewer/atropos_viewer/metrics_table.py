@@ -1,4 +1,4 @@
-"""metrics.jsonl as columns, read on as it grows."""
+"""metrics.jsonl as columns, read further as the file grows."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from atropos_core.storage.reading import open_file, parse_json
 from atropos_core.storage.run_records import is_step
 from atropos_viewer.shown import number
 
-MARK = 256  # bytes before the place read up to, by which a file is known that was cut back
+MARK = 256  # bytes before the place read up to; if they differ, the file was cut back
 
 
 class MetricsTable:
-    """`edition` is another one once the file was cut back, as a resume does: whoever has an older one has steps that are gone."""
+    """`edition` changes when the file was cut back, as a resume does. A caller with an older edition has steps that are gone."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -30,7 +30,7 @@ class MetricsTable:
         self._mark = b""
 
     def refresh(self) -> None:
-        """Read what is new; the last line only once it is whole."""
+        """Read new lines; the last one only once it is complete."""
         try:
             with open_file(self._path) as file:
                 file.seek(self._offset - len(self._mark))
@@ -66,7 +66,7 @@ class MetricsTable:
         self.steps.append(row["step"])
 
     def since(self, step: int, edition: int) -> dict[str, Any]:
-        """Steps after `step` where the caller has this edition, else all: `columns[name][i]` is of `steps[i]`."""
+        """The steps after `step` if the caller has this edition, else all. `columns[name][i]` belongs to `steps[i]`."""
         known = 0
         if edition == self.edition:
             known = next((at for at, one in enumerate(self.steps) if one > step), len(self.steps))
@@ -75,19 +75,17 @@ class MetricsTable:
         return {"edition": str(self.edition), "from": known, "steps": self.steps[known:], "columns": columns}
 
     def version_before(self, step: int) -> int | None:
-        """The policy version that the rollouts of a step should be of. None where it was not recorded."""
+        """The policy version that the rollouts of a step should be of. None if it was not recorded."""
         versions = self.columns.get("policy/version", [])
         known = [int(one) for at, one in zip(self.steps, versions, strict=False) if one is not None and at < step]
         return known[-1] if known else 0 if step == 1 else None
 
     def notices(self) -> list[str]:
-        """What a reader must know of the file."""
+        """What the reader should know about the file, one sentence each."""
         if self._why_unread:
             return [f"metrics.jsonl cannot be read: {self._why_unread}."]
         if self.steps:
-            return (
-                [f"metrics.jsonl has {self.broken} lines that are not whole: they are left out."] if self.broken else []
-            )
+            return [f"metrics.jsonl has {self.broken} incomplete lines: they are left out."] if self.broken else []
         if self.broken:
             return [f"metrics.jsonl is damaged: none of its {self.broken} lines is a step."]
         return ["metrics.jsonl has no step yet."]

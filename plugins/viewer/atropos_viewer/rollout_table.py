@@ -1,4 +1,4 @@
-"""The rollouts of one step as columns, for a list of ten thousand of them; and what its tools said."""
+"""The rollouts of one step as columns, for lists of ten thousand, and the results of their tools."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from atropos_core.storage.token_file import TokenFile
 from atropos_viewer.shown import coded, number, text_of, tool_calls
 
 PREVIEW = 120  # characters of a rollout's last message
-RESULT = 160  # of what a tool said
-COMMONEST = 3  # results of a tool that are named
+RESULT = 160  # characters of a tool's result
+COMMONEST = 3  # results that are shown for each tool
 
 
 def table(episodes: Sequence[EpisodeRecord], tokens: TokenFile | None) -> dict[str, Any]:
@@ -42,8 +42,8 @@ def table(episodes: Sequence[EpisodeRecord], tokens: TokenFile | None) -> dict[s
 
 
 def of_tokens(tokens: TokenFile, count: int) -> dict[str, Any]:
-    """Of each rollout: how many sampled tokens are trained, and how far trainer and engine are from each other on them, on
-    average and at most, in nats."""
+    """For each rollout: the number of sampled tokens that are trained, and the mean and largest difference between trainer and
+    engine on them, in nats."""
     column = {name: tokens.column(name) for name in ("episodes", "sampled", "trained", "logprobs", "trainer_logprobs")}
     episodes, sampled = np.asarray(column["episodes"]), np.asarray(column["sampled"])
     of = np.repeat(episodes, np.diff(tokens.offsets))  # [N]
@@ -68,8 +68,8 @@ def _gaps(gap: NDArray[Any], of: NDArray[Any], known: NDArray[np.bool_], count: 
 
 
 def why_left_out(episodes: Sequence[EpisodeRecord]) -> list[str]:
-    """Of each rollout why its group was not trained on; empty where it was. Where a run recorded no reason, what its rewards
-    say."""
+    """For each rollout, why its group was not trained on; empty if it was. If the run recorded no reason, it is inferred from
+    the rewards."""
     members: dict[int, list[EpisodeRecord]] = {}
     for one in episodes:
         members.setdefault(one.draw, []).append(one)
@@ -94,7 +94,7 @@ def _reason(group: Sequence[EpisodeRecord]) -> str:
 
 
 def tools(episodes: Sequence[EpisodeRecord]) -> list[dict[str, Any]]:
-    """Of each tool how often it was called, in how many rollouts, and what it said most often."""
+    """For each tool: how often it was called, in how many rollouts, and its most common results."""
     calls: Counter[str] = Counter()
     rollouts: Counter[str] = Counter()
     results: dict[str, Counter[str]] = {}

@@ -1,8 +1,8 @@
-"""Serves the page on this machine's loopback, to whoever has the token of this start, and to no page of another site.
+"""Serve the page on this machine's loopback address, only to callers with this start's token.
 
-The token stands in the address after `#`, which a browser sends to nobody: the page's script reads it there and gives it with
-each call. So nothing is readable for another site, whatever name it gives this address (DNS rebinding), and for no other
-user of the machine.
+The token follows `#` in the address, and browsers never send that part. The page's script reads it and sends it with each call.
+So other sites cannot read anything, whatever name they give this address (DNS rebinding), and neither can other users of the
+machine.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from atropos_http_server.server import ListenOptions, serve_in_loop
 from atropos_viewer.library import Library
 
 HOST = "127.0.0.1"
-NAMES = (HOST, "localhost")  # under which a browser may call: any port, since a tunnel has one of its own
+NAMES = (HOST, "localhost")  # names under which a browser may call; any port, since a tunnel has a different one
 HEAD_S, CONNECTIONS, GRACE_S, KEEP_ALIVE_S = 20.0, 64, 2, 75
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; "
@@ -48,8 +48,8 @@ PAGE = files("atropos_viewer") / "page"
 
 
 def serve(library: Library, port: int) -> None:
-    """Serve until Ctrl-C or SIGTERM. Raises ConfigError where nothing can listen at the port."""
-    library.get("runs", {})  # reads the metrics: the page need not wait for it
+    """Serve until Ctrl-C or SIGTERM. Raises ConfigError if the port cannot be used."""
+    library.get("runs", {})  # read the metrics now, so that the page need not wait for them
     asyncio.run(_serve(library, port))
 
 
@@ -72,7 +72,7 @@ async def _serve(library: Library, port: int) -> None:
     )
     try:
         names = ", ".join(str(run.directory) for run in library.runs)
-        console.say(f"{names}: open this address in a browser of this machine; Ctrl-C ends it.")
+        console.say(f"{names}: open this address in a browser on this machine; press Ctrl-C to stop.")
         console.say(f"{running.url}/#token={token}")
         await stop.wait()
     finally:
@@ -80,18 +80,18 @@ async def _serve(library: Library, port: int) -> None:
 
 
 def nobody_waits() -> None:
-    """At the server's end: it reads no bodies, and every answer is made at once."""
+    """Called when the server ends. Does nothing: this server reads no bodies and answers every call at once."""
 
 
 def application(library: Library, token: str) -> ASGIApp:
-    """ASGI: the page's files for everybody who calls this machine by its name, records for whoever has the token."""
+    """The ASGI application: page files for callers that use this machine's name, records for those with the token."""
 
-    def records(request: Request) -> Response:  # in a thread: it reads files
+    def records(request: Request) -> Response:  # runs in a thread, because it reads files
         given = request.headers.get("authorization", "").removeprefix("Bearer ")
         if not hmac.compare_digest(given.encode(), token.encode()):
             refused = AccessRefused(
-                "this page wants the token of its address.",
-                remedy="Open the whole address that `atropos view` printed; each start has another token.",
+                "this page needs the token of its address.",
+                remedy="Open the whole address that `atropos view` printed; each start has a new token.",
             )
             return json_answer(401, _said(refused))
         try:
@@ -102,7 +102,7 @@ def application(library: Library, token: str) -> ASGIApp:
     def page(request: Request) -> Response:
         name = request.path_params.get("name", "index.html")
         if name not in assets:
-            return json_answer(404, {"message": "the page has no such file.", "remedy": ""})
+            return json_answer(404, {"message": "the page does not have this file.", "remedy": ""})
         return Response(assets[name], media_type=KINDS[name[name.rindex(".") :]])
 
     async def failed(request: Request, error: Exception) -> Response:
@@ -110,7 +110,7 @@ def application(library: Library, token: str) -> ASGIApp:
             500,
             {
                 "message": f"the server failed on this call: {type(error).__name__}.",
-                "remedy": "The output of `atropos view` has the traceback: send that along with a report.",
+                "remedy": "Please report it with the traceback that `atropos view` printed.",
             },
         )
 
@@ -131,14 +131,14 @@ def _served(name: str) -> bool:
 
 
 class _Guard:
-    """ASGI middleware: calls by a name of this machine alone, and headers that bind the browser on every answer."""
+    """ASGI middleware: accept only calls to a name of this machine, and add security headers to every answer."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            return  # there are no websockets here
+            return  # websockets are not served
 
         async def bound(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -148,7 +148,8 @@ class _Guard:
         host = (header(scope, b"host") or b"").decode("latin-1")
         if _name(host) not in NAMES:
             error = AccessRefused(
-                f"this page is for this machine, and was called {host[:100]!r}.", remedy=f"Use http://{HOST}:PORT."
+                f"this page is only for this machine, but was called as {host[:100]!r}.",
+                remedy=f"Use http://{HOST}:PORT.",
             )
             await refuse_as_json(scope, bound, 403, error)
             return

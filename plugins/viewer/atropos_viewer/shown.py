@@ -10,35 +10,35 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-DIGITS = 7  # of a float32, and of what a page shows of a float64
+DIGITS = 7  # of a float32; the page shows as many of a float64
 
 
 def number(value: object) -> float | None:
-    """None where it is no finite number, else with the digits that a page shows."""
+    """The number with the digits that a page shows. None if the value is not a finite number."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
         found = float(f"{value:.{DIGITS}g}")
-    except OverflowError:  # a whole number that no float holds
+    except OverflowError:  # an integer too large for a float
         return None
     return found if math.isfinite(found) else None
 
 
 def numbers(column: NDArray[Any] | None) -> list[float | None] | None:
-    """None where there is no column, or no finite number in it."""
+    """The column as numbers. None if there is no column, or it has no finite number."""
     if column is None or not np.isfinite(column).any():
         return None
     return [number(value) for value in column.tolist()]
 
 
 def coded(values: Iterable[str]) -> dict[str, Any]:
-    """Each text once, and which of them each row has."""
+    """Each text once, and for each row the index of its text."""
     names: dict[str, int] = {}
     return {"at": [names.setdefault(value, len(names)) for value in values], "names": list(names)}
 
 
 def text_of(message: Mapping[str, Any]) -> str:
-    """What a message says, whatever form its content has."""
+    """The text of a message, in whatever form its content is."""
     content = message.get("content")
     if isinstance(content, str):
         return content

@@ -1,4 +1,4 @@
-"""The page as one file that opens anywhere: the same modules and records, with nothing to load and nothing that may be."""
+"""The page as one file that opens anywhere: the same modules and records. It loads nothing, and its policy forbids loading."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ EXPORT = re.compile(r"^export ((?:async )?function|class|const) (\w+)", re.M)
 
 
 def write(library: Library, path: Path, most_bytes: int) -> list[str]:
-    """What was left out to stay below `most_bytes`, a sentence each. Raises RunDirectoryError where the file cannot be
-    written."""
+    """Write the page to `path` and return what was left out to stay below `most_bytes`, one sentence each. Raises
+    RunDirectoryError if the file cannot be written."""
     frame = _frame()
     blocks, left_out = _records(library, most_bytes - len(frame))
     text = frame.replace("<!-- records -->", "\n".join(blocks))
@@ -34,8 +34,8 @@ def write(library: Library, path: Path, most_bytes: int) -> list[str]:
 
 
 def bundle(files: dict[str, bytes]) -> str:
-    """The modules as one script: each a function that returns what it exports, in an order in which all is there that is
-    needed."""
+    """The modules as one script. Each becomes a function that returns its exports, ordered so that a module comes after those
+    that it imports."""
     done: dict[str, str] = {}
 
     def add(name: str) -> None:
@@ -87,7 +87,7 @@ def _hashes(texts: list[str]) -> str:
 
 
 def _records(library: Library, room: int) -> tuple[list[str], list[str]]:
-    """Curves and evaluations first, then the rollouts of the first and the newest steps, until there is no more room."""
+    """Curves and evaluations first, then the rollouts of the first and the newest steps, until the room is used up."""
     left_out: list[str] = []
     blocks: list[str] = []
     overviews: list[dict[str, Any]] = library.get("runs", {})
@@ -101,7 +101,9 @@ def _records(library: Library, room: int) -> tuple[list[str], list[str]]:
         blocks.extend(made)
         return True
 
-    room -= 100_000 + 20 * sum(len(run["rollouts"]) for run in overviews)  # for the overview, which is written last
+    room -= 100_000 + 20 * sum(
+        len(run["rollouts"]) for run in overviews
+    )  # kept for the overview, which is written last
     for at, run in enumerate(overviews):
         run["living"] = False
         _keep_metrics(library, at, run, keep, left_out)
@@ -114,7 +116,7 @@ def _records(library: Library, room: int) -> tuple[list[str], list[str]]:
         run["evaluations"].sort()
     queues = [_ends_first(run["rollouts"]) for run in overviews]
     kept: list[list[int]] = [[] for _ in overviews]
-    while any(queues):  # in turn, so that each run has some
+    while any(queues):  # in turns, so that each run gets some
         for at, queue in enumerate(queues):
             if not queue:
                 continue
@@ -137,7 +139,7 @@ def _records(library: Library, room: int) -> tuple[list[str], list[str]]:
 
 
 def _keep_metrics(library: Library, at: int, run: dict[str, Any], keep: Any, left_out: list[str]) -> None:
-    """All steps of every curve; where these are too many, every second, fourth, eighth ..."""
+    """Keep all steps of every curve; if these are too many, every second, fourth, eighth and so on."""
     table = library.get(f"runs/{at}/metrics", {})
     every = 1
     while not keep(_block(f"runs/{at}/metrics", _thinned(table, every))):
@@ -152,12 +154,12 @@ def _thinned(table: dict[str, Any], every: int) -> dict[str, Any]:
 
 
 def _ends_first(steps: list[int]) -> list[int]:
-    """The last, the first, then from the end: what most readers look for is there whatever the room."""
+    """The last step, the first, then backwards from the end: what most readers look for is kept even if room is short."""
     return [*steps[-1:], *steps[:1], *reversed(steps[1:-1])] if len(steps) > 1 else list(steps)
 
 
 def _step(library: Library, at: int, step: int) -> list[str]:
-    """The list of a step, and each of its rollouts."""
+    """The list of a step's rollouts, and each rollout in full."""
     try:
         table = library.get(f"runs/{at}/rollouts/{step}", {})
         details = [library.get(f"runs/{at}/rollouts/{step}/{row}", {}) for row in range(table["count"])]
@@ -171,7 +173,7 @@ def _blocks(library: Library, addresses: list[str]) -> list[str]:
 
 
 def _block(address: str, value: object) -> str:
-    """Compressed, in an alphabet that has no `<`: no text of a model can end it."""
+    """A compressed value, in an alphabet without `<`, so that no text of a model can end the block."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=str).encode("utf-8", "replace")
     packed = base64.b64encode(gzip.compress(text, 6, mtime=0)).decode()
     return f'<script type="application/gzip" data-address="{address}">{packed}</script>'

@@ -1,4 +1,4 @@
-"""The rollouts of one step: listed, searched, and one by one with their tokens."""
+"""The rollouts of one step: listed, searched, and each with its tokens."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from atropos_viewer.token_texts import TokenTexts
 
 
 class StepRollouts:
-    """`texts` gives the run's tokenizer, once it is needed. A damaged file of tokens leaves the texts readable."""
+    """`texts` loads the run's tokenizer when it is needed. If the file of tokens is damaged, the texts are still readable."""
 
     def __init__(self, recorded: RecordedStep, texts: Callable[[], TokenTexts], policy_version: int | None) -> None:
         self._recorded, self._token_texts, self._policy_version = recorded, texts, policy_version
@@ -31,17 +31,17 @@ class StepRollouts:
 
     def table(self) -> dict[str, Any]:
         return table(self._episodes, self._tokens) | {
-            "policy_version": self._policy_version,  # that the step began with
+            "policy_version": self._policy_version,  # at the start of the step
             "notices": self._notices(),
         }
 
     def search(self, text: str) -> list[int]:
-        """The rows whose messages, task or failure have this text, in whatever case."""
+        """The rows with this text in their messages, task or failure, ignoring case."""
         wanted = text.casefold()
         return [at for at, said in enumerate(self._searched) if wanted in said]
 
     def one(self, at: int) -> dict[str, Any]:
-        """Raises DataError where there is no such row."""
+        """One rollout with its messages and tokens. Raises DataError if the row does not exist."""
         if not 0 <= at < len(self._episodes):
             raise DataError(f"step {self._recorded.step} has no rollout {at}: it has {len(self._episodes)}.")
         one = self._episodes[at]
@@ -78,7 +78,7 @@ class StepRollouts:
     def _notices(self) -> list[str]:
         if not self._why_no_tokens:
             return []
-        return [f"No values of tokens are shown: {self._why_no_tokens.rstrip('.')}."]
+        return [f"Values of tokens are not shown: {self._why_no_tokens.rstrip('.')}."]
 
     @cached_property
     def _why(self) -> list[str]:
@@ -90,7 +90,7 @@ class StepRollouts:
 
 
 def _sequence(one: SequenceTokens, texts: TokenTexts) -> dict[str, Any]:
-    """A branch: columns over its tokens."""
+    """One branch, as columns over its tokens."""
     differs = None if one.trainer_logprobs is None or one.truncated else one.trainer_logprobs - one.logprobs
     versions = [None if version == UNKNOWN_VERSION else version for version in one.versions.tolist()]
     ids = one.ids.tolist()

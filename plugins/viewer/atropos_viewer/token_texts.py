@@ -1,4 +1,4 @@
-"""Each token as the text that it adds, by the tokenizer of the run's own policy."""
+"""Each token as the text that it adds, decoded with the tokenizer of the run's policy."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from atropos_core.errors import AtroposError
 from atropos_core.plugins.manager import load_plugins
 from atropos_core.rollouts.tokenizer import ChatTokenizer
 
-LONGEST = 6  # tokens of one character
-HALF = "\ufffd"  # what a decoder makes of a character that is not whole yet
+LONGEST = 6  # tokens that one character may take
+HALF = "\ufffd"  # a decoder writes this for an incomplete character
 
 
 class TokenTexts:
-    """`why_none` says why tokens are shown as numbers; empty where they are texts."""
+    """`why_none` says why tokens are shown as numbers; empty if they are shown as text."""
 
     def __init__(self, directory: Path, config: Mapping[str, Any]) -> None:
         self.why_none = ""
@@ -29,11 +29,11 @@ class TokenTexts:
             self.why_none = f"Tokens are shown by their ids: {Exception.__str__(error)}"
 
     def of(self, ids: Sequence[int]) -> list[str]:
-        """A character that several tokens make up is the text of the last of them, the others have none."""
+        """The text of each token. If several tokens form one character, the last of them has it and the others are empty."""
         if self._tokenizer is None:
             return [f"⟨{one}⟩" for one in ids]
         texts: list[str] = []
-        before: tuple[int, ...] = ()  # what a token adds may depend on the one before: a space, for one
+        before: tuple[int, ...] = ()  # a token's text may depend on the token before it: a space, for example
         open_: tuple[int, ...] = ()
         for one in ids:
             open_ = (*open_, one)
@@ -58,6 +58,6 @@ class TokenTexts:
 
 
 def _model(directory: Path, reference: str) -> Path:
-    """A directory with the run's tokenizer: of its newest checkpoint, else of the model that it began with."""
+    """The directory with the run's tokenizer: its newest checkpoint, or else the model that it began with."""
     saved = sorted((directory / "checkpoints").glob("step-*/policy/tokenizer.json"))
     return saved[-1].parent if saved else load_plugins().resolve_model(reference, download=False).directory

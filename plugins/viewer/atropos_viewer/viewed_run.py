@@ -1,4 +1,4 @@
-"""One run as the page sees it, read while it may go on."""
+"""One run as the page sees it, read while the run may still be going."""
 
 from __future__ import annotations
 
@@ -17,14 +17,16 @@ from atropos_viewer.shown import number
 from atropos_viewer.step_rollouts import StepRollouts
 from atropos_viewer.token_texts import TokenTexts
 
-KEPT_STEPS = 3  # whose rollouts stay in memory
+KEPT_STEPS = 3  # steps whose rollouts stay in memory
 
 
 class ViewedRun:
     def __init__(self, directory: Path) -> None:
-        """Raises RunDirectoryError where there is no run."""
+        """Raises RunDirectoryError if the directory does not exist."""
         if not directory.is_dir():
-            raise RunDirectoryError(f"there is no run {directory}.", remedy="`ls -t runs` shows the newest.")
+            raise RunDirectoryError(
+                f"run directory {directory} does not exist.", remedy="`ls -t runs` shows the newest."
+            )
         self._records = RunRecords(directory)
         self.directory = directory
         self._config = self._records.config
@@ -57,7 +59,7 @@ class ViewedRun:
     def rollouts(self, step: int) -> StepRollouts:
         """Raises DataError."""
         recorded = self._records.step(step)
-        key = (step, recorded.path.stat().st_mtime_ns)  # a resumed run writes it again
+        key = (step, recorded.path.stat().st_mtime_ns)  # a resumed run writes the file again
         if key not in self._rollouts:
             self._metrics.refresh()
             version = self._metrics.version_before(step)
@@ -85,7 +87,7 @@ class ViewedRun:
 
 
 def _time(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row of the summary's times, with the types that the page counts on."""
+    """A row of the summary's times, with the types that the page expects."""
     figures = {name: number(row.get(name)) for name in ("seconds", "calls", "p50_s", "p95_s")}
     return (
         {"name": str(row.get("name")), "kind": str(row.get("kind"))} | figures | {"seconds": figures["seconds"] or 0.0}

@@ -24,7 +24,7 @@ def test_what_is_no_run_is_named(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "400")
     said = refused(capsys, "nowhere")
-    assert "there is no run nowhere" in said and "`ls -t runs` shows the newest." in said
+    assert "nowhere does not exist" in said and "`ls -t runs` shows the newest." in said
     Path("empty").mkdir()
     assert "empty is not a run directory: it has no config.toml" in refused(capsys, "empty")
     assert "no run was named, and there is none in" in refused(capsys)

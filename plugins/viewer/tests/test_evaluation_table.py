@@ -1,4 +1,4 @@
-"""What the page is given of an evaluation."""
+"""The table of an evaluation that the page gets."""
 
 from __future__ import annotations
 

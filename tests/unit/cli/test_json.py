@@ -68,7 +68,7 @@ def test_a_value_of_a_run_comes_with_its_origin_and_its_meaning(capsys):
         "path": "health.length.ratio", "value": 3, "from": "flag",
         "meaning": "times the usual, or one over it, beyond which it looks wrong",
     }  # fmt: skip
-    assert rows["environment.gsm8k.grading_deadline_s"]["meaning"] == "seconds for comparing one pair of expressions"
+    assert rows["environment.gsm8k.grading_deadline_s"]["meaning"] == "seconds to compare one pair of expressions"
     assert rows["trainer.betas"]["meaning"] == "decay of AdamW's first and second moment"
     assert [path for path, row in rows.items() if not row["meaning"]] == []
     assert "meaning" not in printed(capsys, *wanted)[0]

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 TEMPLATES = Path(__file__).parent / "templates"
 LINE = 120
-HERE = {  # where the bodies of their methods belong
+HERE = {  # the place for the bodies of their methods
     "open": ("__init__", "setup"),
     "rows": ("get_next_item",),
     "score": ("collect_trajectories", "collect_trajectory", "postprocess_histories"),
@@ -34,15 +34,15 @@ def add(app: typer.Typer) -> None:
 
 
 def import_(
-    file: Annotated[str, typer.Argument(help="path.py, or path.py:Class where it has several.", show_default=False)],
+    file: Annotated[str, typer.Argument(help="path.py, or path.py:Class if it has several.", show_default=False)],
     name: Annotated[
-        str | None, typer.Argument(help="What users will type. \\[default: of the class]", show_default=False)
+        str | None, typer.Argument(help="Name that users type. \\[default: from the class]", show_default=False)
     ] = None,
-    directory: Annotated[Path, typer.Option("--dir", help="Where to make the plugin's folder.")] = Path("."),
+    directory: Annotated[Path, typer.Option("--dir", help="Folder in which to make the plugin's folder.")] = Path("."),
 ) -> None:
-    """Make an environment of ours from a file that was written for atroposlib: a skeleton, its options, and what to move where.
+    """Convert a file that was written for atroposlib to an Atropos environment: a skeleton, its options, and where to move what.
 
-    The file is read and not run. To train on it as it is: atropos run --env atroposlib:path.py
+    The file is read but not run. To train on it unchanged: atropos run --env atroposlib:path.py
 
     [bold]Examples[/]
 
@@ -58,7 +58,7 @@ def import_(
 
     path, _, wanted = file.rpartition(":") if ":" in file and not file.endswith(".py") else (file, "", "")
     if not path.endswith(".py"):
-        raise ConfigError(f"{file} is no file of Python.", remedy="Name one: path.py, or path.py:Class.")
+        raise ConfigError(f"{file} is not a Python file.", remedy="Name one: path.py, or path.py:Class.")
     made = read(Path(path), wanted)
     name = name or _name(made.name)
     check_name("environment", name, load_plugins().registry)
@@ -67,7 +67,7 @@ def import_(
     console.say(f"with {len(made.fields)} options: {', '.join(one.name for one in made.fields) or 'none'}")
     for line in _left(made):
         console.warn(f"not carried over: {line}")
-    console.say("next: give `rows` its tasks and `score` its marks (the old bodies stand there as comments), and then")
+    console.say("next: write `rows` (the tasks) and `score` (the old bodies are there as comments), and then")
     console.say(f"  pip install -e {console.quoted(folder)}")
     console.say(f"  atropos check {name} --kind environment")
     console.say(f"  python -m pytest {console.quoted(folder)}")

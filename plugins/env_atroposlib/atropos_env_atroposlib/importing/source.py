@@ -1,4 +1,4 @@
-"""What a file of atroposlib's says, read and not run: its class, its configuration, the bodies of its methods."""
+"""Read an atroposlib file without running it: its class, its configuration, the bodies of its methods."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PLAIN = frozenset(
     {"int", "float", "bool", "str", "list", "dict", "tuple", "Any", "None", "Literal", "Optional", "List", "Dict"}
 )
 MODERN = {"List": "list", "Dict": "dict"}
-OF_THE_RUN = {  # fields of atroposlib's own configuration that a run file says
+OF_THE_RUN = {  # fields of atroposlib's configuration, and what sets them in a run file
     "group_size": "training.group_size",
     "max_token_length": "sampling.max_tokens (of a reply; theirs is of the whole sequence)",
     "batch_size": "training.groups_per_step (in groups; theirs in sequences)",
@@ -40,11 +40,11 @@ class Read:
     name: str  # of the class
     fields: list[ConfigField] = field(default_factory=list)
     methods: dict[str, str] = field(default_factory=dict)  # source by name, without the class's indent
-    left: list[str] = field(default_factory=list)  # what was not carried over, and where it belongs
+    left: list[str] = field(default_factory=list)  # what was not carried over, and its new place
 
 
 def read(file: Path, wanted: str) -> Read:
-    """Of its one environment, or of the class `wanted`. Raises ConfigError for a file that has none, or is no Python."""
+    """Read the file's one environment, or the class `wanted`. Raises ConfigError if the file has none, or is not Python."""
     try:
         text = file.read_text(encoding="utf-8")
         tree = ast.parse(text)
@@ -58,7 +58,7 @@ def read(file: Path, wanted: str) -> Read:
     if not wanted and len(leaves) != 1:
         names = ", ".join(leaves) or "none"
         raise ConfigError(
-            f"{file} has {len(leaves)} environments ({names}), and one is imported.", remedy=f"Say which: {file}:Class"
+            f"{file} has {len(leaves)} environments ({names}), but one is imported.", remedy=f"Say which: {file}:Class"
         )
     cls = environments[wanted or leaves[0]]
     made = Read(file, cls.name)
@@ -84,7 +84,7 @@ def read(file: Path, wanted: str) -> Read:
 
 
 def _read_config(made: Read, text: str, cls: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> None:
-    """Fields of its own configuration's classes, with the values that config_init gives them."""
+    """Read the fields of the file's configuration classes, with the values that config_init gives them."""
     init = next((one for one in cls.body if isinstance(one, ast.FunctionDef) and one.name == "config_init"), None)
     calls = [one for one in ast.walk(init) if isinstance(one, ast.Call)] if init is not None else []
     configs = {name: one for name, one in classes.items() if _derives(one, classes, CONFIGS)}
@@ -108,7 +108,7 @@ def _read_config(made: Read, text: str, cls: ast.ClassDef, classes: dict[str, as
                 elif not isinstance(node, ast.Expr | ast.Pass):
                     made.left.append(f"{config.name}, line {node.lineno}: {_short(ast.unparse(node))}")
     for name, value in given.items():
-        where = OF_THE_RUN.get(name, "means nothing here")
+        where = OF_THE_RUN.get(name, "has no effect here")
         made.left.append(f"config_init, {name} = {_short(ast.unparse(value))}: {where}")
 
 
@@ -157,7 +157,7 @@ def _bases(cls: ast.ClassDef) -> list[str]:
 
 
 def _own_bases(cls: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> list[ast.ClassDef]:
-    """Those that are in the file, nearest first."""
+    """The base classes that are in the file, nearest first."""
     near = [classes[name] for name in _bases(cls) if name in classes and name != cls.name]
     return [*near, *(one for base in near for one in _own_bases(base, classes))]
 
@@ -172,7 +172,7 @@ def _source(text: str, node: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
 
 
 def _names_itself(node: ast.stmt) -> bool:
-    """Its name and its configuration's class, which the skeleton has."""
+    """True for its name and its configuration's class, which the skeleton has."""
     target = (
         node.targets[0] if isinstance(node, ast.Assign) else node.target if isinstance(node, ast.AnnAssign) else None
     )

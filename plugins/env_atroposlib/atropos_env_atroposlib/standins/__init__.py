@@ -1,7 +1,7 @@
-"""Modules under atroposlib's names, in this process alone: what its environment files import, on our policy.
+"""Modules under atroposlib's names, only in this process: what its environment files import, connected to our policy.
 
-An installed atroposlib is not looked for: its names are taken before the environment's file is imported. A name that is not
-here is an ImportError that says it.
+An installed atroposlib is not used: its names are taken before the environment's file is imported. Importing a name that is
+missing here raises an ImportError that says so.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import importlib
 import sys
 from types import ModuleType
 
-PACKAGES = {  # their names, and where what they themselves offer is
+PACKAGES = {  # their names, and the module with their own contents
     "atroposlib": "",
     "atroposlib.api": "base",
     "atroposlib.envs": "",
@@ -41,7 +41,7 @@ MODULES = {
 
 
 def install() -> None:
-    """Put them into `sys.modules`."""
+    """Put the stand-ins into `sys.modules`."""
     for name, ours in PACKAGES.items():
         package = _package(name)
         if ours:

@@ -1,4 +1,4 @@
-"""What environment files import beside atroposlib and do without: `wandb`, where it is not installed."""
+"""Packages that environment files import but can do without: `wandb`, if it is not installed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class Table:
-    """Rows and columns, as `wandb.Table` has them."""
+    """Rows and columns, like `wandb.Table`."""
 
     def __init__(self, columns: Any = None, data: Any = None, **ignored: Any) -> None:
         self.columns = list(columns or ())
@@ -20,7 +20,7 @@ class Table:
 
 
 def without_wandb() -> None:
-    """A `wandb` that records nothing where there is none: what environments log becomes metrics of the run."""
+    """Install a `wandb` that records nothing if there is none: what environments log becomes metrics of the run."""
     if importlib.util.find_spec("wandb") is not None:
         return
     module = ModuleType("wandb", "a stand-in of atropos_env_atroposlib")

@@ -1,6 +1,6 @@
-"""`BaseEnv` and its configuration, as far as files derive from them: a run does what atroposlib's own loop did.
+"""`BaseEnv` and its configuration, as far as environment files use them. The run replaces atroposlib's own loop.
 
-Where a method here says nothing, the run does that work: workers, queues, batches and the server's protocol have no counterpart.
+Methods here that do nothing are the run's work: workers, queues, batches and the server's protocol have no counterpart.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class EvalHandlingEnum(Enum):
 
 
 class BaseEnvConfig(BaseModel):
-    """The fields that files set and read. Those of queues and workers are kept, and mean nothing here."""
+    """The fields that files set and read. Those for queues and workers are kept but have no effect."""
 
     model_config = ConfigDict(protected_namespaces=())
 
@@ -143,16 +143,16 @@ class BaseEnv(ABC):
         self.checkpoint_dir = ""
         self.checkpoint_interval = -1
         self.env_id = 0
-        self.saved_data: dict[str, Any] | None = None  # what save_checkpoint() wrote last, or is to be taken up
-        self.sent: list[Any] = []  # groups that were not returned, but sent
-        self.logged: dict[str, Any] = {}  # what wandb_log() and evaluate_log() said last
+        self.saved_data: dict[str, Any] | None = None  # what save_checkpoint() wrote last, or what is to be loaded
+        self.sent: list[Any] = []  # groups that were sent instead of returned
+        self.logged: dict[str, Any] = {}  # the latest values of wandb_log() and evaluate_log()
 
     @classmethod
     def config_init(cls) -> tuple[Any, Any]:
         return cls.env_config_cls(), ServerBaseline()
 
     async def setup(self) -> None:
-        """Nothing to load. (Upstream's raises; evaluation files call it by super().)"""
+        """Load nothing. (Upstream's raises; evaluation files call it through super().)"""
 
     @abstractmethod
     async def get_next_item(self) -> Item: ...
@@ -164,12 +164,12 @@ class BaseEnv(ABC):
         raise NotImplementedError(f"{type(self).__name__} has neither collect_trajectory() nor collect_trajectories()")
 
     async def collect_trajectories(self, item: Item) -> tuple[Any, list[Item]]:
-        """As many single trajectories as a group has, in one group."""
+        """Collect `group_size` single trajectories into one group."""
         found = await asyncio.gather(*(self.collect_trajectory(item) for _ in range(self.config.group_size)))
         backlog = [one for _, left in found for one in left or ()]
         items = [item for item, _ in found if item is not None]
         if wrong := next((one for one in items if not isinstance(one, dict)), None):
-            raise DataError(f"collect_trajectory() returned {wrong!r:.100} where one trajectory is a dict or None")
+            raise DataError(f"collect_trajectory() returned {wrong!r:.100}, but a trajectory must be a dict or None")
         if not items:
             return None, backlog
         group: dict[str, Any] = {}
@@ -192,7 +192,7 @@ class BaseEnv(ABC):
         del self.rollouts_for_wandb[: -self.config.num_rollouts_to_keep]
 
     async def create_rollout_table(self, wandb_metrics: dict[str, Any]) -> dict[str, Any]:
-        """A run records all of its rollouts by itself."""
+        """Does nothing: a run records all of its rollouts."""
         return wandb_metrics
 
     async def wandb_log(self, wandb_metrics: dict[str, Any] | None = None) -> None:
@@ -210,7 +210,7 @@ class BaseEnv(ABC):
         return metrics
 
     def save_checkpoint(self, step: int, data: dict[str, Any] | None = None) -> None:
-        """Raises TypeError for what is no JSON."""
+        """Keep `data`. Raises TypeError if it is not JSON."""
         if data is not None:
             self.saved_data = json.loads(json.dumps(data))
 
@@ -223,20 +223,18 @@ class BaseEnv(ABC):
     async def close(self) -> None: ...
 
     async def env_step_checks(self) -> None:
-        """At another step of the trainer. (Evaluations and checkpoints are the run's.)"""
+        """Called when the trainer has reached another step. (The run does evaluations and checkpoints.)"""
         if self.curr_step != self.status_dict["current_step"]:
             self.curr_step = self.status_dict["current_step"]
             await self.wandb_log({})
 
     async def handle_send_to_api(self, scored_data: Any, item: Item = None, *ignored: Any, **more: Any) -> None:
-        """Of a file that sends by itself. What another one's collect_trajectories() gives, the run takes as it is returned."""
+        """Keep groups that a file sends. The run takes groups of collect_trajectories() as they are returned."""
         self.sent += scored_data if isinstance(scored_data, list) else [scored_data]
 
     @classmethod
     def cli(cls) -> None:
-        raise ConfigError(
-            f"{cls.__name__} is run by `atropos run --env atroposlib:FILE`, and not by its own command line."
-        )
+        raise ConfigError(f"{cls.__name__} has no command line here: run it with `atropos run --env atroposlib:FILE`.")
 
 
 class TeacherDistillationConfig(BaseEnvConfig):
@@ -245,7 +243,7 @@ class TeacherDistillationConfig(BaseEnvConfig):
 
 
 class TeacherDistillationEnv(BaseEnv):
-    """What a teacher says of rollouts is a run's own ([teacher.NAME]): `teacher_enabled` is refused."""
+    """Refuses `teacher_enabled`: in a run, teachers are set in the run file ([teacher.NAME])."""
 
     env_config_cls = TeacherDistillationConfig
 
@@ -254,7 +252,7 @@ class TeacherDistillationEnv(BaseEnv):
     ) -> None:
         if getattr(config, "teacher_enabled", False):
             raise ConfigError(
-                "the environment has a teacher of its own (teacher_enabled), which is not served here.",
+                "the environment has its own teacher (teacher_enabled), which is not supported.",
                 remedy="Set config.teacher_enabled = false, and name a [teacher.NAME] in the run file.",
             )
         super().__init__(config, server_configs, slurm, testing)

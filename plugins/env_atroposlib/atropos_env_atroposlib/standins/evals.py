@@ -1,4 +1,4 @@
-"""Evaluations that are no environments: kept so that their files import."""
+"""Evaluations that are not environments: kept so that their files can be imported."""
 
 from __future__ import annotations
 
@@ -34,4 +34,4 @@ class EvalBase(ABC):
 
 
 async def eval_runner(eval_env: EvalBase) -> Any:
-    raise ConfigError(f"{type(eval_env).__name__} is an evaluation of its own and no environment.")
+    raise ConfigError(f"{type(eval_env).__name__} is an evaluation, not an environment.")

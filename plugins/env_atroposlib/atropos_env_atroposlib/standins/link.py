@@ -1,7 +1,7 @@
-"""What the stand-ins have of the run: its tokenizer, and the policy through the supervisor. One of each in this process.
+"""The run as the stand-ins see it: its tokenizer, and the policy through the supervisor. One of each in this process.
 
-Whatever is sampled belongs to the group that is being collected, which a context variable knows: tasks that the environment starts
-inherit it. A prompt that goes on from an earlier sample of the same group keeps that one's ids.
+Every sample belongs to the group that is being collected. A context variable holds that group, and tasks that the environment
+starts inherit it. A prompt that continues an earlier sample of the same group keeps that sample's ids.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ENDED = {"stop": "stop", "length": "length"}
 
 @dataclass(frozen=True)
 class Reply:
-    """One sampled continuation as the stand-ins hand it out."""
+    """One sampled continuation, as the stand-ins return it."""
 
     prompt: list[int]
     tokens: list[int]
@@ -31,7 +31,7 @@ class Reply:
 
 @dataclass
 class Collecting:
-    """One group that is being collected, or an evaluation."""
+    """One group, or an evaluation, that is being collected."""
 
     number: int
     histories: list[tuple[str, list[int]]] = field(default_factory=list)  # text and ids of each prompt with its reply
@@ -44,11 +44,11 @@ class Link:
     running: dict[int, Collecting] = field(default_factory=dict)
 
     def collecting(self) -> Collecting:
-        """Raises ConfigError where nothing is being collected."""
+        """The group that is being collected. Raises ConfigError if there is none."""
         found = COLLECTING.get()
         if found is not None and found.number in self.running:
             return found
-        if len(self.running) == 1:  # a thread or task that was there before
+        if len(self.running) == 1:  # a thread or task that started earlier
             return next(iter(self.running.values()))
         raise ConfigError(
             "the environment sampled while no group was being collected, or from a task that belongs to none of several.",
@@ -56,7 +56,7 @@ class Link:
         )
 
     def ids(self, text: str, *, special: bool, history: tuple[str, list[int]] | None = None) -> list[int]:
-        """Of a prompt. What was sampled of it before in this group is not encoded again."""
+        """The ids of a prompt. What was sampled of it earlier in this group is not encoded again."""
         found = history or self.history(text)
         if found is not None:
             return [*found[1], *self.tokenizer.encode(text[len(found[0]) :], add_special_tokens=False)]
@@ -65,14 +65,14 @@ class Link:
         return list(self.tokenizer.encode(text, add_special_tokens=special))
 
     def history(self, text: str) -> tuple[str, list[int]] | None:
-        """The longest one that the text begins with."""
+        """The longest history that the text begins with."""
         known = [one for one in self.collecting().histories if text.startswith(one[0])]
         return max(known, key=lambda one: len(one[0]), default=None)
 
     async def replies(
         self, prompt: Sequence[int], text: str, n: int, settings: dict[str, Any], stops: Sequence[str] = ()
     ) -> list[Reply]:
-        """`n` of them. Each is cut behind the first token that completes one of `stops`."""
+        """`n` replies. Each is cut after the first token that completes one of `stops`."""
         group = self.collecting()
         ids = [int(token) for token in prompt]
         done = []
@@ -99,7 +99,7 @@ def join(link: Link) -> None:
 
 
 def link() -> Link:
-    """Raises ConfigError before the environment is opened."""
+    """This process's link. Raises ConfigError before the environment is opened."""
     if not _LINKS:
-        raise ConfigError("there is no policy here: the environment was not started by a run.")
+        raise ConfigError("the environment has no policy, because it was not started by a run.")
     return _LINKS[0]

@@ -1,7 +1,7 @@
 """`managed_server`: samples with their ids, masks and logprobs, one node for each, in the order of the choices.
 
-A prompt that begins with a node's whole text goes on from it: its ids are kept, what is new is encoded, and the node is replaced. Any
-other prompt starts a node. An end of turn that was sampled is part of the node's text, so that the next prompt does not say it twice.
+A prompt that begins with a node's whole text continues it: its ids are kept, only new text is encoded, and the node is replaced.
+Any other prompt starts a node. A sampled end of turn is part of the node's text, so that the next prompt does not repeat it.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ MASKED, NO_LOGPROB = -100, 1.0
 
 
 class SequenceNode(BaseModel):
-    """Everything of one history: entry t of each list speaks of `tokens[t]`."""
+    """One whole history: entry t of each list belongs to `tokens[t]`."""
 
     full_text: str
     tokens: list[int]
-    masked_tokens: list[int]  # MASKED where nothing was sampled
+    masked_tokens: list[int]  # MASKED for tokens that were not sampled
     logprobs: list[float]  # NO_LOGPROB there
     metadata: dict[str, Any] | None = None
 
@@ -96,7 +96,7 @@ class _Create:
         self._call = call
 
     async def create(self, **given: Any) -> Any:
-        """Of OpenAI's own classes where its package is loaded: libraries that are handed such a client ask for them."""
+        """Returns OpenAI's own classes if its package is loaded: libraries that use such a client check for them."""
         answer: Answer = await self._call(**given)
         if (openai := sys.modules.get("openai")) is None:
             return answer

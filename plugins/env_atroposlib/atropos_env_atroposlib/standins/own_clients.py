@@ -1,7 +1,7 @@
-"""Clients of OpenAI's API that an environment file opens by itself: on a URL that is the policy's, the policy answers them.
+"""OpenAI clients that an environment file opens itself: if their URL is the policy's, the policy answers them.
 
-Requests are answered inside this process, where it is known which group they belong to: under openai's clients, at the
-transports of httpx. Any other URL is left as it is: a judge elsewhere stays there.
+Requests are answered inside this process, which knows their group. They are intercepted below openai's clients, at the transports of
+httpx. Other URLs are left as they are: a judge elsewhere stays there.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from atropos_env_atroposlib.standins.servers import APIServer, APIServerConfig
 
 POLICY_URL = "http://policy.invalid/v1"  # a name that no network has (RFC 2606)
 NO_KEY = "the-policy-takes-no-key"
-BLOCKING_DEADLINE_S = 3600.0  # the rollout's own deadline comes first
+BLOCKING_DEADLINE_S = 3600.0  # the rollout's own deadline is shorter
 HERE = frozenset({"localhost", "127.0.0.1", "0.0.0.0", "::1"})
 
 
 def offer_default() -> None:
-    """A client that names neither URL nor key is the policy's, unless the user's own variables say where it goes."""
+    """Make the policy answer clients without URL and key, unless the user's own variables say where these go."""
     if not os.environ.keys() & {"OPENAI_API_KEY", "OPENAI_BASE_URL"}:
         os.environ |= {"OPENAI_API_KEY": NO_KEY, "OPENAI_BASE_URL": POLICY_URL}
 
 
 class OwnClients:
-    """`answered`: the URLs of the policy's that were asked for something."""
+    """`answered`: the policy's URLs that received a request."""
 
     def __init__(self, servers: Any, named: Iterable[str]) -> None:
-        """The policy's are those of the file's configured servers that are on this machine, and what is named."""
+        """The policy's URLs are those of the file's configured servers on this machine, and the `named` ones."""
         configured = [str(getattr(one, "base_url", None) or "") for one in _listed(servers)]
         here = (url for url in configured if urlsplit(url).hostname in HERE)
         self._urls = {url.rstrip("/") for url in (*here, *named, POLICY_URL)}
         self.answered: set[str] = set()
         self._loop = asyncio.get_running_loop()
-        for name in ("httpx", "httpx2"):  # openai's clients stood on the one, and stand on the other
+        for name in ("httpx", "httpx2"):  # older openai clients use one, newer ones the other
             try:
                 self._redirect(importlib.import_module(name))
             except ModuleNotFoundError:
@@ -63,7 +63,7 @@ class OwnClients:
         library.HTTPTransport.handle_request = handle_request
 
     def _path(self, url: str) -> str | None:
-        """Behind the policy's URL; None of any other."""
+        """The path after the policy's URL; None for any other URL."""
         for base in self._urls:
             if url.startswith(f"{base}/"):
                 self.answered.add(base)
@@ -71,7 +71,7 @@ class OwnClients:
         return None
 
     def _from_thread(self, path: str, body: bytes) -> tuple[int, Any]:
-        """Of a client that blocks. Whoever waits in the event loop's own thread would wait for itself."""
+        """Answer a blocking client. If it blocks the event loop's own thread, it would wait for itself, so it is refused."""
         try:
             asyncio.get_running_loop()
         except RuntimeError:

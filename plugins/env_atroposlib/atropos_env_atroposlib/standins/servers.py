@@ -1,4 +1,4 @@
-"""Every server that an environment file configures is the run's policy."""
+"""Every server that an environment file configures, as the run's policy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from atropos_core.errors import ConfigError
 from atropos_env_atroposlib.standins.answers import Answer, chat_answer, text_answer
 from atropos_env_atroposlib.standins.link import Reply, link
 
-UNKNOWN = (  # what a server of the policy does not do; anything else that is passed along is refused by name
+UNKNOWN = (  # arguments that the policy ignores; any other unknown argument is refused
     "model extra_body stream timeout user seed logprobs top_logprobs tool_choice parallel_tool_calls response_format split "
     "frequency_penalty presence_penalty repetition_penalty min_p skip_special_tokens include_stop_str_in_output "
     "reasoning_effort extra_headers metadata store add_generation_prompt echo best_of"
@@ -55,7 +55,7 @@ class ServerManagerConfig(BaseModel):
 
 
 class APIServer:
-    """One server as `self.server.servers[i]` is one."""
+    """One server, like `self.server.servers[i]`."""
 
     server_healthy = True
 
@@ -79,7 +79,7 @@ class APIServer:
     async def tokens_and_logprobs_completion(
         self, prompt: str | Sequence[int] = "", input_ids: Sequence[int] | None = None, **given: Any
     ) -> tuple[list[int], list[list[int]], list[list[float]], list[str]]:
-        """Prompt ids; ids, logprobs and the finish of each continuation."""
+        """Prompt ids; ids, logprobs and finish of each continuation."""
         if "messages" in given:
             prompt = rendered(given.pop("messages"), given.pop("tools", None))
         replies = await self._continue(prompt if input_ids is None else input_ids, given)
@@ -92,15 +92,15 @@ class APIServer:
 
     async def get_logprobs(self, **given: Any) -> dict[str, Any]:
         raise ConfigError(
-            "an environment asked for the logprobs of given tokens, and a run's policy samples only.",
-            remedy="What a teacher says of rollouts is a run's own: [teacher.NAME] in the run file.",
+            "the environment asked for the logprobs of given tokens, but a run's policy only samples.",
+            remedy="For a teacher's logprobs, set [teacher.NAME] in the run file.",
         )
 
     async def wandb_metrics(self, metrics: dict[str, Any] | None, server_name: str = "") -> dict[str, Any]:
         return metrics or {}
 
     async def update_weight(self, weight: float) -> None:
-        """Requests are not shared out here: all go to the policy."""
+        """Does nothing: requests are not distributed here, since all go to the policy."""
 
     async def close(self) -> None: ...
 
@@ -115,7 +115,7 @@ OpenAIServer = VLLMServer = SGLangServer = TrlVllmServer = APIServer
 
 
 class ServerManager(APIServer):
-    """`self.server`: as many servers as the file configured, each of them the policy."""
+    """`self.server`: as many servers as the file configured, each of which is the policy."""
 
     def __init__(self, configs: Any = None, slurm: bool = False, testing: bool = False, **ignored: Any) -> None:
         given = configs if isinstance(configs, list) else [configs or APIServerConfig()]
@@ -136,7 +136,7 @@ class ServerManager(APIServer):
 
 
 def rendered(messages: Sequence[Mapping[str, Any]], tools: Any = None) -> str:
-    """The prompt's text by the policy's chat template."""
+    """The prompt's text, by the policy's chat template."""
     said = [{key: value for key, value in dict(one).items() if value is not None} for one in messages]
     for one in said:
         one.setdefault("content", "")
@@ -151,7 +151,7 @@ def rendered(messages: Sequence[Mapping[str, Any]], tools: Any = None) -> str:
 
 
 async def sampled(ids: Sequence[int], text: str, given: dict[str, Any]) -> list[Reply]:
-    """Raises ConfigError for an argument that nobody here knows."""
+    """Sample from the policy. Raises ConfigError for an unknown argument."""
     given = dict(given)
     n = int(given.pop("n", None) or 1)
     stop = given.pop("stop", None) or []
@@ -161,7 +161,7 @@ async def sampled(ids: Sequence[int], text: str, given: dict[str, Any]) -> list[
         if (value := given.pop(name, None)) is not None:
             settings[name] = value
     if odd := sorted(given.keys() - set(UNKNOWN) - {"max_completion_tokens"}):
-        raise ConfigError(f"the environment samples with {odd[0]!r}, which is not known here.")
+        raise ConfigError(f"the environment samples with {odd[0]!r}, which is not supported here.")
     ends = [stop] if isinstance(stop, str | int) else stop
     decode = link().tokenizer.decode
     return await link().replies(

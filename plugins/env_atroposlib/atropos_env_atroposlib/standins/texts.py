@@ -1,4 +1,4 @@
-"""Helpers that environment files import: chats as ids and masks, tool calls, thoughts, the best of several."""
+"""Helpers that environment files import: chats as ids and masks, tool calls, thinking, the best of several."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def tokenize_for_trainer(
     train_on_all_assistant_turns: bool = False,
     finish_reason: str = "",
 ) -> dict[str, Any]:
-    """Ids of a chat, and as many masks: MASKED, or the id where the last message is, or each of the assistant's."""
+    """Ids and masks of a chat. A mask is the id in the last message, or in each of the assistant's, and MASKED elsewhere."""
     said = [dict(message) for message in chat]
 
     def ids(upto: int, *, prompt: bool) -> list[int]:
@@ -40,7 +40,7 @@ def tokenize_for_trainer(
 
 
 def extract_tool_call(text: str, preferred_tags: Sequence[str] | None = None) -> str | None:
-    """What the first such tag holds."""
+    """The content of the first such tag."""
     for tag in preferred_tags or ("tool_call",):
         if found := re.search(f"<{re.escape(tag)}>(.*?)</{re.escape(tag)}>", text, re.DOTALL):
             return found[1].strip()
@@ -52,7 +52,7 @@ def parse_tool_call(
     available_tools: Sequence[Mapping[str, Any]] | None = None,
     preferred_tags: Sequence[str] | None = None,
 ) -> tuple[str, dict[str, Any], bool]:
-    """Name, arguments, and whether there is none that can be read. JSON is read as it is before its quotes are guessed at."""
+    """Name, arguments, and True if no call can be read. JSON is first read as it is, then with its quotes corrected."""
     content = extract_tool_call(response, preferred_tags)
     for text in (content, (content or "").replace("'", '"')):
         try:
@@ -73,7 +73,7 @@ def select_best_index(
     primary_higher_is_better: bool = True,
     secondary_lower_is_better: bool = True,
 ) -> int:
-    """The first best by the first scores; among equals, by the second. Raises ValueError for none, or for unequal lengths."""
+    """The index of the best first score; the second scores decide ties. Raises ValueError without scores, or if their numbers differ."""
     if not primary_scores or len(primary_scores) != len(secondary_scores):
         raise ValueError(f"{len(primary_scores)} primary and {len(secondary_scores)} secondary scores: as many of each")
     first = 1 if primary_higher_is_better else -1
@@ -84,7 +84,7 @@ def select_best_index(
 
 
 async def parse_http_response(resp: Any, logger: Any = None) -> Any:
-    """The JSON of an answer. Raises what the client raises for a status that is no success."""
+    """The JSON of an answer. Raises the client's error for a status other than success."""
     resp.raise_for_status()
     return await resp.json()
 
@@ -94,7 +94,7 @@ def strip_thinking(response_text: str) -> str:
 
 
 def truncate_thinking(response_text: str, tokenizer: Any, max_think_tokens: int) -> str:
-    """With at most so many tokens of thought: its last paragraph where that fits, else its end."""
+    """The text with at most so many tokens of thinking: its last paragraph if that fits, else the end of that paragraph."""
     found = re.search(r"<think>(.*?)</think>", response_text, re.DOTALL)
     if not found:
         return response_text
@@ -113,8 +113,8 @@ def truncate_thinking(response_text: str, tokenizer: Any, max_think_tokens: int)
 def ensure_trajectory_token_limit(
     trajectory: Sequence[dict[str, Any]], tokenizer: Any, max_trajectory_tokens: int
 ) -> list[dict[str, Any]]:
-    """Steps of several alternatives, each shortened by its oldest messages behind the first until all of its alternatives fit;
-    a step that cannot be is left out."""
+    """Shorten steps of several alternatives until all alternatives fit, from the oldest message after the first. Leave out a step
+    that cannot fit."""
     kept = []
     for step in trajectory:
         if made := _within(step, tokenizer, max_trajectory_tokens):
@@ -140,4 +140,4 @@ def _within(step: dict[str, Any], tokenizer: Any, most: int) -> dict[str, Any] |
 
 
 def parse_args_and_command(*ignored: Any) -> Callable[..., Any]:
-    raise NotImplementedError("environments are run by `atropos run`, and have no command line of their own here")
+    raise NotImplementedError("environments have no command line here: run them with `atropos run`")

@@ -24,7 +24,7 @@ class Adapted(BaseEnv):
             text = await client.completions.create(model="p", prompt=item, n=n, max_tokens=4)
             nodes = managed.get_state()["nodes"]
         if type(chat) is not ChatCompletion or type(text) is not Completion:
-            raise TypeError(f"{type(chat)} and {type(text)} are no answers of OpenAI's client")
+            raise TypeError(f"{type(chat)} and {type(text)} are not answers of OpenAI's client")
         said = [*(one.message.content for one in chat.choices), *(one.text for one in text.choices)]
         return {
             "tokens": [node.tokens for node in nodes],

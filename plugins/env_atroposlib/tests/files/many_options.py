@@ -1,4 +1,4 @@
-"""Options of every kind, which `atropos import` reads and nobody runs."""
+"""Options of every kind, which `atropos import` reads. The file is never run."""
 
 from typing import Literal
 

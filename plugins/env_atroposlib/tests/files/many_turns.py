@@ -60,7 +60,7 @@ class Completing(Counting):
 
 
 class Invented(Counting):
-    """A sequence that nobody sampled beside one that was; every other item has no group."""
+    """One sequence that was sampled and one that was not; every other item has no group."""
 
     async def collect_trajectories(self, item):
         if item % 2:
@@ -102,7 +102,7 @@ class LateConfig(BaseEnvConfig):
 
 
 class Late(Counting):
-    """Its configuration is named in __init__ alone, and what it needs is imported as it is set up."""
+    """Names its configuration only in __init__, and imports what it needs during setup."""
 
     def __init__(self, config: LateConfig, server_configs, slurm=False, testing=False):
         super().__init__(config, server_configs, slurm, testing)

@@ -1,4 +1,4 @@
-"""Text alone is kept, and encoded again for the trainer: the commonest shape."""
+"""Keeps only text, which is encoded again for the trainer: the most common shape."""
 
 from atroposlib.envs.base import APIServerConfig, BaseEnv, BaseEnvConfig, ScoredDataGroup
 from atroposlib.type_definitions import Item

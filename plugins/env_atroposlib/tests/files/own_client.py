@@ -1,4 +1,4 @@
-"""Files that open clients of OpenAI's API by themselves: for the policy, and for judges."""
+"""Files that open clients of OpenAI's API: for the policy, and for judges."""
 
 import asyncio
 

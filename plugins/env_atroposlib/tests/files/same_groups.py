@@ -1,6 +1,6 @@
 """Groups of many shapes, one after another, for a file that is run as it is by atroposlib (`python FILE serve ...`) and by import.
 
-What is between << and >> is what the scripted model answers to.
+The scripted model answers to the text between << and >>.
 """
 
 from atroposlib.envs.base import APIServerConfig, BaseEnv, BaseEnvConfig, ScoredDataGroup, ScoredDataItem
@@ -68,7 +68,7 @@ class Shapes(BaseEnv):
         return groups
 
     async def overridden(self, item):
-        """Advantages of its own, and overrides of one sequence and of all."""
+        """The file's own advantages, and overrides for one sequence and for all."""
         group = await self.managed_chat(item)
         group["advantages"] = [[0.25 * (at + 1)] * len(row) for at, row in enumerate(group["tokens"])]
         group["overrides"] = [{"set_advantage_to_zero": at == 2} for at in range(len(group["tokens"]))]
@@ -76,7 +76,7 @@ class Shapes(BaseEnv):
         return group
 
     async def chat_text(self, item):
-        """Text alone is kept, and encoded again; with messages. (atroposlib's `tokenize_for_trainer` wants transformers 4.)"""
+        """Keeps only text and messages, encoded again. (atroposlib's `tokenize_for_trainer` needs transformers 4.)"""
         done = await self.server.chat_completion(messages=self.chat(item), n=self.config.group_size, max_tokens=40)
         group = ScoredDataGroup(tokens=[], masks=[], scores=[], messages=[])
         for at, choice in enumerate(done.choices):

@@ -10,7 +10,7 @@ class Sending(BaseEnv):
         self.at = 0
 
     async def get_next_item(self):
-        raise RuntimeError("nobody draws its items")
+        raise RuntimeError("its items are never drawn")
 
     async def evaluate(self, *args, **kwargs): ...
 

@@ -1,4 +1,4 @@
-"""Writes down, in a file that nobody else writes, each group as it is given."""
+"""Writes each group, as it is given, to a file that only this environment writes."""
 
 import asyncio
 import json
