@@ -1,4 +1,4 @@
-"""What is known of the tasks of one environment: an estimate for each that was tried, and one for each prior bin."""
+"""Estimates for the tasks of one environment: one for each task that was tried, and one for each prior bin."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from atropos_curriculum.config import GROUPS
 from atropos_curriculum.strategies import Strategy, View
 from atropos_curriculum.tree import CellTree
 
-NO_PRIOR = GROUPS  # the bin of tasks that nothing is known of
+NO_PRIOR = GROUPS  # the bin of tasks without a prior
 BINS = GROUPS + 1
-BIN_WEIGHT = 8.0  # rollouts that the guess of a bin's success counts for
-BIN_MEMORY = 0.95  # of its evidence, that the next task first tried leaves
+BIN_WEIGHT = 8.0  # number of rollouts for which a bin's guessed success counts
+BIN_MEMORY = 0.95  # share of a bin's evidence that remains after the next task is first tried
 BIN_SLOW = 0.02  # rate of its slow average
-UNKNOWN_PROGRESS = 0.1  # of a bin, while little of it was tried
+UNKNOWN_PROGRESS = 0.1  # progress of a bin of which little was tried
 COLUMNS: Mapping[str, Any] = {"mean": np.float32, "weight": np.float32, "slow": np.float32}
 
 Row = tuple[float, float, float, int, int]  # mean, weight, slow, group, cell
 
 
 class Bank:
-    """Success of a task is estimated as a Beta-Bernoulli mean with discounted evidence: (k m + w x) / (k + w) for the
-    discounted mean x of w rollouts and the success m of its bin, counted as k rollouts. Memory: 24 bytes a task, of which
-    untouched pages cost nothing."""
+    """Success of a task is estimated as a Beta-Bernoulli mean with discounted evidence: (k m + w x) / (k + w), for the
+    discounted mean x of w rollouts and the success m of its bin, counted as k rollouts. Memory is 24 bytes per task; untouched
+    pages cost nothing."""
 
     def __init__(
         self, size: int, strategy: Strategy, *, memory: float, prior_weight: float, slow: float, by_bin: bool
@@ -37,18 +37,18 @@ class Bank:
         self.read = 0  # tasks whose prior was looked at
         self.edges: NDArray[np.float64] | None = None  # of the prior's bins
         self._strategy, self._memory, self._prior_weight, self._rate = strategy, memory, prior_weight, slow
-        self._by_bin = by_bin  # tasks are known by their bin for good, and each visit tells of the bin
+        self._by_bin = by_bin  # tasks always keep the estimate of their bin, and each visit updates the bin
         self._mean = np.zeros(size, np.float32)  # of the rollouts' success, discounted
         self._weight = np.zeros(size, np.float32)  # rollouts, discounted; 0: never tried
         self._slow = np.zeros(size, np.float32)  # slow average of success
         self._group = np.full(size, NO_PRIOR, np.uint8)  # bin of the prior
         self._bins = np.zeros((5, BINS))  # each bin's guess, mean, weight, slow, visits: of tasks when first tried
         self._bins[0] = 0.5
-        self._before: dict[int, Row] = {}  # rows that have changed since `mark`, as they were then
+        self._before: dict[int, Row] = {}  # old values of the rows that have changed since `mark`
         self._levels = len(strategy.edges) + 1
         marks = np.array([0.0, *strategy.edges, 1.0])
         self._middles = (marks[1:] + marks[:-1]) / 2
-        self._beyond = np.zeros(0, np.uint8)  # cells of tasks that were there once, at the end of the columns
+        self._beyond = np.zeros(0, np.uint8)  # cells of tasks that no longer exist, at the end of the columns
         self._plant(self._group + np.uint8(self._levels), size)
 
     @property
@@ -60,7 +60,7 @@ class Bank:
         return self._tree.size_bytes + sum(c.nbytes for c in (self._mean, self._weight, self._slow, self._group))
 
     def resize(self, size: int) -> None:
-        """What is known of tasks beyond the new size is kept, for when they come back."""
+        """Change the number of tasks. Estimates of tasks beyond the new size are kept, in case they come back."""
         had, cells = len(self._mean), self._all_cells()
         if size > had:
             for name, fill in (("_mean", 0), ("_weight", 0), ("_slow", 0), ("_group", NO_PRIOR)):
@@ -72,13 +72,13 @@ class Bank:
     # -- estimates
 
     def success(self, indices: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Estimated, of these tasks."""
+        """Estimated success of these tasks."""
         known, weight = self._bin_success()[self._group[indices]], self._weight[indices].astype(np.float64)
         mean = self._mean[indices].astype(np.float64)
         return np.asarray((self._prior_weight * known + weight * mean) / (self._prior_weight + weight))
 
     def learn(self, index: int, success: float, rollouts: int) -> None:
-        """`rollouts` of the task came out with this mean success."""
+        """Record that `rollouts` of the task had this mean success."""
         self._touch(index)
         first = self._weight[index] == 0
         if first:
@@ -95,7 +95,7 @@ class Bank:
             self._tree.move(index, self._level(index))
 
     def place(self, indices: NDArray[np.int64], groups: NDArray[np.uint8]) -> None:
-        """The bins of these tasks, as their priors say. One at a time where they are few, else the tree anew."""
+        """Set the bins of these tasks by their priors. Few are moved one by one; for many the tree is rebuilt."""
         if len(indices) > 64:
             cells = self._all_cells()
             untried = indices if self._by_bin else indices[self._weight[indices] == 0]
@@ -110,7 +110,7 @@ class Bank:
                 self._tree.move(index, self._levels + group)
 
     def guess(self, success: NDArray[np.float64]) -> None:
-        """Of the bins, before anything of them was tried."""
+        """Set the guessed success of the bins, before any of their tasks was tried."""
         self._bins[0, : len(success)] = success
 
     # -- draws
@@ -132,7 +132,7 @@ class Bank:
     def draw(
         self, shares: NDArray[np.float64], one: NDArray[np.float64], other: NDArray[np.float64]
     ) -> NDArray[np.int64]:
-        """A task for each pair of numbers in [0, 1): a cell by the first, a task of it by the second."""
+        """A task for each pair of numbers in [0, 1): the first chooses a cell, the second a task in it."""
         sums = np.cumsum(shares)
         last = int(np.flatnonzero(shares)[-1])
         cells = np.minimum(np.searchsorted(sums, one * sums[-1], side="right"), last)
@@ -146,12 +146,12 @@ class Bank:
         self._before.clear()
 
     def summary(self) -> dict[str, Any]:
-        """The part of the state that is small, as JSON."""
+        """The small part of the state, as JSON."""
         edges = None if self.edges is None else self.edges.tolist()
         return {"read": self.read, "edges": edges, "bins": self._bins.tolist()}
 
     def columns(self, *, marked: bool = False, groups: bool) -> dict[str, Any]:
-        """The part that is large, now or as it was at the last mark; `groups`: with the bins of all tasks."""
+        """The large part of the state, now or at the last mark. With `groups`, it includes the bins of all tasks."""
         if not marked:
             return self._columns(groups)
         self._swap()
@@ -161,8 +161,8 @@ class Bank:
             self._swap()
 
     def load(self, state: Mapping[str, Any], *, same_prior: bool) -> None:
-        """What `summary` and `columns` gave. With more tasks now, the further ones are untried; with fewer, what is known of
-        the others is kept. With another prior than then, the bins are what they are now."""
+        """Load what `summary` and `columns` gave. If there are more tasks now, the new ones are untried; if fewer, the estimates
+        of the others are kept. If the prior has changed, the bins stay as they are now."""
         size, rows, now = int(state["size"]), state["rows"], self.size
         if size > len(self._mean):
             self.resize(size)
@@ -186,7 +186,7 @@ class Bank:
             saved = np.zeros(len(cells), np.uint8)
             saved[index] = unpacked(rows["cell"], np.uint8)
             cells[tried] = saved[tried]
-        else:  # another curriculum than the one that saved it
+        else:  # saved by another curriculum
             cells[tried] = self._levels_of(tried)
         self._plant(cells, now)
         self._before.clear()
@@ -257,7 +257,7 @@ class Bank:
             self._before[index] = self._row(index)
 
     def _swap(self) -> None:
-        """Exchange the rows that have changed since the mark with what they were then. The tree's counts stay."""
+        """Exchange the rows that have changed since the mark with their values at the mark. The tree's counts stay."""
         for index, before in self._before.items():
             self._before[index] = self._row(index)
             self._mean[index], self._weight[index], self._slow[index], self._group[index], cell = before

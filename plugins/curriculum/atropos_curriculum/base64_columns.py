@@ -14,6 +14,6 @@ def packed(column: NDArray[Any]) -> str:
 
 
 def unpacked(text: str, dtype: Any) -> NDArray[Any]:
-    """Raises ValueError where the text is no such column."""
+    """The column in `text`. Raises ValueError if the text is not such a column."""
     raw = base64.b64decode(text, validate=True)
     return np.frombuffer(raw, np.dtype(dtype).newbyteorder("<")).astype(dtype)

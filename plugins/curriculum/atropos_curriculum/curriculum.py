@@ -1,4 +1,4 @@
-"""A curriculum that learns from outcomes: draws, how they were settled, and the state to go on from."""
+"""A curriculum that learns from outcomes: it draws, records how draws were settled, and keeps the state to continue from."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from atropos_curriculum.reading import read_ahead, read_prior
 from atropos_curriculum.strategies import Strategy
 from atropos_curriculum.tally import Tally
 
-TRIES = 8  # at a task that is not being run already; the last is taken as it is
-SLOW = 0.2  # of the slow average, where the curriculum does not look at it
+TRIES = 8  # to find a task that is not being run already; the last one is used in any case
+SLOW = 0.2  # rate of the slow average, if the curriculum does not use it
 
 
 class AdaptiveCurriculum(Curriculum):
     """Between two settled draws, draw number i is the same however many are requested at once. A draw that was handed out
-    and never settled (the run died meanwhile) is handed out again first. If nothing runs its environment now, or the
+    but never settled, because the run died, is handed out again first. If nothing runs its environment now, or the
     environment has fewer tasks, it waits until something does."""
 
     def __init__(self, seed: int, options: CurriculumOptions, strategy: Strategy) -> None:
@@ -40,7 +40,7 @@ class AdaptiveCurriculum(Curriculum):
         self._read: set[str] = set()  # environments whose prior is in the bank
         self._next = 0
         self._settled = 0
-        self._open: dict[int, tuple[Draw, float]] = {}  # handed out, not settled; with the success that was expected
+        self._open: dict[int, tuple[Draw, float]] = {}  # handed out but not settled, with their expected success
         self._again: list[tuple[Draw, float]] = []
         self._busy: Counter[tuple[str, int]] = Counter()  # tasks of open draws
         self._tally = Tally()
@@ -73,7 +73,7 @@ class AdaptiveCurriculum(Curriculum):
         return [draw for draw, _ in drawn]
 
     def settle(self, draw: Draw, outcome: Outcome, group: ScoredGroup | None) -> None:
-        """Whatever became of it, rollouts that ended tell how hard the task is."""
+        """Learn how hard the task is from the rollouts that ended, whatever the outcome of the draw."""
         draw, expected = self._open.pop(draw.id)
         self._free(draw)
         self._settled += 1
@@ -86,7 +86,7 @@ class AdaptiveCurriculum(Curriculum):
             read_ahead(self._options.prior, draw.environment, source, bank)
 
     def metrics(self) -> Metrics:
-        """`expected`, `pool` and the strategy's own are of all environments as one, weighted as they are drawn."""
+        """`expected`, `pool` and the strategy's own metrics are of all environments together, weighted as they are drawn."""
         metrics = self._tally.take()
         total = sum(source.weight for source in self._sources.values())
         sums: Counter[str] = Counter()
@@ -105,7 +105,7 @@ class AdaptiveCurriculum(Curriculum):
 
     @property
     def size_bytes(self) -> int:
-        """Of what is kept for every task."""
+        """Size of what is kept for every task."""
         return sum(bank.size_bytes for bank in self._banks.values())
 
     # -- state
@@ -124,7 +124,7 @@ class AdaptiveCurriculum(Curriculum):
         return self._with_columns(json.loads(self._marked), marked=True)
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Also what another of the five saved: what is known of the tasks stays, the choice among them is the new one's."""
+        """Load the state, also that of another of the five: the estimates stay, and this curriculum chooses by them."""
         self._next, self._settled = int(state["next"]), int(state["settled"])
         self._again = [
             (Draw(int(number), str(name), "train", int(at), int(seed)), float(expected))
@@ -160,7 +160,7 @@ class AdaptiveCurriculum(Curriculum):
     # -- inside
 
     def _bank(self, name: str, size: int) -> Bank:
-        """The environment's own; of this size where it is new."""
+        """The environment's bank; a new one has this size."""
         if name not in self._banks:
             options = self._options
             slow = options.slow if isinstance(options, LearningProgressOptions) else SLOW
@@ -198,13 +198,13 @@ class AdaptiveCurriculum(Curriculum):
         return drawn
 
     def _environments(self, numbers: NDArray[np.int64], names: list[str]) -> NDArray[np.int64]:
-        """Which environment each draw is of, by weight."""
+        """The environment of each draw, by weight."""
         sums = np.cumsum([self._sources[name].weight for name in names])
         at = np.searchsorted(sums, uniforms(self._key, numbers, 0) * sums[-1], side="right")
         return np.asarray(np.minimum(at, len(names) - 1), np.int64)
 
     def _free_task(self, name: str, bank: Bank, shares: NDArray[np.float64], number: int, index: int) -> int:
-        """The task, or another where it is being run already."""
+        """The task, or another one if it is already being run."""
         if (name, index) not in self._busy:
             return index
         positions, tries = np.full(TRIES - 1, number), np.arange(1, TRIES)

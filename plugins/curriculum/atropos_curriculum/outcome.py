@@ -1,4 +1,4 @@
-"""What a settled group says of its task: how often it succeeded."""
+"""How often a settled group's task succeeded."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Evidence:
 
 
 def evidence_of(group: ScoredGroup, options: CurriculumOptions) -> Evidence | None:
-    """None where the group says nothing: no rollout ended, or `success = "correct"` and the environment does not say it."""
+    """None if there is no evidence: no rollout ended, or `success = "correct"` and the environment does not say it."""
     if not group.episodes:
         return None
     correct = [episode.correct for episode in group.episodes if episode.correct is not None]

@@ -1,4 +1,4 @@
-"""What is known of the tasks before the first draw: a number for each, turned into quantile bins."""
+"""A number for each task, known before the first draw, turned into quantile bins."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ Numbers = NDArray[np.float64]
 
 
 def inner_edges(values: Numbers, bins: int) -> Numbers:
-    """Where one bin ends and the next begins: numpy.quantile at 1/bins, 2/bins, .... Each edge stands once, so tasks of
-    one value are in one bin, and there may be fewer bins than requested."""
+    """The values at which one bin ends and the next begins: numpy.quantile at 1/bins, 2/bins, .... Each edge occurs once, so tasks
+    with the same value are in one bin, and there may be fewer bins than requested."""
     return np.unique(np.quantile(values, np.arange(1, bins) / bins))
 
 
@@ -28,8 +28,8 @@ def bins_of(values: Numbers, edges: Numbers) -> NDArray[np.uint8]:
 
 
 def success_of_bins(values: Numbers, edges: Numbers, meaning: str) -> Numbers:
-    """What success to expect of each bin before any draw: the mean of the rates where the values are such, or else evenly
-    falling from the easiest bin to the hardest, which is a guess that the first outcomes correct."""
+    """The success to expect of each bin before any draw. If the values are rates, it is their mean. Otherwise it falls evenly from
+    the easiest bin to the hardest, a guess that the first outcomes correct."""
     count = len(edges) + 1
     if meaning == "difficulty":
         return 1 - (np.arange(count) + 0.5) / count
@@ -39,7 +39,7 @@ def success_of_bins(values: Numbers, edges: Numbers, meaning: str) -> Numbers:
 
 
 def from_file(prior: Prior, environment: str, size: int) -> NDArray[Any]:
-    """One number for each task. Raises ConfigError where the file cannot be read, DataError where it does not fit."""
+    """One number for each task. Raises ConfigError if the file cannot be read, DataError if it does not fit."""
     assert prior.file is not None, "the options say so"
     path = Path(prior.file.format(environment=environment))
     try:
@@ -51,7 +51,7 @@ def from_file(prior: Prior, environment: str, size: int) -> NDArray[Any]:
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"curriculum.prior.file = {prior.file!r}: {path} cannot be read as one number for each task: {error}",
-            remedy="Give a .npy file of numbers, or text with a number a line, in the order of the tasks.",
+            remedy="Give a .npy file of numbers, or text with a number per line, in the order of the tasks.",
         ) from error
     if values.shape != (size,):
         raise DataError(
@@ -62,7 +62,7 @@ def from_file(prior: Prior, environment: str, size: int) -> NDArray[Any]:
 
 
 def from_field(prior: Prior, environment: str, tasks: Sequence[Task] | None, indices: NDArray[np.int64]) -> Numbers:
-    """The field of these tasks alone. Raises ConfigError where there is none."""
+    """The field of only these tasks. Raises ConfigError if there is none."""
     if tasks is None:
         raise ConfigError(
             f"curriculum.prior.field = {prior.field!r}: the tasks of environment {environment!r} are not in this process.",

@@ -1,4 +1,4 @@
-"""Priors into banks: as much as was requested at once, and a little more with each settled draw."""
+"""Read priors into banks: as many as requested at the start, and a few more with each settled draw."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from atropos_curriculum.bank import Bank
 from atropos_curriculum.config import Prior
 from atropos_curriculum.priors import bins_of, from_field, from_file, inner_edges, spread, success_of_bins
 
-AT_ONCE = 1 << 20  # numbers of a file, and as many at most for where its bins end
+AT_ONCE = 1 << 20  # numbers of a file to read at once, and the most from which its bins are computed
 
 
 def read_prior(prior: Prior, name: str, source: TaskSource, bank: Bank, *, anew: bool) -> None:
-    """A file wholly; a field of as many tasks as `prior.read` says, spread over all of them. Where the bank has bins
-    already (from a checkpoint), they stay; a field is then read again only `anew`, as there are other tasks."""
+    """Read a whole file, or a field of as many tasks as `prior.read` says, spread over all of them. If the bank already has bins
+    (from a checkpoint), they stay. A field is then read again only if `anew`, because the tasks have changed."""
     if prior.file is not None:
         numbers = from_file(prior, name, source.size)
         values = np.asarray(numbers[spread(source.size, 0, AT_ONCE)], np.float64)
@@ -37,7 +37,7 @@ def read_prior(prior: Prior, name: str, source: TaskSource, bank: Bank, *, anew:
 
 
 def read_ahead(prior: Prior, name: str, source: TaskSource, bank: Bank) -> None:
-    """Some of the tasks whose field was not looked at yet."""
+    """Read the field of some further tasks."""
     if prior.field is None or bank.read >= source.size or not prior.read_ahead:
         return
     indices = spread(source.size, bank.read, prior.read_ahead)

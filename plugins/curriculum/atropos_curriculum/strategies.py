@@ -1,5 +1,5 @@
-"""The five ways to spread draws over tasks. Each sees cells of tasks, never single tasks, so it may change its mind about
-all of them at every draw."""
+"""The five ways to spread draws over tasks. A strategy sees cells of tasks, never single tasks, so it may change the weights
+of all of them at every draw."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ LEVELS = 32
 
 @dataclass(frozen=True)
 class View:
-    """The tasks of one environment by cell: levels of those that were tried, then prior bins of those that were not, last
-    the bin of those without a prior."""
+    """The tasks of one environment by cell: first the levels of tried tasks, then the prior bins of untried ones, and last the
+    bin of those without a prior."""
 
     counts: NDArray[np.int64]  # [C]
     success: Floats  # [C] estimated; of a tried cell its middle
@@ -30,30 +30,30 @@ class View:
 
 
 class Strategy(ABC):
-    """`edges` part the levels of what `value` says of a task: level i is above edge i - 1, and at most edge i."""
+    """`edges` divide the values of tasks into levels: level i is above edge i - 1, and at most edge i."""
 
     edges: Floats = np.arange(1, LEVELS) / LEVELS
-    by_progress = False  # whether levels are of progress, and not of success
+    by_progress = False  # True if levels are of progress instead of success
 
     def __init__(self, explore: float) -> None:
         self._explore = explore
 
     def shares(self, view: View) -> Floats:
-        """Which share of the draws goes to each cell [C], 0 for cells without tasks; the sum is 1."""
+        """The share of the draws that each cell gets [C], 0 for cells without tasks; the sum is 1."""
         everyone = view.counts / view.counts.sum()
         mass = self._weights(view) * view.counts
         mass[-1] *= not view.prior
         total = mass.sum()
-        if not total > 0:  # nobody is wanted: everybody is as good
+        if not total > 0:  # no task is preferred, so all are drawn alike
             return np.asarray(everyone)
         return np.asarray((1 - self._explore) * mass / total + self._explore * everyone)
 
     @abstractmethod
     def _weights(self, view: View) -> Floats:
-        """Of one task of each cell [C]."""
+        """The weight of one task of each cell [C]."""
 
     def metrics(self, view: View) -> Metrics:
-        """What there is to say beside what every curriculum says."""
+        """Metrics of this strategy, in addition to those of every curriculum."""
         return {}
 
 
@@ -78,8 +78,8 @@ class EasyFirst(Strategy):
 
 class Competence(Strategy):
     """Uniform over the easiest share c(t) of the tasks, c(t) = min(1, sqrt(t (1 - c0^2) / T + c0^2)): the square-root
-    schedule of Platanios et al. 2019 (arXiv 1903.09848, eq. 7), t in settled draws. Unlike there, difficulty is the present
-    estimate, and what is solved is left out; where that leaves nothing, the easiest unsolved tasks come."""
+    schedule of Platanios et al. 2019 (arXiv 1903.09848, eq. 7), t in settled draws. Unlike there, difficulty is the current
+    estimate, and solved tasks are left out. If none remain, the easiest unsolved tasks are drawn."""
 
     def __init__(self, options: config.CompetenceOptions) -> None:
         super().__init__(options.explore)
@@ -106,10 +106,10 @@ class Competence(Strategy):
 
 class LearningProgress(Strategy):
     """By the absolute change of success, a fast average against a slow one (Matiisen et al. 2017, arXiv 1707.00183;
-    Portelas et al. 2019, arXiv 1910.07224): tasks that are forgotten come back like tasks that are being learned. With a
-    prior the progress is that of its bins, as those papers have it of a few kinds of tasks; without, each task's own."""
+    Portelas et al. 2019, arXiv 1910.07224). Tasks that are being forgotten come back like tasks that are being learned. With
+    a prior, the progress is that of its bins, as in those papers, which have a few kinds of tasks; without, each task's own."""
 
-    edges = (np.arange(1, LEVELS) / LEVELS) ** 1.5  # finer where most of it is
+    edges = (np.arange(1, LEVELS) / LEVELS) ** 1.5  # finer for small progress, which most tasks have
     by_progress = True
 
     def __init__(self, options: config.LearningProgressOptions) -> None:
@@ -124,9 +124,9 @@ class LearningProgress(Strategy):
 
 
 class Prioritized(Strategy):
-    """P(i) proportional to priority^power (Schaul et al. 2016, arXiv 1511.05952, eq. 1) with the learnability 4 p (1 - p) as
-    the priority: the variance of a task's outcomes, on which the size of a group's advantages depends. No importance
-    weights: which tasks are trained is meant to change."""
+    """P(i) proportional to priority^power (Schaul et al. 2016, arXiv 1511.05952, eq. 1). The priority is the learnability
+    4 p (1 - p): the variance of a task's outcomes, on which the size of a group's advantages depends. There are no importance
+    weights, because changing which tasks are trained is the purpose."""
 
     def __init__(self, options: config.PrioritizedOptions) -> None:
         super().__init__(options.explore)
@@ -137,9 +137,9 @@ class Prioritized(Strategy):
 
 
 class Window(Strategy):
-    """A pool of the tasks with low < p < high; the rest is retired. Tasks never tried are judged by their prior bin; those
-    that nothing is known of are in the pool. A share of the draws looks at retired tasks, which come back as soon as
-    their estimate does."""
+    """A pool of the tasks with low < p < high; the rest is retired. Tasks never tried are judged by their prior bin, and those
+    without any information are in the pool. A share of the draws goes to retired tasks, which return as soon as their
+    estimate does."""
 
     def __init__(self, options: config.WindowOptions) -> None:
         super().__init__(options.explore)
@@ -161,7 +161,7 @@ class Window(Strategy):
 
     def _retired(self, view: View) -> NDArray[np.bool_]:
         retired = (view.success <= self._low) | (view.success >= self._high)
-        retired[-1] = view.prior  # not read yet; or nothing is known of any
+        retired[-1] = view.prior  # not read yet; without a prior nothing is known of any, so they stay in the pool
         return np.asarray(retired)
 
     def metrics(self, view: View) -> Metrics:
@@ -185,7 +185,7 @@ def strategy_of(options: config.CurriculumOptions) -> Strategy:
 
 
 def _easier(success: Floats, counts: NDArray[np.int64]) -> tuple[Floats, NDArray[np.int64]]:
-    """How many tasks are in cells easier than each [C], and the cells from the easiest to the hardest."""
+    """The number of tasks in cells easier than each [C], and the cells from the easiest to the hardest."""
     order = np.argsort(-success, kind="stable")
     easier = np.empty(len(counts))
     easier[order] = np.cumsum(counts[order]) - counts[order]

@@ -1,4 +1,4 @@
-"""What happened in a step, as sums, and what the metrics say of it."""
+"""The events of a step, as sums, and the metrics made from them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from atropos_core.types import Metrics
 
 
 class Tally:
-    """Since the last `take`. It is state: a resumed run reports the whole step."""
+    """Sums since the last `take`. They are saved, so a resumed run reports the whole step."""
 
     def __init__(self, sums: Mapping[str, float] | None = None) -> None:
         self.sums: dict[str, float] = dict(sums or {})
@@ -26,7 +26,7 @@ class Tally:
             self.sums[name] = self.sums.get(name, 0.0) + amount
 
     def take(self) -> Metrics:
-        """Means over the draws of the step, and over those that were settled with rollouts; begins anew."""
+        """Means over the draws of the step, and over those that were settled with rollouts. Starts the next step."""
         sums, self.sums = self.sums, {}
         metrics = {"drawn": sums.get("drawn", 0.0)}
         if drawn := sums.get("drawn"):

@@ -2,8 +2,8 @@
 
 Weights that change with time and hold for a whole cell then cost nothing per task: a cell is drawn by its count times
 its weight, and one of its tasks by rank. Moving a task and finding one touch a node on each of three levels, 256 wide
-each (the top level is as wide as it must be). All counts are whole numbers, so the tree is a function of the tasks'
-cells alone, whatever the order in which they moved.
+each (the top level is as wide as it must be). All counts are whole numbers, so the tree depends only on the tasks' cells,
+not on the order in which they moved.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 WIDTH = 256
-NO_CELL = 255  # of what fills the last block
+NO_CELL = 255  # fills the last block
 
 Ints = NDArray[np.int64]
 
@@ -28,7 +28,7 @@ class CellTree:
         self._cells = np.full(supers * WIDTH**2, NO_CELL, np.uint8)
         self._cells[: self.size] = cells
         self._blocks = np.zeros((supers * WIDTH, count), np.int32)
-        for at in range(supers):  # one super block at a time: the numbers beside it stay small
+        for at in range(supers):  # one super block at a time, to keep the temporary arrays small
             part = self._cells[at * WIDTH**2 : (at + 1) * WIDTH**2]
             inside = np.flatnonzero(part != NO_CELL)
             keys = (inside // WIDTH) * count + part[inside]

@@ -1,4 +1,4 @@
-"""The five curricula: their contract, which draws they give, and that a resumed one goes on as if it had not stopped."""
+"""The five curricula: their contract, which draws they give, and that a resumed one continues as if it had not stopped."""
 
 from __future__ import annotations
 

@@ -13,16 +13,19 @@ class ZScoreOptions(Options):
     """`[transform.zscore]`"""
 
     scope: Literal["environment", "global"] = Field(
-        "environment", description="statistics of each environment, or one for all"
+        "environment", description="separate statistics for each environment, or the same for all"
     )
     center: bool = Field(True, description="subtract the mean")
     scale: bool = Field(True, description="divide by the standard deviation")
     half_life: float | None = Field(
-        None, ge=1, allow_inf_nan=False, description="samples after which one counts half; unset: all count alike"
+        None,
+        ge=1,
+        allow_inf_nan=False,
+        description="samples after which an earlier one has half its weight; unset: all count alike",
     )
-    warm_up: int = Field(100, ge=2, description="samples of the scope, before which rewards stay as they are")
+    warm_up: int = Field(100, ge=2, description="rewards stay unchanged until the scope has this many samples")
     clip: float | None = Field(
-        5.0, gt=0, allow_inf_nan=False, description="deviations from the mean end here, in sigmas"
+        5.0, gt=0, allow_inf_nan=False, description="largest deviation from the mean, in standard deviations"
     )
 
     @model_validator(mode="after")
@@ -39,17 +42,19 @@ class LengthPenaltyOptions(Options):
     """`[transform.length_penalty]`"""
 
     form: Literal["group", "token"] = Field(
-        "group", description="against the group's shortest and longest, or a price a token"
+        "group", description="compare with the shortest and longest reply of the group, or charge a price per token"
     )
     weight: float = Field(
-        1.0, gt=0, allow_inf_nan=False, description='form = "group": times what the length adds or takes'
+        1.0, gt=0, allow_inf_nan=False, description='form = "group": factor on what the length adds or takes'
     )
-    cost: float | None = Field(None, gt=0, allow_inf_nan=False, description='form = "token": of each sampled token')
-    free_tokens: int = Field(0, ge=0, description='form = "token": so many cost nothing')
+    cost: float | None = Field(
+        None, gt=0, allow_inf_nan=False, description='form = "token": price of each sampled token'
+    )
+    free_tokens: int = Field(0, ge=0, description='form = "token": tokens that cost nothing')
     correct_above: float | None = Field(
         None,
         allow_inf_nan=False,
-        description='form = "group": a reward above this counts as correct; unset: what the environment says',
+        description='form = "group": a reward above this counts as correct; unset: the environment says which replies are correct',
     )
 
     @model_validator(mode="after")
@@ -58,18 +63,20 @@ class LengthPenaltyOptions(Options):
             raise ValueError('form = "token" has no price: set cost, the reward that one token takes')
         other = {"group": ("cost", "free_tokens"), "token": ("weight", "correct_above")}[self.form]
         if wrong := self.changed(*other):
-            raise ValueError(f'{wrong[0]} is of the other form, and form is "{self.form}": remove one of them')
+            raise ValueError(f'{wrong[0]} belongs to the other form, but form is "{self.form}": remove one of them')
         return self
 
 
 class EqualGroupOptions(Options):
     """`[transform.equal_group]`"""
 
-    free_tokens: int = Field(128, ge=0, description="replies up to here lose nothing")
-    limit_tokens: int = Field(256, ge=1, description="replies from here on lose `weight`, linear between")
+    free_tokens: int = Field(128, ge=0, description="replies up to this length lose nothing")
+    limit_tokens: int = Field(256, ge=1, description="replies from this length on lose `weight`; linear in between")
     weight: float = Field(1.0, gt=0, allow_inf_nan=False, description="the most that a reply loses")
     correct_above: float | None = Field(
-        None, allow_inf_nan=False, description="a reward above this is correct; unset: what the environment says"
+        None,
+        allow_inf_nan=False,
+        description="a reward above this is correct; unset: the environment says which replies are correct",
     )
 
     @model_validator(mode="after")

@@ -1,4 +1,4 @@
-"""Rewards that count how long the replies of a group are."""
+"""Reward transforms that depend on the lengths of a group's replies."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def lengths(group: ScoredGroup) -> Lengths:
 
 
 def correctness(group: ScoredGroup, above: float | None, transform: str) -> Bools:
-    """Which episodes are correct: by their reward, or as the environment says. [G] Raises DataError where it does not."""
+    """Flags of the correct episodes [G], by their reward or as the environment says. Raises DataError if it does not say."""
     if above is not None:
         return np.asarray(group.rewards > above)
     verdicts = [episode.correct for episode in group.episodes]
     if None in verdicts:
         raise DataError(
-            f"the transform {transform!r} asks which replies are correct, and environment {group.draw.environment!r} does "
+            f"the transform {transform!r} needs to know which replies are correct, and environment {group.draw.environment!r} does "
             "not say.",
             remedy="Set correct_above: a reward above it counts as correct.",
         )
@@ -40,8 +40,8 @@ def correctness(group: ScoredGroup, above: float | None, transform: str) -> Bool
 
 
 def against_the_group(long: Lengths, correct: Bools) -> NDArray[np.float64]:
-    """The length reward of Kimi k1.5 (arXiv 2501.12599, section 2.3.3) of G replies, [G]: from 0.5 for the shortest to
-    -0.5 for the longest, and for a wrong one at most 0. All 0 where the lengths are equal."""
+    """The length reward of Kimi k1.5 (arXiv 2501.12599, section 2.3.3) for G replies, [G]: from 0.5 for the shortest to
+    -0.5 for the longest, and at most 0 for a wrong one. All 0 if the lengths are equal."""
     if not len(long) or long.max() == long.min():
         return np.zeros(len(long))
     share = 0.5 - (long - long.min()) / (long.max() - long.min())
@@ -54,7 +54,7 @@ def beyond(long: Lengths, free: int, limit: int) -> NDArray[np.float64]:
 
 
 class LengthPenalty(Transform):
-    """Adds to each reward what the length of its reply earns or costs."""
+    """Add to each reward what the length of its reply earns or costs."""
 
     def __init__(self, options: LengthPenaltyOptions) -> None:
         self._options = options
@@ -81,8 +81,8 @@ class LengthPenalty(Transform):
 
 
 class EqualGroup(Transform):
-    """Where all replies of a group are correct and their rewards equal, the length decides: the rule of the old Atropos's
-    gsm8k. What is equal afterwards, and groups that are equal and wrong, are left for `drop_flat`."""
+    """If all replies of a group are correct and their rewards equal, their lengths decide, as in atroposlib's gsm8k. Groups that
+    are still equal, or equal and wrong, are left for `drop_flat`."""
 
     def __init__(self, options: EqualGroupOptions) -> None:
         self._options = options
@@ -92,7 +92,7 @@ class EqualGroup(Transform):
         return [self._settled(group) for group in groups]
 
     def metrics(self) -> Metrics:
-        """`equal`: share of the step's groups that were right throughout; `told_apart`: share that length set apart."""
+        """`equal`: share of the step's groups whose replies are all right; `told_apart`: share that length distinguished."""
         seen = max(self._seen, 1)
         metrics = {"equal": self._equal / seen, "told_apart": self._distinguished / seen}
         self._seen = self._equal = self._distinguished = 0
@@ -113,8 +113,8 @@ class EqualGroup(Transform):
 def _with_rewards(group: ScoredGroup, rewards: NDArray[np.float64], transform: str) -> ScoredGroup:
     if group.advantages is not None:
         raise ConfigError(
-            f"the transform {transform!r} was given groups that have their advantages already: what it does to their "
-            "rewards would reach nothing.",
+            f"the transform {transform!r} got groups that already have advantages, so that changing their rewards "
+            "would have no effect.",
             remedy="Name it before group_advantage in the run file: transforms run in that order.",
         )
     values: Floats = np.asarray(rewards, np.float32)

@@ -1,4 +1,4 @@
-"""Mean and variance of a stream, in five numbers, merged without loss."""
+"""Mean and variance of a stream, kept in five numbers, which can be merged without loss."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from numpy.typing import ArrayLike
 
 @dataclass(frozen=True)
 class Moments:
-    """Of weighted samples; with all weights 1, of a plain stream.
+    """Moments of weighted samples; with all weights 1, of a plain stream.
 
-    A sample at a time this is Welford 1962 with weights (West 1979, "Updating mean and variance estimates: an improved
-    method", CACM 22(9)), two streams are joined by Chan, Golub and LeVeque 1979 (STAN-CS-79-773, eq. 2.1). Nothing is
-    ever a difference of large sums, so an offset costs no precision.
+    For one sample at a time this is Welford 1962 with weights (West 1979, "Updating mean and variance estimates: an improved
+    method", CACM 22(9)). Two streams are joined by Chan, Golub and LeVeque 1979 (STAN-CS-79-773, eq. 2.1). Large sums are
+    never subtracted, so an offset costs no precision.
     """
 
-    count: int = 0  # samples that were seen, whatever their weight now
+    count: int = 0  # samples that were seen, whatever their present weight
     weight: float = 0.0  # sum of the weights
     squares: float = 0.0  # sum of the squared weights
     mean: float = 0.0
@@ -28,7 +28,7 @@ class Moments:
 
     @classmethod
     def of(cls, samples: ArrayLike, keep: float = 1.0) -> Moments:
-        """Of samples [n] in their order, finite. Each one multiplies the weight of those before it by `keep`."""
+        """Moments of finite samples [n] in order. Each sample multiplies the weight of those before it by `keep`."""
         values = np.asarray(samples, np.float64).reshape(-1)
         if not len(values):
             return cls()
@@ -41,7 +41,7 @@ class Moments:
         return cls(len(values), weight, float((weights * weights).sum()), first + rest / weight, max(m2, 0.0))
 
     def merged(self, other: Moments) -> Moments:
-        """Of both streams, in either order."""
+        """The moments of both streams, in either order."""
         if not (self.weight and other.weight):
             return self if self.weight else other
         weight = self.weight + other.weight
@@ -59,16 +59,16 @@ class Moments:
         return Moments(self.count, self.weight * factor, self.squares * factor * factor, self.mean, self.m2 * factor)
 
     def then(self, samples: Sequence[float] | ArrayLike, keep: float = 1.0) -> Moments:
-        """With these samples [n] after those so far. With `keep` below 1 that is the exponentially weighted mean and
-        variance of Finch 2009 ("Incremental calculation of weighted mean and variance", section 9), but for the start:
-        there the first sample counts as if it had always been, here every sample has its own weight alone."""
+        """The moments with these samples [n] appended. With `keep` below 1 this is the exponentially weighted mean and variance of
+        Finch 2009 ("Incremental calculation of weighted mean and variance", section 9), except for the start: there the first
+        sample counts as if it had always been present, here every sample has only its own weight."""
         new = Moments.of(samples, keep)
         return self.faded(keep**new.count).merged(new)
 
     @property
     def variance(self) -> float:
-        """The sample variance, without bias: by n - 1 where all weights are 1, else by weight - squares / weight. 0 of
-        fewer than two samples."""
+        """The unbiased sample variance: by n - 1 if all weights are 1, else by weight - squares / weight. 0 for fewer than two
+        samples."""
         if self.count < 2:
             return 0.0
         freedom = self.weight - self.squares / self.weight
@@ -79,7 +79,7 @@ class Moments:
         return math.sqrt(self.variance)
 
     def state(self) -> list[Any]:
-        """As JSON; Python writes a float so that it is read back to the last bit."""
+        """The moments as JSON; Python writes floats so that they are read back exactly."""
         return [self.count, self.weight, self.squares, self.mean, self.m2]
 
     @classmethod
@@ -89,5 +89,5 @@ class Moments:
 
 
 def keep_of(half_life: float | None) -> float:
-    """What a sample leaves of the weight of those before it, so that after `half_life` more it is a half."""
+    """The factor by which a sample multiplies earlier weights, so that they halve after `half_life` samples."""
     return 1.0 if half_life is None else 0.5 ** (1.0 / half_life)

@@ -41,5 +41,5 @@ def atropos_transforms() -> Iterable[Provider[Transform]]:
         "length_penalty", "less reward for long replies", f"{CONFIG}:LengthPenaltyOptions", build_length_penalty
     )
     yield Provider(
-        "equal_group", "length decides where all are right", f"{CONFIG}:EqualGroupOptions", build_equal_group
+        "equal_group", "length decides if all replies are right", f"{CONFIG}:EqualGroupOptions", build_equal_group
     )

@@ -1,4 +1,4 @@
-"""Rewards by their running mean and standard deviation."""
+"""Normalise rewards by their running mean and standard deviation."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from atropos_core.types import Floats, Metrics, ScoredGroup
 from atropos_normalization.config import ZScoreOptions
 from atropos_normalization.moments import Moments, keep_of
 
-RAW = "raw_reward"  # the part that keeps what a reward was
+RAW = "raw_reward"  # the part that keeps the original reward
 
 
 class ZScore(Transform):
-    """z = (R - mean) / std, over all rewards of the scope so far, those of this step among them.
+    """z = (R - mean) / std, over all rewards of the scope so far, including those of this step.
 
-    All groups of a call are counted first and normalised then, so z does not depend on their order. Where the deviation
-    is noise by the measure of `group_advantage` nothing is divided: rewards that are all alike end at 0, not at the
-    quotient of two roundings. A group that is flat stays flat.
+    All groups of a call are counted before any is normalised, so z does not depend on their order. If the deviation is only
+    noise, by the measure of `group_advantage`, nothing is divided: rewards that are all alike become 0, not the quotient of two
+    roundings. A flat group stays flat.
     """
 
     def __init__(self, options: ZScoreOptions) -> None:
@@ -36,8 +36,8 @@ class ZScore(Transform):
     async def __call__(self, groups: Sequence[ScoredGroup]) -> Sequence[ScoredGroup]:
         if any(group.advantages is not None for group in groups):
             raise ConfigError(
-                "the transform 'zscore' was given groups that have their advantages already: what it does to their "
-                "rewards would reach nothing.",
+                "the transform 'zscore' got groups that already have advantages, so that changing their rewards "
+                "would have no effect.",
                 remedy="Name it before group_advantage in the run file: transforms run in that order.",
             )
         rewards: dict[str, list[Floats]] = {}
@@ -92,10 +92,10 @@ class ZScore(Transform):
 
 
 def normalised(rewards: Floats, moments: Moments, options: ZScoreOptions) -> tuple[Floats, int]:
-    """The rewards [G] of one group, and how many of them were clipped."""
+    """The normalised rewards [G] of one group, and how many of them were clipped."""
     values = rewards.astype(np.float64)
     if is_flat(rewards):
-        values = np.full_like(values, values.mean())  # no noise within a group is made a difference
+        values = np.full_like(values, values.mean())  # so that noise within a group does not become a difference
     mean, std = moments.mean, moments.std
     clipped = 0
     away = values - mean
@@ -110,8 +110,8 @@ def normalised(rewards: Floats, moments: Moments, options: ZScoreOptions) -> tup
 
 
 def why_it_cannot_matter(options: ZScoreOptions, announced: Mapping[str, Any]) -> str:
-    """Where what comes after undoes it; empty where it matters, or nobody says. An advantage against a group's own
-    mean takes every common offset out, and one that is divided by the group's deviation every common factor as well."""
+    """The reason why later transforms undo zscore; empty if it matters, or if they do not say. An advantage relative to the group's
+    mean removes every common offset, and one that is divided by the group's deviation every common factor as well."""
     of = announced.get("advantages")
     if of is None or of["baseline"] == "none":
         return ""
@@ -126,8 +126,8 @@ def warn_where_it_cannot_matter(options: ZScoreOptions, announced: Mapping[str, 
     why = why_it_cannot_matter(options, announced)
     if not why:
         return
-    but = f" What is left of it is clipping, at {options.clip:g} sigmas." if options.clip else ""
+    but = f" What remains is clipping, at {options.clip:g} sigmas." if options.clip else ""
     console.warn(
-        f"the transform zscore cannot matter here: group_advantage {why}.{but} It does with divide_by_std = false in "
+        f"the transform zscore cannot matter here: group_advantage {why}.{but} It matters with divide_by_std = false in "
         "[transform.group_advantage]."
     )

@@ -1,4 +1,4 @@
-"""The transform `zscore` against a float64 oracle, and where it cannot matter."""
+"""The transform `zscore` against a float64 oracle, and the settings in which it cannot matter."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ async def test_clipping_is_in_sigmas_of_the_running_deviation_and_counted():
     assert made.rewards.max() == 2
     assert (np.abs(made.rewards) < 2).sum() == 99
     assert transform.metrics()["clipped"] == pytest.approx(0.01)
-    assert transform.metrics()["clipped"] == 0, "of the step that has ended alone"
+    assert transform.metrics()["clipped"] == 0, "only of the step that has ended"
 
 
 async def test_a_decayed_mean_follows_a_drift_that_the_plain_one_does_not():
@@ -186,14 +186,14 @@ def test_options_that_do_nothing_are_refused():
     [
         ({}, {}, False),  # GRPO divides
         ({"divide_by_std": False}, {}, True),
-        ({"divide_by_std": False}, {"scale": False}, False),  # an offset alone
+        ({"divide_by_std": False}, {"scale": False}, False),  # only an offset
         ({"baseline": "others"}, {}, True),
         ({"baseline": "others"}, {"scale": False}, False),
         ({"baseline": "none"}, {"scale": False}, True),
     ],
 )
 async def test_the_warning_comes_exactly_where_the_advantages_are_the_same(after, options, matters):
-    """The claim is checked on advantages themselves, not on the options alone."""
+    """Check the claim on the advantages themselves, not only on the options."""
     zscore = ZScoreOptions(**{"warm_up": 2, "clip": None, **options})
     advantage = GroupAdvantageOptions(**after)
     assert bool(why_it_cannot_matter(zscore, {"advantages": advantage.announced()})) is not matters

@@ -1,4 +1,4 @@
-"""Calls of an OpenAI-compatible chat model: under a deadline, tried again, within a budget."""
+"""Calls of an OpenAI-compatible chat model, with a deadline, retries and a budget."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from atropos_core.types import Metrics
 from atropos_reward_ensemble.config import JudgeOptions
 
 AGAIN = frozenset({408, 409, 425, 429, 500, 502, 503, 504})  # a later try may succeed
-MAX_WAIT_S = 30.0  # before a try, whatever the server asks for
+MAX_WAIT_S = 30.0  # longest wait before a retry, whatever the server asks for
 
 
 class _Failed(Exception):
-    """One try without a result."""
+    """One try that gave no result."""
 
     def __init__(self, cause: str, *, again: bool = True, after_s: float = 0.0) -> None:
         super().__init__(cause)
@@ -27,7 +27,7 @@ class _Failed(Exception):
 
 
 class ChatModel:
-    """`read` turns the text of an answer into a number, and raises ValueError where there is none in it."""
+    """`read` turns the text of an answer into a number, and raises ValueError if it has none."""
 
     def __init__(self, options: JudgeOptions, read: Callable[[str], float]) -> None:
         self._options = options
@@ -40,7 +40,7 @@ class ChatModel:
         self._retries = 0  # since the last metrics()
 
     async def ask(self, body: Mapping[str, Any]) -> float:
-        """Raises DataError once the last try has failed, at once for what no try can change: the budget, a refusal."""
+        """Ask until there is a number. Raises DataError after the last try, or at once if the budget is spent or the server refuses."""
         cause = ""
         for attempt in range(self._options.retries + 1):
             async with self._turn:
@@ -80,7 +80,7 @@ class ChatModel:
             usage = answer.get("usage") or {}
             self._tokens += int(usage.get("total_tokens") or 0)
         except (ValueError, LookupError, TypeError, AttributeError):
-            raise _Failed(f"its answer is no chat completion: {self._hidden(response.text[:200])!r}") from None
+            raise _Failed(f"its answer is not a chat completion: {self._hidden(response.text[:200])!r}") from None
         if self._options.max_total_tokens is not None and not usage.get("total_tokens"):
             raise _Failed("it does not say usage.total_tokens, which max_total_tokens needs", again=False)
         try:
@@ -89,7 +89,7 @@ class ChatModel:
             raise _Failed(self._hidden(str(error))) from None
 
     def _pay(self) -> None:
-        """Before every request, tries included. What is in flight may take the tokens past their bound, not the requests."""
+        """Called before every request, retries included. Requests in flight may exceed the bound on tokens, not that on requests."""
         options = self._options
         if options.max_requests is not None and self._requests >= options.max_requests:
             raise DataError(f"the judge's budget is spent: max_requests = {options.max_requests:,}")
@@ -100,7 +100,7 @@ class ChatModel:
         self._requests += 1
 
     def _hidden(self, text: str) -> str:
-        """Servers repeat the key that they refuse."""
+        """The text without the key: servers repeat the key that they refuse."""
         return text.replace(self._key, "[the key]") if self._key else text
 
     def metrics(self) -> Metrics:
@@ -121,7 +121,7 @@ class ChatModel:
 
 
 def _seconds(text: str) -> float:
-    """Of a Retry-After header; a date in it is not read."""
+    """The seconds of a Retry-After header; dates are not supported."""
     try:
         return max(float(text), 0.0)
     except ValueError:

@@ -1,4 +1,4 @@
-"""From the ratings of several members to one reward. Ratings are [R, G], members by episodes; NaN is a missing one."""
+"""Combine the ratings of several members into one reward. Ratings are [R, G], members by episodes; NaN is a missing one."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def combined(
     trim: float = 0.2,
     vetoes: NDArray[np.bool_] | None = None,
 ) -> Ratings:
-    """One value an episode, [G]; NaN where the ratings that are there do not give one. `weights` [R] are used by mean,
-    weighted, median and majority, the rest take every rating alike.
+    """One value for each episode, [G]; NaN if its ratings do not give one. `weights` [R] are used by mean, weighted, median and
+    majority; the others treat all members alike.
 
-    A tie of a majority is 0. A veto of one member gives 0, else the mean of those without a veto counts; where a member
-    that has a veto gave no rating, there is no value.
+    A tied majority is 0. A veto of one member gives 0. Without a veto, the mean of the members that cannot veto counts. If a
+    member that can veto gave no rating, there is no value.
     """
     there = ~np.isnan(ratings)
     if how in ("mean", "weighted"):
@@ -62,7 +62,7 @@ def _mean(ratings: Ratings, weights: Ratings) -> Ratings:
 
 
 def _median(ratings: Ratings, weights: Ratings) -> Ratings:
-    """The mean of the lower and the upper weighted median: with equal weights, the usual one."""
+    """The mean of the lower and the upper weighted median; with equal weights, the usual median."""
     order = np.argsort(ratings, axis=0)  # NaN last
     values = np.take_along_axis(ratings, order, axis=0)
     cast = np.where(np.isnan(values), 0.0, weights[order])
@@ -74,7 +74,7 @@ def _median(ratings: Ratings, weights: Ratings) -> Ratings:
 
 
 def _trimmed(ratings: Ratings, trim: float) -> Ratings:
-    """The mean without the floor(trim * m) lowest and highest of m ratings that are there."""
+    """The mean of the present ratings (m of them) without the floor(trim * m) lowest and highest."""
     given = []
     for column in ratings.T:
         values = np.sort(column[~np.isnan(column)])

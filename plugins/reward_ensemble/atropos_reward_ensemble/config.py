@@ -39,17 +39,20 @@ class Member(RewardComponent):
     """One reward of an ensemble: `use`, its own options, and these."""
 
     deadline_s: float = Field(
-        30.0, gt=0, description="seconds of one call; in a process of its own: from when its turn comes"
+        30.0, gt=0, description="seconds for one call; in a separate process: from when its turn comes"
     )
-    veto: bool = Field(False, description='with combine = "veto": 0 from it is 0 from all')
+    veto: bool = Field(False, description='with combine = "veto": if this member says 0, the reward is 0')
 
 
 class EnsembleOptions(Options):
-    members: dict[str, Member] = Field(description="its rewards by name, which is the default of `use`")
-    combine: Combine = Field("median", description="how ratings become one: README.md, How members are combined")
+    members: dict[str, Member] = Field(description="the ensemble's rewards by name; `use` defaults to the name")
+    combine: Combine = Field("median", description="how ratings become one reward: README.md, How members are combined")
     threshold: float = Field(0.5, allow_inf_nan=False, description="majority, all_of, veto: a rating above it is a yes")
     trim: float = Field(
-        0.2, gt=0, lt=0.5, description="trimmed: the part of the ratings, from 0 to 0.5, that is left out at either end"
+        0.2,
+        gt=0,
+        lt=0.5,
+        description="trimmed: the share of the ratings, from 0 to 0.5, that is left out at either end",
     )
     least: int | None = Field(
         None,
@@ -57,30 +60,32 @@ class EnsembleOptions(Options):
         description="ratings that an episode needs; unset: more than half of the members, all of them for all_of, one "
         "for first_of",
     )
-    metric: Metric = Field("interval", description="of Krippendorff's alpha: how far two ratings differ")
+    metric: Metric = Field("interval", description="metric of Krippendorff's alpha: how far two ratings differ")
     categories: int = Field(
-        64, ge=2, description="nominal, ordinal, ratio: how many different ratings the overall alpha may meet"
+        64, ge=2, description="nominal, ordinal, ratio: most different ratings that the overall alpha can count"
     )
-    window: int = Field(256, ge=2, description="episodes that the rolling alpha and the members' agreement look back")
+    window: int = Field(
+        256, ge=2, description="latest episodes that the rolling alpha and the members' agreement cover"
+    )
     gate_alpha: float | None = Field(
-        None, ge=-1, le=1, description="a group whose own alpha is below it is not scored; unset: every group is"
+        None, ge=-1, le=1, description="fail a group whose own alpha is below this; unset: score every group"
     )
     on_departure: Literal["warn", "downweight", "exclude"] = Field(
-        "warn", description="what follows where a member departs from the others: a line, less weight, or its end"
+        "warn", description="when a member departs from the others: only warn, lower its weight, or stop calling it"
     )
     downweight: float = Field(0.1, ge=0, lt=1, description="the factor on the weight of a member that departs")
     tolerance: float = Field(
-        1.5, gt=1, description="times its fair share of disputes that a member may be the odd one in"
+        1.5, gt=1, description="how many times its fair share of disputes a member may be the odd one in"
     )
     false_alarm: float = Field(
         0.01, gt=0, lt=1, description="chance that any member is wrongly flagged within `horizon` groups"
     )
-    horizon: int = Field(10_000, ge=1, description="groups that false_alarm is of")
+    horizon: int = Field(10_000, ge=1, description="number of groups for which false_alarm holds")
 
     @field_validator("members", mode="before")
     @classmethod
     def _names(cls, members: Any) -> Any:
-        """In `[reward.NAME.members.exact]` the name is the default of `use`."""
+        """In `[reward.NAME.members.exact]`, `use` defaults to the name `exact`."""
         if not isinstance(members, Mapping):
             return members
         return {
@@ -91,7 +96,9 @@ class EnsembleOptions(Options):
     def _can_be(self) -> EnsembleOptions:
         count = len(self.members)
         if count < 2:
-            raise ValueError(f"an ensemble needs two members or more, and it has {count}: use the reward by itself")
+            raise ValueError(
+                f"an ensemble needs two members or more, and it has {count}: use the reward without an ensemble"
+            )
         if self.least is not None and self.least > count:
             raise ValueError(f"least = {self.least} is more than the {count} members: lower it, or add members")
         weighted = [name for name, member in self.members.items() if member.weight != 1]
@@ -120,18 +127,18 @@ class EnsembleOptions(Options):
             )
         if self.on_departure != "warn" and count < 3:
             raise ValueError(
-                f'on_departure = "{self.on_departure}" needs three members or more: of two, none is the odd one'
+                f'on_departure = "{self.on_departure}" needs three members or more: of two, neither is the odd one'
             )
         if self.on_departure == "exclude" and self.needed == count:
             raise ValueError(
-                f'on_departure = "exclude" could shut nobody out: an episode needs the ratings of all {count} members '
+                f'on_departure = "exclude" could exclude no member: an episode needs the ratings of all {count} members '
                 f"(least = {count}); lower least"
             )
         if self.on_departure != "warn" and self.combine == "first_of":
-            raise ValueError('combine = "first_of" asks one member at a time: nobody can be seen to depart')
+            raise ValueError('combine = "first_of" asks one member at a time, so a departing member cannot be detected')
         if self.tolerance >= count >= 3:
             raise ValueError(
-                f"tolerance = {self.tolerance:g} lets one of {count} members be the odd one always: lower it"
+                f"tolerance = {self.tolerance:g} lets one of {count} members always be the odd one: lower it"
             )
         combined = f'with combine = "{self.combine}"'
         self.refuse_idle(
@@ -146,7 +153,7 @@ class EnsembleOptions(Options):
         )
         watched = count > 2 and self.combine != "first_of"
         self.refuse_idle(
-            watched, "where nobody can be seen to depart (of two members, or with first_of)",
+            watched, "if no departing member can be detected (of two members, or with first_of)",
             "tolerance", "false_alarm", "horizon",
         )  # fmt: skip
         for name in self.members:
@@ -155,48 +162,51 @@ class EnsembleOptions(Options):
 
     @property
     def needed(self) -> int:
-        """Ratings that an episode needs: all for all_of, one for first_of, else more than half of the members."""
+        """Number of ratings that an episode needs: all for all_of, one for first_of, else more than half of the members."""
         if self.least is not None:
             return self.least
         return {"all_of": len(self.members), "first_of": 1}.get(self.combine, len(self.members) // 2 + 1)
 
     def chosen(self, name: str) -> ResolvedComponent:
-        """The member's provider and its validated options. Raises as a run file that names it would."""
+        """The member's provider and its validated options. Raises the errors of a run file that names it."""
         from atropos_core.config.resolve import inner  # what a list of plugins does without
 
         return inner("reward", f"members.{name}", self.members[name])
 
 
 class JudgeOptions(Options):
-    url: str = Field(description="of the server, up to and with /v1, like http://10.0.0.5:8000/v1")
-    model: str = Field(description="the judge, by its name there")
+    url: str = Field(description="URL of the server up to and including /v1, such as http://10.0.0.5:8000/v1")
+    model: str = Field(description="name of the judge's model on that server")
     prompt: str = Field(
-        PROMPT, description="what it is asked, with {question}, {reply}, {answer} (the task's), {low} and {high} in it"
+        PROMPT,
+        description="what the judge is asked; may contain {question}, {reply}, {answer} (the task's), {low} and {high}",
     )
     system: str = Field("", description="system message; empty for none")
     score: str = Field(
         r"(?i)score\s*[:=]\s*\**\s*(-?\d+(?:\.\d+)?(?:e[-+]?\d+)?)",
-        description="regular expression that finds the number in its answer: its one group is the number, and the last "
+        description="regular expression that finds the number in the judge's answer: its one group is the number, and the last "
         "match counts",
     )
-    low: float = Field(0.0, allow_inf_nan=False, description="the reward is 0 where it says this")
-    high: float = Field(10.0, allow_inf_nan=False, description="and 1 where it says this; a number outside is no score")
-    temperature: float = Field(0.0, ge=0, description="of the judge; 0: the likeliest token")
+    low: float = Field(0.0, allow_inf_nan=False, description="the judge's number for which the reward is 0")
+    high: float = Field(
+        10.0, allow_inf_nan=False, description="the number for which it is 1; numbers outside are not scores"
+    )
+    temperature: float = Field(0.0, ge=0, description="sampling temperature of the judge; 0: the likeliest token")
     max_tokens: int = Field(256, ge=1, description="longest answer, in tokens")
-    key_env: str = Field("", description="the environment variable that holds the key; empty: none is sent")
+    key_env: str = Field("", description="environment variable that holds the key; empty: send none")
     timeout_s: float = Field(20.0, gt=0, description="seconds for one request")
     give_up_s: float = Field(
         25.0,
         gt=0,
-        description="seconds for all tries for one episode, waiting for a turn included; keep it below deadline_s",
+        description="seconds for all tries for one episode, including the wait for a turn; keep it below deadline_s",
     )
     retries: int = Field(3, ge=0, description="further tries for one episode")
     backoff_s: float = Field(0.5, ge=0, description="seconds before the first retry; doubled before each further one")
     concurrency: int = Field(8, ge=1, description="requests at once")
-    cache: int = Field(10_000, ge=0, description="scores kept, the least recently used goes first")
-    max_requests: int | None = Field(None, ge=1, description="over the whole run; unset: no bound")
+    cache: int = Field(10_000, ge=0, description="number of scores to keep; the least recently used is dropped first")
+    max_requests: int | None = Field(None, ge=1, description="most requests in the whole run; unset: no bound")
     max_total_tokens: int | None = Field(
-        None, ge=1, description="over the whole run, as the server counts them; unset: no bound"
+        None, ge=1, description="most tokens in the whole run, as the server counts them; unset: no bound"
     )
 
     @model_validator(mode="after")
@@ -204,20 +214,20 @@ class JudgeOptions(Options):
         parts = urlsplit(self.url)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.username:
             raise ValueError(
-                "url wants http://HOST or https://HOST up to /v1, with no user name; a key goes in key_env"
+                "url must be http://HOST or https://HOST up to /v1, without a user name; a key goes in key_env"
             )
         if not self.low < self.high:
             raise ValueError(f"low = {self.low:g} is not below high = {self.high:g}")
         self.refuse_idle(self.retries > 0, "with retries = 0", "backoff_s")
         found = set(re.findall(r"\{(\w*)\}", self.prompt))
         if unknown := sorted(found - set(PLACEHOLDERS)):
-            raise ValueError(f"prompt has {{{unknown[0]}}} in it; there is: {', '.join(PLACEHOLDERS)}")
+            raise ValueError(f"prompt has {{{unknown[0]}}} in it; choose from: {', '.join(PLACEHOLDERS)}")
         if "reply" not in found:
             raise ValueError("prompt has no {reply} in it: the model would not see what it judges")
         try:
             groups = re.compile(self.score).groups
         except re.error as error:
-            raise ValueError(f"score is no regular expression: {error}") from None
+            raise ValueError(f"score is not a regular expression: {error}") from None
         if groups != 1:
             raise ValueError(f"score has {groups} groups: it needs one, around the number")
         if self.key_env and not os.environ.get(self.key_env):

@@ -1,19 +1,19 @@
-"""Which rater departs from the others: a sequential test that may be looked at after every group.
+"""Find raters that depart from the others, with a sequential test that may be evaluated after every group.
 
-In an episode that the raters dispute, the odd one out is the rater farthest from the median of the others; several that
-are equally far share it. Of m raters that are as good as each other, each is the odd one in 1/m of the disputes whatever
-the ratings are distributed like. A rater is *tolerated* as long as it is the odd one in no more than tolerance/m of them.
+In an episode that the raters dispute, the odd one out is the rater farthest from the median of the others; raters that are
+equally far share it. If m raters are equally good, each is the odd one in 1/m of the disputes, whatever the distribution of
+the ratings. A rater is *tolerated* as long as it is the odd one in at most tolerance/m of them.
 
-For a rater and a group let y be the mean over the group's disputed episodes of (its share in being the odd one) times
-m / tolerance: what a tolerated rater has an expectation of y <= 1 for, given everything before. With a bet 0 < f < 1,
-e = 1 + f (y - 1) is then a bet that wins nothing on average, and
+For a rater and a group, y is the mean, over the group's disputed episodes, of its share in being the odd one, times
+m / tolerance. For a tolerated rater the expectation of y, given everything before, is at most 1. With a bet 0 < f < 1,
+e = 1 + f (y - 1) then wins nothing on average, and
 
     M <- (M + 1) e        (Shiryaev and Roberts' sum: the change may come at any time)
 
-grows by at most 1 a group on average. M is averaged over two sizes of f. By optional stopping the chance that M reaches c
-within T groups is at most T / c, so that with c = raters * horizon / false_alarm tolerated raters are flagged within
-`horizon` groups with a chance of at most false_alarm, all of them together. (Shin, Ramdas, Rinaldo, E-detectors, arXiv
-2203.03532.) A group is one bet, however many episodes it has: those of one task are not independent witnesses.
+grows by at most 1 a group on average. M is averaged over two sizes of f. By optional stopping, the chance that M reaches c
+within T groups is at most T / c. So with c = raters * horizon / false_alarm, the chance that any tolerated rater is flagged
+within `horizon` groups is at most false_alarm. (Shin, Ramdas, Rinaldo, E-detectors, arXiv 2203.03532.) A group is one bet,
+however many episodes it has: those of one task are not independent witnesses.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ EQUAL = 1e-9  # distances that differ by less, relative to the largest, are equa
 
 
 def odd_ones(ratings: Ratings) -> tuple[Ratings, NDArray[np.int_]]:
-    """Shares [R, U] that add up to 1 in each disputed unit, NaN where a rating is missing or nothing is disputed; and how
-    many raters each unit has, [U]. Fewer than three cannot dispute."""
+    """Shares [R, U] that add up to 1 in each disputed unit, NaN if a rating is missing or nothing is disputed; and the number
+    of raters in each unit, [U]. Fewer than three raters cannot dispute."""
     there = ~np.isnan(ratings)
     many = there.sum(axis=0)
     distance = np.full(ratings.shape, np.nan)
@@ -56,7 +56,7 @@ def odd_ones(ratings: Ratings) -> tuple[Ratings, NDArray[np.int_]]:
 
 
 def scores(ratings: Ratings, tolerance: float) -> Ratings:
-    """y of each rater, [R], for one group [R, G]; NaN where it has no disputed episode."""
+    """y of each rater, [R], for one group [R, G]; NaN if it has no disputed episode."""
     shares, many = odd_ones(ratings)
     counted = ~np.isnan(shares)
     episodes = counted.sum(axis=1)
@@ -65,7 +65,7 @@ def scores(ratings: Ratings, tolerance: float) -> Ratings:
 
 
 def grown(evidence: Ratings, score: Ratings) -> Ratings:
-    """`evidence` [..., 2] is log(1 + M) of each bet; `score` [...] is y, NaN for nothing to bet on."""
+    """Updated evidence: `evidence` [..., 2] is log(1 + M) of each bet; `score` [...] is y, NaN if there is nothing to bet on."""
     y = score[..., None]
     with np.errstate(invalid="ignore"):
         after = np.logaddexp(0.0, evidence + np.log1p(BETS * (y - 1.0)))
@@ -73,7 +73,7 @@ def grown(evidence: Ratings, score: Ratings) -> Ratings:
 
 
 def bound(raters: int, horizon: int, false_alarm: float) -> float:
-    """log(1 + c): what `total` reaches where a rater is flagged."""
+    """log(1 + c), the `total` at which a rater is flagged."""
     return math.log1p(raters * horizon / false_alarm)
 
 
@@ -83,7 +83,7 @@ def total(evidence: Ratings) -> Ratings:
 
 
 class Departures:
-    """The test over R raters. One that is flagged stays so, and the others are then compared without it."""
+    """The test over R raters. A flagged rater stays flagged, and the others are then compared without it."""
 
     def __init__(self, raters: int, *, tolerance: float, false_alarm: float, horizon: int) -> None:
         self.flagged = np.zeros(raters, bool)
@@ -92,7 +92,7 @@ class Departures:
         self._evidence = np.zeros((raters, len(BETS)))
 
     def add(self, ratings: Ratings) -> list[int]:
-        """Take in one group's ratings [R, G], and say who is flagged by them."""
+        """Add one group's ratings [R, G] and return the raters that are now flagged."""
         score = scores(np.where(self.flagged[:, None], np.nan, ratings), self._tolerance)
         self._evidence = grown(self._evidence, score)
         new = (total(self._evidence) >= self._bound) & ~self.flagged
@@ -100,7 +100,7 @@ class Departures:
         return [int(rater) for rater in np.flatnonzero(new)]
 
     def suspicion(self) -> Ratings:
-        """[R], from 0 to 1, at which a rater is flagged: the logarithm of the evidence against it."""
+        """[R]: the logarithm of the evidence against each rater, scaled so that it is flagged at 1."""
         return np.asarray(np.where(self.flagged, 1.0, np.minimum(total(self._evidence) / self._bound, 1.0)))
 
     def state(self) -> dict[str, Any]:

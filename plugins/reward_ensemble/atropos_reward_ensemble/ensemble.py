@@ -1,4 +1,4 @@
-"""The reward `ensemble`: its members' ratings combined, and what they say about each other."""
+"""The reward `ensemble`: combines its members' ratings, and compares the members with each other."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from atropos_reward_ensemble.streaming import Reliability
 
 
 class Ensemble(Reward):
-    """`deterministic`: what is learned of the members is taken in between two steps, in an order of its own, so that it does
-    not depend on which group was scored first. Otherwise each group counts at once."""
+    """`deterministic`: count ratings between two steps, in a fixed order, so that the result does not depend on which group was
+    scored first. Otherwise each group counts at once."""
 
     def __init__(
         self, options: EnsembleOptions, members: Sequence[EnsembleMember], deterministic: bool = False
@@ -45,7 +45,7 @@ class Ensemble(Reward):
         )
         self._deterministic = deterministic
         self._pending: list[tuple[str, Ratings]] = []
-        self._out = np.zeros(len(members), bool)  # shut out: not called any more
+        self._out = np.zeros(len(members), bool)  # excluded: no longer called
         self._calls = np.zeros(len(members))  # episodes, since the last metrics()
         self._missed = np.zeros(len(members))
         self._sums = np.zeros(len(members))  # of the ratings that were given
@@ -57,11 +57,11 @@ class Ensemble(Reward):
         return any(member.queues for member in self._members)
 
     async def open(self) -> None:
-        """Start the members' processes. Raises what starting one raises."""
+        """Start the members' processes. Raises the errors of starting them."""
         await asyncio.gather(*(member.open() for member in self._members))
 
     async def __call__(self, task: Task, episodes: Sequence[Episode]) -> Floats:
-        """[G]. Raises DataError where an episode has too few ratings, or where alpha gates the group."""
+        """[G]. Raises DataError if an episode has too few ratings, or if `gate_alpha` fails the group."""
         weights, out = self._trusted(), self._out.copy()
         ratings, causes = await self._ask(task, episodes, out)
         self._note(ratings, causes, out, task)
@@ -83,8 +83,8 @@ class Ensemble(Reward):
     async def _ask(
         self, task: Task, episodes: Sequence[Episode], out: Any
     ) -> tuple[Ratings, dict[str, str]]:  # out: bool[R]
-        """[R, G], and why ratings are missing, by member. With first_of, a member is called where the ones before it gave
-        no rating; else all at once."""
+        """Ratings [R, G], and the causes of missing ones by member. With first_of, a member is called only if the earlier ones
+        gave no rating; else all are called at once."""
         ratings = np.full((len(self._members), len(episodes)), np.nan)
         causes: dict[str, str] = {}
         called = [rater for rater in range(len(self._members)) if not out[rater]]
@@ -128,7 +128,7 @@ class Ensemble(Reward):
             self._learn(ratings)
 
     def _fold(self) -> None:
-        """Take in what is pending. Groups of one task with the same ratings may be exchanged: they are alike."""
+        """Count the pending ratings. Groups of one task with the same ratings are equal, so their order does not matter."""
         pending, self._pending = self._pending, []
         for _, ratings in sorted(pending, key=lambda one: (one[0], one[1].shape[1], one[1].tobytes())):
             self._learn(ratings)
@@ -138,8 +138,8 @@ class Ensemble(Reward):
         self._reliability.add(ratings)
         if self._reliability.full and not was_full:
             console.warn(
-                f"reward ensemble: more than {self._options.categories} different ratings (`categories`): there is no overall "
-                f'alpha from here on, only that of the last {self._options.window} episodes. metric = "interval" has no such bound.'
+                f"reward ensemble: more than {self._options.categories} different ratings (`categories`): from now on there is no "
+                f'overall alpha, only that of the last {self._options.window} episodes. metric = "interval" has no such bound.'
             )
         for rater in self._departures.add(ratings):
             self._depart(rater)
@@ -148,15 +148,15 @@ class Ensemble(Reward):
         name, count = self._names[rater], len(self._members)
         done = {
             "warn": "nothing is changed",
-            "downweight": f"its weight is times {self._options.downweight:g} from now",
+            "downweight": f"its weight is multiplied by {self._options.downweight:g} from now on",
         }
-        what = done.get(self._options.on_departure, "it is not called any more")
+        what = done.get(self._options.on_departure, "it is no longer called")
         if self._options.on_departure == "exclude":
             left = count - int(self._out.sum()) - 1
             if self._vetoes[rater]:
-                what = "it is called all the same: it has a veto, which would be lost"
+                what = "it is still called: its veto would be lost"
             elif left < max(self._options.needed, count // 2 + 1):
-                what = "it is called all the same: too few others would be left to outvote it"
+                what = "it is still called: too few others would remain to outvote it"
             else:
                 self._out[rater] = True
         console.warn(
@@ -171,11 +171,11 @@ class Ensemble(Reward):
         return DataError(
             f"{len(there)} of {len(rated)} episodes of task {task.id!r} have too few ratings: {int(there.min())} where "
             f"{self._options.needed} of {len(self._members)} are needed ({self._options.combine}). {why}"
-            + (f"; shut out: {', '.join(shut)}" if shut else "")
+            + (f"; excluded: {', '.join(shut)}" if shut else "")
         )
 
     def _gate(self, task: Task, ratings: Ratings) -> None:
-        if self._options.gate_alpha is None or ratings.shape[1] < 2:  # one episode says nothing of agreement
+        if self._options.gate_alpha is None or ratings.shape[1] < 2:  # one episode cannot show agreement
             return
         found = alpha(ratings, self._options.metric)
         if found < self._options.gate_alpha:  # False for NaN: all ratings are equal

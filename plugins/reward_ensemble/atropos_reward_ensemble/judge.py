@@ -1,4 +1,4 @@
-"""The reward `judge`: a model elsewhere reads the question and the reply, and says a number."""
+"""The reward `judge`: a separate model reads the question and the reply, and gives a number."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from atropos_reward_ensemble.missing import MissingRatings
 
 
 class Judge(Reward):
-    """0 at `low`, 1 at `high`. Equal requests are sent once: within a group, and as long as the cache remembers."""
+    """0 at `low`, 1 at `high`. Equal requests are sent once: within a group, and as long as they are in the cache."""
 
     def __init__(self, options: JudgeOptions) -> None:
         self._options = options
@@ -34,7 +34,7 @@ class Judge(Reward):
         self._episodes = self._cached = self._missing = 0  # since the last metrics()
 
     async def __call__(self, task: Task, episodes: Sequence[Episode]) -> Floats:
-        """[G]. Raises MissingRatings, which has those that there are."""
+        """[G]. Raises MissingRatings, which carries the ratings that there are."""
         bodies = [self._body(task, last_reply(episode)) for episode in episodes]
         keys = [hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest() for body in bodies]
         known = {key: value for key in set(keys) if (value := self._remembered(key)) is not None}
@@ -54,14 +54,14 @@ class Judge(Reward):
         return values.astype(np.float32)
 
     def read(self, text: str) -> float:
-        """The score in a judge's answer, 0 to 1. Raises ValueError where there is none."""
+        """The score in a judge's answer, 0 to 1. Raises ValueError if there is none."""
         found = self._score.findall(plain(text))  # a colon, digits and a minus sign of any script
         if not found:
             raise ValueError(f"its answer has no score in it: {text[-200:]!r}")
         try:
             number = float(found[-1])
         except ValueError:
-            raise ValueError(f"its score {found[-1]!r} is no number") from None
+            raise ValueError(f"its score {found[-1]!r} is not a number") from None
         low, high = self._options.low, self._options.high
         if not low <= number <= high:
             raise ValueError(f"its score {number:g} is not between {low:g} and {high:g}")
@@ -84,7 +84,7 @@ class Judge(Reward):
             "low": f"{options.low:g}",
             "high": f"{options.high:g}",
         }
-        # One pass: a reply that says {answer} is shown as it is. Half a surrogate pair, which a policy may sample, is no UTF-8.
+        # One pass, so that a reply that says {answer} is shown as it is. A policy may sample half a surrogate pair: not UTF-8.
         prompt = re.sub(r"\{(\w+)\}", lambda found: given[found[1]], options.prompt)
         prompt = prompt.encode("utf-8", "replace").decode()
         system = [{"role": "system", "content": options.system}] if options.system else []
@@ -113,7 +113,7 @@ class Judge(Reward):
         return metrics
 
     def state(self) -> Mapping[str, Any]:
-        """What the budget has paid. The cache begins anew."""
+        """The requests and tokens used from the budget. The cache starts empty."""
         return self._chat.state()
 
     def load(self, state: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""One member of an ensemble: called under a deadline, wherever it runs; whatever goes wrong there is a missing rating."""
+"""One member of an ensemble, called with a deadline, in this process or another. Any failure there is a missing rating."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from atropos_reward_ensemble.missing import MissingRatings, Ratings
 
 
 class EnsembleMember:
-    """`ask` gives [G] ratings with NaN for missing ones, and why, empty where none is. It raises what whoever wrote the run
-    has to mend, and nothing else: ConfigError."""
+    """`ask` gives ratings [G], NaN for missing ones, and the cause (empty if none is missing). It raises only ConfigError, for a
+    mistake in the run file."""
 
     def __init__(self, name: str, reward: Reward, deadline_s: float, named: str) -> None:
-        """`named`: what an error of its `open` calls it."""
+        """`named`: its name in errors of `open`."""
         self.name = name
         self._named = named
         self.reward = reward
@@ -35,7 +35,7 @@ class EnsembleMember:
         return bool(getattr(self.reward, "queues", False))
 
     async def open(self) -> None:
-        """Raises what starting it raises."""
+        """Start the member. Raises the errors of starting it."""
         await opened(self._named, self.reward)
 
     async def ask(self, task: Task, episodes: Sequence[Episode]) -> tuple[Ratings, str]:
@@ -70,7 +70,7 @@ class EnsembleMember:
 
 
 def build(name: str, options: EnsembleOptions, context: RunContext) -> EnsembleMember:
-    """Built here, or to be started in a process of its own. Raises what building it raises."""
+    """Build the member here, or prepare it to start in a separate process. Raises the errors of building it."""
     member, chosen = options.members[name], options.chosen(name)
     ensemble = context.label.removeprefix("reward.")
     named = f"reward {'.'.join(filter(None, (ensemble, name)))!r}"

@@ -1,4 +1,4 @@
-"""Ratings that are not there."""
+"""Missing ratings."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ Ratings = NDArray[np.float64]  # NaN: missing
 
 
 class MissingRatings(DataError):
-    """Some episodes of a group have no rating. `ratings` [G] has the others, NaN where there is none: an ensemble uses
-    them; anywhere else the group fails with this message."""
+    """Some episodes of a group have no rating. `ratings` [G] has the others, and NaN for the missing ones. An ensemble uses
+    them; elsewhere the group fails with this message."""
 
     def __init__(self, who: str, ratings: Sequence[float] | NDArray[Any], causes: Sequence[str]) -> None:
         self.ratings: Ratings = np.asarray(ratings, np.float64)

@@ -1,8 +1,8 @@
-"""Alpha of a run that goes on: over everything so far, in memory that does not grow, and over a window.
+"""Alpha during a run: over everything so far, in bounded memory, and over a window.
 
-Interval: five numbers, for any ratings. Nominal, ordinal and ratio need to know which values occurred: a coincidence
-matrix of at most `categories` different ones, O(categories^2). With more there is no overall alpha from then on (NaN),
-only the window's: a sum over all pairs of different values cannot be kept in bounded memory.
+Interval needs five numbers, for any ratings. Nominal, ordinal and ratio need to know which values occurred: a coincidence
+matrix of at most `categories` different values, O(categories^2). With more values, there is no overall alpha from then on
+(NaN), only the window's: a sum over all pairs of different values cannot be kept in bounded memory.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Coincidences:
     """The other metrics."""
 
     def __init__(self, metric: Metric, categories: int) -> None:
-        self.full = False  # more values than `categories` occurred: nothing is counted any more
+        self.full = False  # more than `categories` values occurred: counting has ended
         self._metric: Metric = metric
         self._categories = categories
         self._values = np.zeros(0)
@@ -82,7 +82,7 @@ class Coincidences:
 
 
 class Reliability:
-    """How far R raters agree: overall, and over the last `window` units, by rater as well."""
+    """Agreement of R raters: overall, and over the last `window` units, also for each rater."""
 
     def __init__(self, raters: int, metric: Metric = "interval", *, categories: int = 64, window: int = 256) -> None:
         self._metric: Metric = metric
@@ -97,7 +97,7 @@ class Reliability:
 
     @property
     def full(self) -> bool:
-        """Whether the overall alpha has met more different ratings than it can count."""
+        """True if the overall alpha has seen more different ratings than it can count."""
         return isinstance(self._overall, Coincidences) and self._overall.full
 
     def alpha(self) -> float:

@@ -24,7 +24,7 @@ class PlantedOptions(Options):
 
 
 class Forgetful(Reward):
-    """It keeps nothing, so that it may have a process of its own."""
+    """A reward without state, so it may run in a separate process."""
 
     def __init__(self, options: PlantedOptions) -> None:
         self._options = options

@@ -57,7 +57,7 @@ def test_a_thousand_random_matrices_as_the_package_krippendorff(metric):
         if len(np.unique(pairable(ratings)[~np.isnan(pairable(ratings))])) < 2:
             assert np.isnan(alpha(ratings, metric))
             continue
-        if metric == "ratio":  # the package divides by sums of values: 0 there where they cancel, and so here
+        if metric == "ratio":  # the package divides by sums of values, which are 0 if values cancel, as here
             ratings = np.abs(ratings)
         expected = krippendorff.alpha(reliability_data=ratings, level_of_measurement=metric)
         assert alpha(ratings, metric) == pytest.approx(expected, rel=1e-9, abs=1e-9), seed

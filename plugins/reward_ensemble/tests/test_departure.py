@@ -1,4 +1,4 @@
-"""A rater that departs is found, and others are left alone: ten thousand simulated streams of 200 episodes."""
+"""A rater that departs is found, and others are not flagged: ten thousand simulated streams of 200 episodes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TOLERANCE, FALSE_ALARM, HORIZON = 1.5, 0.01, 10_000
 
 
 def binary(chance: np.random.Generator, errors: np.ndarray, units: int) -> np.ndarray:
-    """Verdicts [R, units] on replies of which half are right; each rater errs by itself, as often as `errors` says."""
+    """Verdicts [R, units] on replies of which half are right; each rater errs independently, as often as `errors` says."""
     truth = chance.random(units) < 0.5
     return (truth ^ (chance.random((len(errors), units)) < errors[:, None])).astype(np.float64)
 
@@ -25,8 +25,8 @@ def graded(chance: np.random.Generator, noise: np.ndarray, units: int) -> np.nda
 
 
 def first_flags(ratings: np.ndarray, group: int = 1) -> np.ndarray:
-    """The streams one after another in [R, streams * SAMPLES]: after how many groups each rater is flagged, [R, streams];
-    -1 where it is not. The plugin's own arithmetic, all streams at once."""
+    """The streams are joined in [R, streams * SAMPLES]. After how many groups each rater is flagged, [R, streams]; -1 if it is
+    not. The plugin's own arithmetic, for all streams at once."""
     shares, many = odd_ones(ratings)
     groups = SAMPLES // group
     score = np.where(np.isnan(shares), np.nan, shares * many / TOLERANCE).reshape(len(ratings), -1, groups, group)

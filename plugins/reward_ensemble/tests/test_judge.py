@@ -47,7 +47,7 @@ class Server(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_port}/v1"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that has gone is no error here."""
+        """Do nothing: a client that has gone is not an error here."""
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -278,12 +278,12 @@ async def test_an_ensemble_of_judges_uses_the_ratings_that_there_are(server, tmp
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"url": "localhost:8000"}, "url wants http://HOST"),
+        ({"url": "localhost:8000"}, "url must be http://HOST"),
         ({"url": "http://me:secret@host/v1"}, "a key goes in key_env"),
         ({"low": 3, "high": 3}, "low = 3 is not below high = 3"),
         ({"prompt": "{question}"}, "no {reply} in it"),
         ({"prompt": "{reply} {gold}"}, "prompt has {gold} in it"),
-        ({"score": "("}, "score is no regular expression"),
+        ({"score": "("}, "score is not a regular expression"),
         ({"score": r"\d+"}, "score has 0 groups"),
         ({"key_env": "NO_SUCH_KEY_ANYWHERE"}, "NO_SUCH_KEY_ANYWHERE, which is not set"),
     ],
