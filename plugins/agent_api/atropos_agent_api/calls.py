@@ -1,4 +1,4 @@
-"""One request of an agent and its answer, whichever API it came by: what lies between the dialects and a session.
+"""One request of an agent and its answer, whichever API it used: the types between the dialects and a session.
 
 A dialect (`dialects/`) turns a request's JSON into a `Call` and an `Answer` into JSON or server-sent events; a session
 (`session.py`) turns a `Call` into an `Answer` with the policy. Neither knows the other.
@@ -24,11 +24,11 @@ Finish = Literal["stop", "length", "tool_calls"]
 
 @dataclass(frozen=True)
 class Call:
-    """What an agent wants to have sampled. Messages and tools are in OpenAI's chat form, whatever the dialect: a message's
-    content is text, `tool_calls` hold arguments as objects where they are JSON, reasoning is `reasoning_content`.
+    """A request to sample. Messages and tools are in OpenAI's chat form, whatever the dialect: content is text, `tool_calls`
+    hold their arguments as objects if they are JSON, reasoning is `reasoning_content`.
 
-    `sampling` has "temperature", "top_p", "top_k", "seed" and whatever else a client says of how to sample
-    ("reasoning_effort"); `hints` has "retry", "session", "agent" and "kind"."""
+    `sampling` has "temperature", "top_p", "top_k", "seed" and the client's other wishes for sampling ("reasoning_effort").
+    `hints` has "retry", "session", "agent" and "kind"."""
 
     dialect: Dialect
     model: str
@@ -40,33 +40,33 @@ class Call:
     n: int = 1
     stop: tuple[str, ...] = ()
     max_tokens: int | None = None
-    sampling: Mapping[str, float | str] = field(default_factory=dict)  # those that were given
-    left_out: tuple[str, ...] = ()  # what of the request the model does not see: "tools: web_search"
+    sampling: Mapping[str, float | str] = field(default_factory=dict)  # only the given ones
+    left_out: tuple[str, ...] = ()  # parts of the request that the model does not see: "tools: web_search"
     logprobs: bool = False
-    hints: Mapping[str, str] = field(default_factory=dict)  # of lineage, from headers
+    hints: Mapping[str, str] = field(default_factory=dict)  # from headers, about the call's origin
 
 
 @dataclass(frozen=True)
 class Choice:
-    """One continuation, as it is shown to the agent and as it was sampled."""
+    """One continuation, as the agent sees it and as it was sampled."""
 
     message: Message  # assistant: content, reasoning_content, tool_calls (each with an id)
     finish: Finish
     tokens: Tokens  # [T] of what is shown
     logprobs: Floats  # [T]
-    texts: tuple[str, ...] = ()  # [T] the text of each token, where the call wanted logprobs
-    stop: str = ""  # of the call's stop texts, the one that ended it
+    texts: tuple[str, ...] = ()  # [T] the text of each token, if the call asked for logprobs
+    stop: str = ""  # the stop text that ended it
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a session answers. `id` is that of the turn in the session's record."""
+    """The answer of a session. `id` is that of the turn in the session's record."""
 
     id: str
     model: str
     choices: tuple[Choice, ...]
     prompt_tokens: int
-    cached_tokens: int = 0  # of the prompt: ids that an earlier turn of the session has already
+    cached_tokens: int = 0  # tokens of the prompt that an earlier turn of the session already has
     created: int = 0  # seconds since the epoch
 
     @property
@@ -75,8 +75,8 @@ class Answer:
 
 
 class CallRefused(Exception):
-    """A request that is answered with an error. `status` is HTTP's; `field` names the part of the request's JSON that is
-    wrong, where one is; `code` is for programs ("unsupported_parameter", "session_ended", "context_length_exceeded")."""
+    """A request that is answered with an error. `status` is the HTTP status. `field` names the wrong part of the request's JSON,
+    if any. `code` is for programs ("unsupported_parameter", "session_ended", "context_length_exceeded")."""
 
     def __init__(self, message: str, *, status: int = 400, field: str = "", code: str = "invalid_request") -> None:
         super().__init__(message)
@@ -101,4 +101,4 @@ def read_arguments(text: str) -> Any:
         value = orjson.loads(text)  # refuses halves of characters, and what is very deep
     except orjson.JSONDecodeError:
         return None
-    return json.loads(text) if is_shallow(value) else None  # whose numbers may be as large as they like
+    return json.loads(text) if is_shallow(value) else None  # numbers may be as large as they like

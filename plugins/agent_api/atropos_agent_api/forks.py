@@ -1,8 +1,8 @@
-"""A function of Python that a process imports once and runs in a fork of itself each time.
+"""A Python function that a process imports once and runs in a fork of itself each time.
 
-A call costs milliseconds whatever the function imports, begins with the state of the import, and can be ended alone. The
-code is what it was when the process began: files that are changed on disk afterwards change nothing.
-`python -m atropos_agent_api.forks DESCRIPTOR ROLE`, started by `ForkedFunction` alone.
+A call costs milliseconds, whatever the function imports. It starts from the state after the import, and can be ended separately. The
+code is that of the process's start: later changes of files on disk have no effect.
+Only `ForkedFunction` starts `python -m atropos_agent_api.forks DESCRIPTOR ROLE`.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from atropos_core.guards.deadlines import within
 from atropos_core.processes.child import Child
 from atropos_core.processes.child_main import Host, main
 
-MOST_BYTES = 1 << 20  # of what a function gives back, as JSON
+MOST_BYTES = 1 << 20  # of a function's result, as JSON
 _PR_SET_PDEATHSIG = 1
-_SPARE_S = 5.0  # that a call's answer may take beyond its own deadline
+_SPARE_S = 5.0  # how far a call's answer may exceed its own deadline
 
 
 class ForkedFunction:
-    """The supervisor's half. `reference` is "pkg.mod:name" or "./file.py:name"; `adapter`, "pkg.mod:name", takes that
-    function over there and gives one of a JSON value that returns one."""
+    """The supervisor's half. `reference` is "pkg.mod:name" or "./file.py:name". `adapter`, "pkg.mod:name", wraps that function
+    there, so that it takes a JSON value and returns one."""
 
     def __init__(self, reference: str, adapter: str, log: Path, role: str) -> None:
         self._reference = reference
@@ -40,12 +40,12 @@ class ForkedFunction:
         self._child: Child | None = None
 
     async def open(self) -> None:
-        """Import it. Raises what that raises."""
+        """Import the function. Raises what the import raises."""
         build = {"name": self._reference, "adapter": self._adapter}
         self._child = await Child.start(self._role, build, self._log, threads=1, program="atropos_agent_api.forks")
 
     async def call(self, argument: Any, deadline_s: float) -> Any:
-        """Raises DeadlineExceeded; RemoteError with the function's own error; ProcessDied where the process was ended."""
+        """Raises DeadlineExceeded; RemoteError with the function's own error; ProcessDied if the process was ended."""
         assert self._child is not None, "it is opened before it is called"
         found = await self._child.peer.call("call", json.dumps(argument), deadline_s, deadline_s=deadline_s + _SPARE_S)
         if found is None:
@@ -70,12 +70,12 @@ class ForkHost(Host):
 
         function = load_reference(wanted["name"])
         if not callable(function):
-            raise ConfigError(f"{wanted['name']!r} is no function, but {function!r:.100}.")
+            raise ConfigError(f"{wanted['name']!r} is not a function, but {function!r:.100}.")
         self._function: Callable[[Any], Any] = load_reference(wanted["adapter"])(function)
         self.peer.handlers["call"] = self.call
 
     async def call(self, argument: str, deadline_s: float) -> str | None:
-        """The answer as JSON; None where there was none in time."""
+        """The answer as JSON; None if it did not come in time."""
         reader, writer = os.pipe()
         pid = os.fork()
         if pid == 0:
@@ -104,12 +104,12 @@ async def _read(reader: int) -> bytes:
             break
         found += piece
         if len(found) > MOST_BYTES:
-            return _error(f"it gave back more than {MOST_BYTES:,} bytes of JSON")
+            return _error(f"it returned more than {MOST_BYTES:,} bytes of JSON")
     return bytes(found) or _error("it ended its process without an answer")
 
 
 def _end(pid: int) -> None:
-    """The fork and whatever it started in its group: it is not waited for yet, so the number is surely its own."""
+    """End the fork and everything in its group. The fork is not waited for yet, so the number is still its own."""
     try:
         os.killpg(pid, signal.SIGKILL)
     except ProcessLookupError:  # it has not made its group yet
@@ -118,7 +118,7 @@ def _end(pid: int) -> None:
 
 
 def _run(function: Callable[[Any], Any], argument: str, writer: int) -> NoReturn:
-    """The fork's part; it never returns."""
+    """Run the function in the fork; never returns."""
     try:
         os.setsid()
         if sys.platform == "linux":

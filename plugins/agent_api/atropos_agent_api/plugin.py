@@ -1,5 +1,5 @@
-"""What this package offers: the environment `agent`, and the sandboxes `local`,
-`process`, `bubblewrap`, `docker` and `external`, the command `serve-agent`, and the server of policies."""
+"""Register the environment `agent`, the sandboxes `local`, `process`, `bubblewrap`, `docker` and `external`, the command
+`serve-agent`, and the server of policies."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def build_external(options: ExternalOptions, context: RunContext) -> Sandbox:
 
 
 @hookimpl
-def atropos_commands(app: Any) -> None:  # a typer.Typer: to list plugins, nothing of the sort is imported
+def atropos_commands(app: Any) -> None:  # a typer.Typer, which listing plugins does not import
     from atropos_agent_api import serve_agent
 
     serve_agent.add(app)
@@ -66,7 +66,7 @@ def atropos_environments() -> Iterable[Provider[Environment]]:
     return [
         Provider(
             "agent",
-            "any program that speaks to a model, unmodified",
+            "any program that calls a model, unmodified",
             "atropos_agent_api.config:AgentOptions",
             build_agent,
         )
@@ -79,7 +79,7 @@ def atropos_policy_servers() -> Iterable[ServePolicies]:
 
 
 async def _serve_policies(model: Path, today: str = "") -> PolicyServer:
-    import asyncio  # here: to list plugins it is 17 ms for nothing
+    import asyncio  # here: listing plugins does not need it, and it takes 17 ms
 
     module = await asyncio.to_thread(importlib.import_module, "atropos_agent_api.server.policies")  # a second or more
     server: PolicyServer = await module.serve_policies(model, today)
@@ -90,31 +90,31 @@ async def _serve_policies(model: Path, today: str = "") -> PolicyServer:
 def atropos_sandboxes() -> Iterable[Provider[Sandbox]]:
     yield Provider(
         name="local",
-        summary="bubblewrap where this machine permits it, else process, said aloud",
+        summary="bubblewrap if this machine permits it, else process, with a warning",
         config="atropos_agent_api.sandboxes.config:BubblewrapOptions",
         build=build_local,
     )
     yield Provider(
         name="process",
-        summary="limits, and directories of a program's own; it has its user's rights",
+        summary="limits, and separate directories for each program; it has its user's rights",
         config=NoOptions,
         build=build_process,
     )
     yield Provider(
         name="bubblewrap",
-        summary="namespaces of Linux: a program sees no file but the system's and its own, and no network but the API",
+        summary="Linux namespaces: a program sees only the system's files and its own, and no network but the API",
         config="atropos_agent_api.sandboxes.config:BubblewrapOptions",
         build=build_bubblewrap,
     )
     yield Provider(
         name="docker",
-        summary="a container of an image of yours for each program, by a docker daemon of this machine",
+        summary="a container of your image for each program, run by a docker daemon on this machine",
         config="atropos_agent_api.sandboxes.config:DockerOptions",
         build=build_docker,
     )
     yield Provider(
         name="external",
-        summary="starts nothing: a program that you start asks for episodes over HTTP, and reports their ends",
+        summary="starts nothing: programs that you start ask for episodes over HTTP, and report their ends",
         config="atropos_agent_api.sandboxes.config:ExternalOptions",
         build=build_external,
     )

@@ -32,8 +32,8 @@ AGENT: dict[str, Any] = {"command": ["agent"], "tasks_from": "gsm8k"}
         ({**AGENT, "files": {"a": {"text": "x", "copy_of": "b"}}}, "a file is given by one of"),
         ({**AGENT, "command": ["agent", "{base_ulr}"]}, "Did you mean {base_url}?"),
         ({**AGENT, "env": {"GOLD": "{task.answer}"}}, "would give the program what it is to find"),
-        ({**AGENT, "files": {"a": {"text": "{nothing}"}}}, "there is no placeholder {nothing}"),
-        ({**AGENT, "stdin": "{task}"}, "there is no placeholder {task}"),
+        ({**AGENT, "files": {"a": {"text": "{nothing}"}}}, "unknown placeholder {nothing}"),
+        ({**AGENT, "stdin": "{task}"}, "unknown placeholder {task}"),
     ],
 )
 def test_options_that_cannot_be_are_refused(options: dict[str, Any], message: str) -> None:

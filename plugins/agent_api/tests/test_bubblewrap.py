@@ -410,7 +410,7 @@ def test_no_folder_with_tasks_or_the_reward_is_shown_for_its_program_alone(kept,
 
 
 async def test_a_folder_that_is_not_there_cannot_be_made_visible(tmp_path):
-    with pytest.raises(FitError, match="sandbox.visible names .*nowhere, which is not there"):
+    with pytest.raises(FitError, match="sandbox.visible names .*nowhere, which does not exist"):
         await BubblewrapSandbox(visible=(str(tmp_path / "nowhere"),)).open()
 
 

@@ -36,7 +36,7 @@ async def refused(sandbox):
 async def test_a_daemon_that_is_not_there_is_one_error_with_its_own_words(monkeypatch, tmp_path):
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
     said = await refused(DockerSandbox("python:3.12"))
-    assert said.startswith("there is no docker daemon: ")
+    assert said.startswith("no docker daemon answers: ")
     assert "none.sock" in said
     assert "`docker version` must show a server" in said
 
@@ -85,7 +85,7 @@ async def test_an_image_that_is_not_there_is_not_pulled(tmp_path):
     async with opened("docker"):
         pass  # or skipped
     assert (await refused(DockerSandbox("no-such-image-here"))).startswith(
-        "there is no image 'no-such-image-here' here"
+        "image 'no-such-image-here' is not on this machine"
     )
 
 

@@ -307,7 +307,7 @@ async def test_a_command_scores_what_a_function_left(made: Made, tmp_path: Path)
     [
         ("raises", "ended with exit code 1: ValueError: there is no such thing"),
         ("late", "gave no answer within 2 s"),
-        ("a word", "as its last line, gave 'a word', which is no number"),
+        ("a word", "as its last line, gave 'a word', which is not a number"),
         ("NaN", "gave nan, which is not a finite number"),
     ],
 )
@@ -324,7 +324,7 @@ async def test_a_command_whose_file_was_changed_meanwhile_scores_nothing(made: M
     async with made(reward={"command": ["{python}", str(grader)]}) as agent:
         assert (await one(agent)).score == 0.0
         grader.write_text("print(1)\n")
-        with pytest.raises(ConfigError, match="grade.py, which grades, is not what it was when the run began"):
+        with pytest.raises(ConfigError, match="grade.py, which grades, has changed since the run began"):
             await one(agent)
 
 
@@ -463,7 +463,7 @@ async def test_so_many_folders_of_streams_are_kept(made: Made, tmp_path: Path) -
 
 
 async def test_a_sandbox_that_cannot_hold_a_program_to_the_api_is_refused_where_it_was_named(made: Made) -> None:
-    with pytest.raises(ConfigError, match="'process' cannot hold a program to the API alone"):
+    with pytest.raises(ConfigError, match="'process' cannot restrict a program to the API"):
         async with made(sandbox={"use": "process"}, network=False):
             pass
 

@@ -222,7 +222,7 @@ async def test_an_end_is_reported_once_and_in_time(made: Made) -> None:
         late = there.rollout()
         episode = (await there.next()).json()
         await there.say(episode)
-        with pytest.raises(DataError, match="the program failed: it went beyond its limit of wall time"):
+        with pytest.raises(DataError, match="the program failed: it exceeded its limit of wall time"):
             await late
         answer = await there.end(episode["id"])
         assert answer.status_code == 409 and "within its wall time of 1 s" in answer.json()["error"]["message"]

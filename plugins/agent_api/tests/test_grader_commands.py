@@ -156,7 +156,7 @@ async def test_a_grader_starts_in_an_empty_directory_and_is_told_where_the_files
 async def test_a_file_beside_the_run_file_is_named_by_here(words: tuple[str, ...], tmp_path: Path) -> None:
     (tmp_path / "grade.py").write_text("print(1)\n")
     with pytest.raises(
-        ConfigError, match=r"names the file '(\./)?grade.py', and a reward by command starts in an empty"
+        ConfigError, match=r"names the file '(\./)?grade.py', but a reward by command starts in an empty"
     ):
         async with grader("process", tmp_path, *words):
             pass

@@ -91,7 +91,7 @@ async def test_one_that_never_ends_is_ended_with_what_it_started_and_the_next_is
     [
         ("raises", RemoteError, "ValueError: there is no such thing"),
         ("ends_its_process", RemoteError, "ended its process without an answer"),
-        ("gives_text", RemoteError, "gave '1.0', which is no number"),
+        ("gives_text", RemoteError, "gave '1.0', which is not a number"),
         ("gives_much", RemoteError, "gave back more than 1,048,576 bytes"),
     ],
 )

@@ -111,7 +111,7 @@ async def test_every_problem_of_gsm8k_grades_its_own_answer_right_and_the_number
 
 
 def test_a_folder_that_is_missing_names_the_other_sources(tmp_path):
-    with pytest.raises(DataError, match=r"no file .*train\.jsonl") as raised:
+    with pytest.raises(DataError, match=r"train\.jsonl does not exist") as raised:
         Gsm8k(Gsm8kOptions(source="path", path=str(tmp_path))).tasks("train")
     assert "generated" in raised.value.remedy
     assert "hub" in raised.value.remedy

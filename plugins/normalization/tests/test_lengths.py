@@ -118,9 +118,9 @@ async def test_after_group_advantage_they_are_refused():
 def test_options_of_the_other_form_are_refused():
     with pytest.raises(ValidationError, match="has no price"):
         LengthPenaltyOptions(form="token")
-    with pytest.raises(ValidationError, match='cost is of the other form, and form is "group"'):
+    with pytest.raises(ValidationError, match='cost belongs to the other form, but form is "group"'):
         LengthPenaltyOptions(cost=1.0)
-    with pytest.raises(ValidationError, match='weight is of the other form, and form is "token"'):
+    with pytest.raises(ValidationError, match='weight belongs to the other form, but form is "token"'):
         LengthPenaltyOptions(form="token", cost=1.0, weight=2.0)
     with pytest.raises(ValidationError, match="must be below limit_tokens"):
         EqualGroupOptions(free_tokens=256)

@@ -33,7 +33,7 @@ FIELDS = Fields(
         "model": "any name; the policy answers, and the answer has this name",
         "prompt": "one text, or the token ids of one",
         "n": f"1 to {MOST_CHOICES} choices",
-        "stop": "where a reply ends; what was sampled past it is not shown and not trained",
+        "stop": "texts at which a reply ends; tokens sampled past it are not shown and not trained",
         "max_tokens": "at most as many as the run samples; without it, as many as the run samples",
         "logprobs": "0: of the tokens that were sampled",
         "stream": "server-sent events",
@@ -86,7 +86,7 @@ class Completions:
         STREAM_OPTIONS.check(options, "stream_options")
         if an_integer(body, "logprobs", 0, 5):
             raise CallRefused(
-                "logprobs can be 0: those of the tokens that were sampled, and of no others.",
+                "logprobs can only be 0: those of the sampled tokens, without alternatives.",
                 field="logprobs",
                 code="unsupported_parameter",
             )

@@ -1,4 +1,4 @@
-"""What each of the APIs must do, and what a request is once it was read."""
+"""The interface of an API, and of a request that was read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from atropos_agent_api.calls import Answer, Call, CallRefused
 
 
 class Request(Protocol):
-    """One request that was read: the call, and how its answer is written."""
+    """A request that was read: the call, and how to write its answer."""
 
     @property
     def call(self) -> Call: ...
@@ -20,14 +20,14 @@ class Request(Protocol):
     def streams(self) -> bool: ...
 
     def body(self, answer: Answer) -> Any:
-        """The answer as JSON's values."""
+        """The answer as JSON values."""
 
     def events(self, answer: Answer) -> Iterator[bytes]:
         """The answer as server-sent events, from the first to the last."""
 
 
 class Dialect(Protocol):
-    """One API. It keeps nothing between two requests."""
+    """One API. It keeps no state between requests."""
 
     request_id: bytes  # the header in which its clients look for the answer's id
 
@@ -35,10 +35,10 @@ class Dialect(Protocol):
         """Raises CallRefused."""
 
     def error(self, refused: CallRefused) -> Any:
-        """The error as JSON's values, in the form from which its clients make their own exceptions."""
+        """The error as JSON values, in the form that the API's clients expect."""
 
     def error_events(self, refused: CallRefused) -> Iterable[bytes]:
-        """The same, after events have begun."""
+        """The error as events, after a stream has begun."""
 
 
 def event(value: Any, name: str = "") -> bytes:

@@ -1,7 +1,7 @@
-"""Which fields a request may have, and what becomes of each: nothing is dropped without a word.
+"""The fields that a request may have, and the effect of each. No field is ignored silently.
 
-A field is read, or it has no effect on tokens, or only some of its values are taken, or it is about sampling and for the
-session to overrule or refuse. Every other is refused by name. The tables of docs/agent-api.md are these.
+A field is read, or has no effect on tokens, or is accepted only with some values, or is about sampling, which the session overrules
+or refuses. Any other field is refused by name. The tables of docs/agent-api.md are generated from these.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ Wish = Callable[[Any, str], float | str | None]
 
 @dataclass(frozen=True)
 class Fields:
-    """Of one API, or of one object in its requests."""
+    """The fields of one API, or of one object in its requests."""
 
-    read: Mapping[str, str]  # and what for
-    no_effect: Mapping[str, str] = field(default_factory=dict)  # on tokens: why
-    only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # the values that are taken, which change nothing
+    read: Mapping[str, str]  # with their meaning
+    no_effect: Mapping[str, str] = field(default_factory=dict)  # on tokens, with the reason
+    only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # accepted values, which change nothing
     sampling: Mapping[str, Wish] = field(
         default_factory=dict
-    )  # what `Call.sampling` gets; None where it asks for nothing
+    )  # the value for `Call.sampling`; None if the field asks for nothing
 
-    _taken: frozenset[str] = field(init=False, repr=False)  # whatever their values
+    _taken: frozenset[str] = field(init=False, repr=False)  # accepted with any value
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_taken", frozenset((*self.read, *self.no_effect, *self.sampling)))
 
     def check(self, given: Mapping[str, Any], where: str = "") -> None:
-        """Raises CallRefused for a field, or a value of one, that is not supported."""
+        """Raises CallRefused for a field, or a value, that is not supported."""
         if given.keys() <= self._taken:
             return
         for name in given.keys() - self._taken:
@@ -46,7 +46,7 @@ class Fields:
             raise unsupported(path, f"{shown(path)} is not supported")
 
     def wishes(self, given: Mapping[str, Any]) -> dict[str, float | str]:
-        """What is asked of sampling."""
+        """The values that the client wants for sampling."""
         found = ((name, wish(given[name], name)) for name, wish in self.sampling.items() if name in given)
         return {name: value for name, value in found if value is not None}
 
@@ -56,5 +56,5 @@ def unsupported(path: str, why: str) -> CallRefused:
 
 
 def shown(path: str) -> str:
-    """A name that came from outside, for a message of one line."""
+    """A name from outside, shortened for a message of one line."""
     return repr(path if len(path) <= 80 else f"{path[:77]}...")

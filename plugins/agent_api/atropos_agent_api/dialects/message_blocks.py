@@ -1,4 +1,4 @@
-"""Content blocks of Anthropic's messages: from a client's to messages of chat's form, and from a reply to blocks."""
+"""Content blocks of Anthropic's messages: convert a client's to chat messages, and a reply to blocks."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ OF_ROLES = {"user": ("text", "tool_result"), "assistant": ("text", "thinking", "
 
 
 def a_turn(value: Any, path: str) -> list[Message]:
-    """One message of a client's: results of tools come first, each as a message of its own."""
+    """One message of a client. Results of tools come first, each as a separate message."""
     given = an_object(value, path)
     TURN.check(given, path)
     role = given.get("role")
@@ -60,7 +60,7 @@ def a_turn(value: Any, path: str) -> list[Message]:
 
 
 def blocks_of(message: Message, answer_id: str) -> list[dict[str, Any]]:
-    """A reply as it is shown."""
+    """A reply as blocks."""
     calls = message.get("tool_calls") or ()
     blocks: list[dict[str, Any]] = []
     if reasoning := message.get("reasoning_content"):
@@ -80,7 +80,7 @@ def _block(value: Any, path: str, kinds: tuple[str, ...]) -> Mapping[str, Any]:
     kind = block.get("type")
     if kind not in kinds:
         raise CallRefused(
-            f"{path} is of the type {str(kind)[:40]!r}, and what is taken here is {' and '.join(kinds)}: the policy reads text.",
+            f"{path} has the type {str(kind)[:40]!r}, but only {' and '.join(kinds)} are accepted here: the policy reads text.",
             field=path,
             code="unsupported_content",
         )
@@ -122,7 +122,7 @@ def _result(block: Mapping[str, Any], path: str) -> Message:
 
 
 def _input(arguments: Any) -> dict[str, Any]:
-    """As an object: what the policy wrote that is none is shown as a text inside one."""
+    """The arguments as an object. If the policy wrote something else, it is a text inside one."""
     if isinstance(arguments, dict) and is_shallow(arguments) and is_writable(arguments):
         return arguments
     return {"arguments": writable(arguments if isinstance(arguments, str) else str(arguments))}

@@ -29,7 +29,7 @@ from atropos_agent_api.dialects.values import (
     wrong,
 )
 
-HOSTED = ("web_search_", "web_fetch_", "code_execution_", "tool_search_tool_")  # which Anthropic's servers run
+HOSTED = ("web_search_", "web_fetch_", "code_execution_", "tool_search_tool_")  # tools that Anthropic's servers run
 STOPS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 ERRORS = {
     400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
@@ -57,8 +57,8 @@ FIELDS = Fields(
         "system": "text, or a list of texts",
         "max_tokens": "at most as many as the run samples",
         "tools": "with an input_schema; those that Anthropic's servers run are left out, and counted",
-        "tool_choice": "auto, any, tool or none, where the model's format can begin a call; disable_parallel_tool_use",
-        "stop_sequences": "where a reply ends; what was sampled past it is not shown and not trained",
+        "tool_choice": "auto, any, tool or none, if the model's format can begin a call; disable_parallel_tool_use",
+        "stop_sequences": "texts at which a reply ends; tokens sampled past it are not shown and not trained",
         "stream": "server-sent events",
         "context_management": "left out, and counted: the history is the client's own to edit",
     },
@@ -126,7 +126,7 @@ class Messages:
         return MessagesRequest(self.call_of(body, hints), a_flag(body, "stream", False))
 
     def call_of(self, body: Mapping[str, Any], hints: Mapping[str, str]) -> Call:
-        """Also of a request that only wants the tokens counted, and says no bound on them."""
+        """The call; also for a request that only counts tokens and gives no bound on them."""
         FIELDS.check(body)
         tools, left_out = _tools(body)
         if (managed := body.get("context_management")) and an_object(managed, "context_management").get("edits"):
@@ -162,7 +162,7 @@ class Messages:
 
 
 def _tools(body: Mapping[str, Any]) -> tuple[tuple[dict[str, Any], ...], tuple[str, ...]]:
-    """Those that the model sees, and what is left out."""
+    """The tools that the model sees, and those that are left out."""
     tools, left_out = [], []
     given = a_list(body.get("tools") or [], "tools")
     for at, one in enumerate(given):
@@ -174,7 +174,7 @@ def _tools(body: Mapping[str, Any]) -> tuple[tuple[dict[str, Any], ...], tuple[s
             continue
         if kind != "custom":
             raise CallRefused(
-                f"{path} is of the type {shown(str(kind))}, whose description only Anthropic's models have: give it an input_schema.",
+                f"{path} has the type {shown(str(kind))}, which only Anthropic's models know: give it an input_schema.",
                 field=path,
                 code="unsupported_tool",
             )
@@ -193,7 +193,7 @@ def _choice(given: Mapping[str, Any], has_tools: bool) -> str:
         return str(kind)
     if kind == "any":
         if not has_tools:
-            raise CallRefused("tool_choice is any, and there are no tools.", field="tool_choice")
+            raise CallRefused("tool_choice is any, but the request has no tools.", field="tool_choice")
         return "required"
     if kind == "tool":
         return f"tool:{a_name(given.get('name'), 'tool_choice.name')}"
@@ -205,7 +205,7 @@ def _frame(answer: Answer) -> dict[str, Any]:
 
 
 def _usage(answer: Answer, output_tokens: int) -> dict[str, Any]:
-    """Anthropic's count of the input is without what was cached."""
+    """The usage. Anthropic counts input tokens without the cached ones."""
     return {
         "input_tokens": answer.prompt_tokens - answer.cached_tokens,
         "cache_creation_input_tokens": 0,
@@ -215,7 +215,7 @@ def _usage(answer: Answer, output_tokens: int) -> dict[str, Any]:
 
 
 def _pieces(block: Mapping[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """A block as it begins, and what is added to it."""
+    """The beginning of a block, and the pieces that are added to it."""
     if block["type"] == "text":
         return {"type": "text", "text": ""}, [{"type": "text_delta", "text": block["text"]}]
     if block["type"] == "thinking":

@@ -1,7 +1,7 @@
-"""Items of OpenAI's responses: from a client's input to messages of chat's form, and from a reply to output items.
+"""Items of OpenAI's responses: convert a client's input to chat messages, and a reply to output items.
 
-A namespace of tools is flat for the model: its function `find` is `crm__find`, and a call of that is shown as the function
-`find` of the namespace `crm` again.
+The model sees the tools of a namespace by flat names: the function `find` of `crm` is `crm__find`. A call of it is shown to the client
+as the function `find` of the namespace `crm` again.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from atropos_agent_api.dialects.values import (
 )
 
 HOSTED = ("web_search", "file_search", "code_interpreter", "image_generation", "mcp", "tool_search")  # run by OpenAI
-OF_ALL = {"status": "of an item of ours", "internal_chat_message_metadata_passthrough": "codex's own"}
+OF_ALL = {"status": "only in items that we return", "internal_chat_message_metadata_passthrough": "codex's own"}
 ITEMS = {
     "message": Fields(
         read=dict.fromkeys(("type", "role", "content"), ""),
-        no_effect={**OF_ALL, "id": "", "phase": "where it is shown"},
+        no_effect={**OF_ALL, "id": "", "phase": "only for display"},
     ),
     "function_call": Fields(
         read=dict.fromkeys(("type", "call_id", "name", "namespace", "arguments"), ""),
@@ -54,7 +54,7 @@ TEXTS = ("input_text", "output_text", "text", "refusal")
 
 @dataclass
 class Tools:
-    """What the model sees, and under which names a client knows it."""
+    """The tools that the model sees, and the names by which the client knows them."""
 
     seen: list[dict[str, Any]] = field(default_factory=list)
     names: set[str] = field(default_factory=set)
@@ -85,7 +85,7 @@ def tools_of(given: list[Any]) -> Tools:
 
 
 def messages_of(items: list[Any]) -> list[dict[str, Any]]:
-    """What the assistant said between two others' items is one message."""
+    """Chat messages. Consecutive items of the assistant become one message."""
     messages: list[dict[str, Any]] = []
     for at, one in enumerate(items):
         path = f"input[{at}]"
@@ -93,7 +93,7 @@ def messages_of(items: list[Any]) -> list[dict[str, Any]]:
         kind = item.get("type") or "message"
         if not isinstance(kind, str) or kind not in ITEMS:
             raise CallRefused(
-                f"{path} is of the type {shown(str(kind))}, and this API takes {', '.join(ITEMS)}.",
+                f"{path} has the type {shown(str(kind))}, but this API accepts {', '.join(ITEMS)}.",
                 field=path,
                 code="unsupported_content",
             )
@@ -116,7 +116,7 @@ def messages_of(items: list[Any]) -> list[dict[str, Any]]:
 def output_of(
     choice: Choice, answer_id: str, namespaces: Mapping[str, tuple[str, str]], *, sealed: bool, logprobs: Any
 ) -> list[dict[str, Any]]:
-    """A reply as items; `sealed`: with the reasoning in `encrypted_content` too, from which it is read again."""
+    """A reply as items. If `sealed`, `encrypted_content` also holds the reasoning, from which it is read again."""
     message, items = choice.message, list[dict[str, Any]]()
     calls = message.get("tool_calls") or ()
     text = writable(message.get("content") or "")
@@ -166,7 +166,7 @@ def _add(tools: Tools, namespace: str, value: Any, path: str) -> None:
 
 def _no_such_tool(path: str, kind: Any) -> CallRefused:
     return CallRefused(
-        f"{path} is of the type {shown(str(kind))}, and this API takes functions and namespaces of them.",
+        f"{path} has the type {shown(str(kind))}, but this API accepts functions and namespaces of them.",
         field=path,
         code="unsupported_tool",
     )
@@ -198,7 +198,7 @@ def _of_assistant(kind: str, item: Mapping[str, Any], path: str) -> dict[str, An
 
 
 def _add_to_assistant(messages: list[dict[str, Any]], said: dict[str, Any]) -> None:
-    """To the message before, where that is the assistant's and this can come after it in one reply."""
+    """Add to the last message if it is the assistant's and one reply can have this part next; else append a message."""
     last: dict[str, Any] = messages[-1] if messages else {"role": ""}
     follows = {
         "reasoning_content": (),
@@ -216,12 +216,12 @@ def _add_to_assistant(messages: list[dict[str, Any]], said: dict[str, Any]) -> N
 
 
 def _seal(reasoning: str) -> str:
-    """Opaque to a client, which keeps it and sends it back: not a secret."""
+    """Text that the client keeps and sends back without reading it. It is not a secret."""
     return base64.b64encode(reasoning.encode()).decode()
 
 
 def _unseal(value: Any) -> str:
-    """Empty for what is not ours: nobody can read another server's."""
+    """The reasoning that `_seal` encoded; empty for another server's, which cannot be read."""
     if not isinstance(value, str):
         return ""
     try:

@@ -36,7 +36,7 @@ OF_HOSTED = {
     "message.input_image.image_url",
     "computer_call_output.output.image_url",
     "code_interpreter_call.outputs",
-}  # what there is none of, so that nothing is left out
+}  # never produced here, so asking for them leaves nothing out
 
 
 def _effort(value: Any, name: str) -> str | None:
@@ -70,7 +70,7 @@ FIELDS = Fields(
         "instructions": "the system's message",
         "max_output_tokens": "at most as many as the run samples",
         "tools": "functions and namespaces of them; those that OpenAI's servers run are left out, and counted",
-        "tool_choice": "auto, none, required or one function, where the model's format can begin a call",
+        "tool_choice": "auto, none, required or one function, if the model's format can begin a call",
         "parallel_tool_calls": "false: a reply ends with its first call",
         "include": f"{LOGPROBS}, {SEALED}",
         "stream": "server-sent events",
@@ -121,7 +121,7 @@ ECHOED = (
 class ResponsesRequest:
     call: Call
     streams: bool
-    echo: Mapping[str, orjson.Fragment]  # what of the request stands in the response
+    echo: Mapping[str, orjson.Fragment]  # fields of the request that the response repeats
     tools: Tools
     sealed: bool
 
@@ -192,7 +192,7 @@ class Responses:
         return openai_error(refused)
 
     def error_events(self, refused: CallRefused) -> Iterable[bytes]:
-        """Some clients look for the first, codex for the second."""
+        """Some clients look for the first event, codex for the second."""
         said = {"code": refused.code, "message": str(refused)}
         error = {**said, "param": refused.field or None, **openai_error(refused)}
         yield event({"type": "error", "sequence_number": 0, **error}, "error")
@@ -201,12 +201,12 @@ class Responses:
 
 
 def _echo(body: Mapping[str, Any]) -> dict[str, orjson.Fragment]:
-    """Written once, though a stream has it three times."""
+    """The repeated fields, encoded once, since a stream contains them three times."""
     given = {"tools": [], "tool_choice": "auto"} | {name: body[name] for name in ECHOED if body.get(name) is not None}
     try:
         return {name: orjson.Fragment(orjson.dumps(value)) for name, value in given.items()}
     except TypeError:
-        raise CallRefused("values in values go too deep in this request.", code="invalid_json") from None
+        raise CallRefused("this request is nested too deeply.", code="invalid_json") from None
 
 
 def _messages(body: Mapping[str, Any]) -> Any:
@@ -232,12 +232,12 @@ def _include(value: Any) -> set[str]:
 
 
 def _choice(value: Any, tools: Tools) -> str:
-    """A hosted tool is left out where it may be, and cannot be where the client says that it must be called."""
+    """The choice. A hosted tool may be left out, but not if the client says that it must be called."""
     if isinstance(value, dict):
         kind = value.get("type")
         if isinstance(kind, str) and kind.startswith(HOSTED):
             raise CallRefused(
-                f"tool_choice wants {kind[:40]!r}, which only OpenAI's servers run.",
+                f"tool_choice asks for {kind[:40]!r}, which only OpenAI's servers run.",
                 field="tool_choice",
                 code="unsupported_tool",
             )

@@ -1,4 +1,4 @@
-"""Tools and the choice among them, as OpenAI's APIs say them."""
+"""Tools and tool_choice in the form of OpenAI's APIs."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ FUNCTION = Fields(read=dict.fromkeys(("type", "name", "description", "parameters
 
 
 def a_function(value: Any, path: str) -> dict[str, Any]:
-    """A tool of chat's form."""
+    """A tool in chat form."""
     given = an_object(value, path)
     if given.get("type") != "function":
         raise CallRefused(
-            f"{path} is of the type {shown(str(given.get('type')))}, and this API takes functions.",
+            f"{path} has the type {shown(str(given.get('type')))}, but this API accepts functions.",
             field=f"{path}.type",
             code="unsupported_tool",
         )
@@ -25,7 +25,7 @@ def a_function(value: Any, path: str) -> dict[str, Any]:
 
 
 def function_tool(given: Mapping[str, Any], path: str, schema: str = "parameters") -> dict[str, Any]:
-    """The description of a function, as templates show it."""
+    """The description of a function, as chat templates show it."""
     FUNCTION.check(given, path)
     function: dict[str, Any] = {"name": a_name(given.get("name"), f"{path}.name")}
     if given.get("description") is not None:
@@ -35,7 +35,7 @@ def function_tool(given: Mapping[str, Any], path: str, schema: str = "parameters
 
 
 def strictness(functions: Iterable[Any]) -> tuple[str, ...]:
-    """As Call.left_out: nothing constrains the arguments that the policy writes."""
+    """Entries for Call.left_out: the arguments that the policy writes are not constrained."""
     return ("tools: strict",) if any(isinstance(one, dict) and one.get("strict") for one in functions) else ()
 
 
@@ -47,7 +47,7 @@ def a_choice(value: Any, has_tools: bool) -> str:
         if value not in ("auto", "none", "required"):
             raise wrong("tool_choice", "auto, none, required or an object that names a function")
         if value == "required" and not has_tools:
-            raise CallRefused("tool_choice is required, and there are no tools.", field="tool_choice")
+            raise CallRefused("tool_choice is required, but the request has no tools.", field="tool_choice")
         return value
     given = an_object(value, "tool_choice")
     if given.get("type") != "function":

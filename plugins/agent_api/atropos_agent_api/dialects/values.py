@@ -1,4 +1,4 @@
-"""Reading values of a request: each function returns what it says, or raises CallRefused with the field's name."""
+"""Read the values of a request: each function returns a value, or raises CallRefused with the field's name."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def an_integer(given: Mapping[str, Any], name: str, least: int, most: int) -> in
 
 
 def number(least: float, most: float) -> Wish:
-    """A number that is a client's wish."""
+    """A reader for a number that the client wishes."""
 
     def read(value: Any, name: str) -> float | None:
         if value is None:
@@ -90,7 +90,7 @@ def number(least: float, most: float) -> Wish:
 
 
 def number_but(neutral: float, least: float, most: float) -> Wish:
-    """A number whose `neutral` value asks for nothing."""
+    """A reader for a number whose `neutral` value asks for nothing."""
     read = number(least, most)
 
     def wish(value: Any, name: str) -> float | str | None:
@@ -101,7 +101,7 @@ def number_but(neutral: float, least: float, most: float) -> Wish:
 
 
 def word(value: Any, name: str) -> str | None:
-    """A wish that is a word."""
+    """A word that the client wishes."""
     return None if value is None else a_name(value, name)
 
 
@@ -131,7 +131,7 @@ def text_of(content: Any, path: str, kinds: Sequence[str], between: str = "") ->
         kind = an_object(part, here).get("type")
         if kind not in kinds:
             raise CallRefused(
-                f"{here} is of the type {str(kind)[:40]!r}, and this API takes {' and '.join(kinds)}: the policy reads text.",
+                f"{here} has the type {str(kind)[:40]!r}, but this API accepts {' and '.join(kinds)}: the policy reads text.",
                 field=here,
                 code="unsupported_content",
             )
@@ -142,7 +142,7 @@ def text_of(content: Any, path: str, kinds: Sequence[str], between: str = "") ->
 
 
 def arguments_of(text: Any, path: str) -> Any:
-    """The arguments of a call: an object where they are JSON and one, else the text."""
+    """The arguments of a call: an object if they are a JSON object, else the text."""
     if isinstance(text, dict):
         return a_schema(text, path)
     if text is None or text == "":
@@ -152,16 +152,16 @@ def arguments_of(text: Any, path: str) -> Any:
 
 
 def a_schema(value: Any, path: str) -> dict[str, Any]:
-    """A JSON schema, which a chat template writes down."""
+    """A JSON schema, which a chat template writes out."""
     if value is None:
         return {"type": "object", "properties": {}}
     if not is_shallow(an_object(value, path)):
-        raise CallRefused(f"{path} goes deeper than {DEEPEST} values in values.", field=path)
+        raise CallRefused(f"{path} is nested more than {DEEPEST} levels deep.", field=path)
     return dict(value)
 
 
 def arguments_text(arguments: Any) -> str:
-    """The arguments of a call as they are shown to a client: JSON text."""
+    """The arguments of a call as JSON text, for the client."""
     if isinstance(arguments, str):
         return writable(arguments)
     text = json.dumps(arguments, ensure_ascii=False)
@@ -169,12 +169,12 @@ def arguments_text(arguments: Any) -> str:
 
 
 def writable(text: str) -> str:
-    """With a mark in place of every half of a surrogate pair, which nothing can write down."""
+    """The text with a mark for every half of a surrogate pair, which cannot be encoded."""
     return text if is_writable(text) else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def is_writable(value: Any) -> bool:
-    """Whether every text in it can be written down, and every number as JSON."""
+    """True if every text in it can be encoded, and every number written as JSON."""
     try:
         orjson.dumps(value)
     except TypeError:  # half of a surrogate pair, or an integer of more than 64 bits

@@ -1,4 +1,4 @@
-"""The environment `agent`: each rollout is a program of the user's, run against a session of its own."""
+"""The environment `agent`: each rollout is a program of the user's, run with its own session."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ from atropos_core.types import Episode, Split, Task
 from atropos_env_kit.task_files import read_tasks, split_tasks
 from atropos_http_server.server import RunningServer
 
-MOST_ANSWER_BYTES = 1 << 16  # of what a program prints, that a reward reads
-GRADING = "agent-grading"  # of the temporary directories that rewards read
+MOST_ANSWER_BYTES = 1 << 16  # of a program's output that a reward reads
+GRADING = "agent-grading"  # prefix of the temporary directories that rewards read
 
 
 class Agent(Environment):
-    """Any number of rollouts at once, `concurrency` of them with a program that runs."""
+    """Any number of rollouts at once, of which `concurrency` have a running program."""
 
     def __init__(
         self,
@@ -66,15 +66,15 @@ class Agent(Environment):
         in_order: bool,
         baseline: Baseline | None = None,
     ) -> None:
-        """`context_tokens`: of the model; 0 is not known. `in_order`: of a deterministic run, where every rollout must come
-        to its call before any is answered, so that none may wait for another's end."""
+        """`context_tokens`: context length of the model; 0 if unknown. `in_order`: in a deterministic run, every rollout must
+        reach its call before any is answered, so a rollout may not wait for another to end."""
         self.at_once = None if in_order else options.concurrency
         self._options = options
         self._tasks_from = tasks_from
         self._grader = grader
         self._sandbox = sandbox
         if isinstance(sandbox, ExternalSandbox):
-            self.waits_for = "a program that somebody starts elsewhere (sandbox external)"
+            self.waits_for = "a program that you start yourself (sandbox external)"
         self._formats = formats
         self._baseline = baseline
         self._streams = streams
@@ -128,7 +128,7 @@ class Agent(Environment):
 
     @cached_property
     def room(self) -> AbstractAsyncContextManager[object]:
-        """Where programs elsewhere take episodes, a rollout begins once one is there to take it."""
+        """If programs elsewhere take episodes, a rollout begins only when one is waiting for it."""
         if self._external is None:
             return super().room
         return self._external.offers.room(self._options.concurrency)
@@ -138,17 +138,17 @@ class Agent(Environment):
         return self._sandbox if isinstance(self._sandbox, ExternalSandbox) else None
 
     def _allowed_network(self) -> Network:
-        """Raises ConfigError where the sandbox that was named cannot hold a program to the API."""
+        """Raises ConfigError if the named sandbox cannot restrict a program to the API."""
         if self._external is not None:
-            return "host"  # whoever starts the program says what it reaches
+            return "host"  # the user who starts the program controls its network
         wanted: Network = "host" if self._options.network else "api"
         if wanted in self._sandbox.networks:
             return wanted
         if not self._options.changed("sandbox"):
-            return "host"  # of the default, which chooses what this machine has, and said so when it was opened
+            return "host"  # the default sandbox uses what this machine has, and reported it when it was opened
         raise ConfigError(
-            f"sandbox {self._options.sandbox.use!r} cannot hold a program to the API alone.",
-            remedy="Say network = true, or use a sandbox that can: bubblewrap, docker.",
+            f"sandbox {self._options.sandbox.use!r} cannot restrict a program to the API.",
+            remedy="Set network = true, or use a sandbox that can: bubblewrap, docker.",
         )
 
     async def close(self) -> None:
@@ -182,7 +182,7 @@ class Agent(Environment):
                 self._streams.end(folder)
 
     async def _rollout_in(self, folder: Path, task: Task, policy: Policy, *, seed: int) -> Episode:
-        """`folder`: for what the program writes."""
+        """`folder`: the place for the program's output."""
         format = await self._formats.of(policy)
         session = self._sessions.add(self._session(policy, format, task, seed))
         try:
@@ -244,13 +244,13 @@ class Agent(Environment):
         if not record.shows_task and record.rollouts and self._session_options.only_main and not self._told_no_main:
             self._told_no_main = True
             console.warn(
-                f"all calls of task {task.id!r} are trained: none shows the task's prompt, so no conversation can be called "
-                'the task\'s (trained = "main"). Have the program pass the prompt on as it is, or name what to leave out with '
+                f"all calls of task {task.id!r} are trained: none shows the task's prompt, so it is unknown which conversation is "
+                'the task\'s (trained = "main"). Have the program pass the prompt on unchanged, or name what to leave out with '
                 "untrained_models."
             )
 
     def _check(self, session: Session, record: SessionRecord, ended: Exit, folder: Path) -> None:
-        """Raises what makes an episode a failed rollout."""
+        """Raises for an episode that is a failed rollout."""
         failed = ended.code != 0 or ended.limit is not None
         if session.failure is not None and (failed or isinstance(session.failure, ProcessDied)):
             raise session.failure
@@ -285,7 +285,10 @@ class Agent(Environment):
         try:
             score = await self._score(task, episode, ended, running, folder)
             self._worst, self._has_scored = min(self._worst, score.value), True
-        except (NotGradable, RecursionError) as error:  # as if its program's doing: a failed rollout would be a way out
+        except (
+            NotGradable,
+            RecursionError,
+        ) as error:  # blamed on the program: failing the rollout would let it escape a bad score
             why_not = str(error)
             score = Score(self._worst, correct=False)
             (folder / "account.json").write_text(json.dumps({**account, "not_graded": why_not}, indent=1, default=str))
@@ -304,7 +307,7 @@ class Agent(Environment):
             said = {"role": "assistant", "content": answer}
             episode = replace(episode, messages=(*episode.messages, said))
         with tempfile.TemporaryDirectory(prefix=owned_prefix(GRADING)) as directory:
-            work = Path(directory) / secrets.token_hex(8)  # no link can be meant for it, as ../work/x could
+            work = Path(directory) / secrets.token_hex(8)  # no link can point here in advance, as ../work/x could
             if self._grader.reads_files and (reward := self._options.reward) is not None:
                 most, within_s = int(self._options.limits.disk_mb * 1e6), reward.deadline_s / 2
                 await asyncio.to_thread(copy_left, await running.work(), work, most, within_s)
@@ -317,7 +320,7 @@ class Agent(Environment):
                 if not self._has_warned:
                     self._has_warned = True
                     console.warn(
-                        f"an episode whose reward failed has the worst score, and so will others: {failed_by(error, 'reward').cause} "
+                        f"the reward failed, so this episode gets the worst score, and later ones will too: {failed_by(error, 'reward').cause} "
                         "The metric agent/not_graded counts them."
                     )
                 raise NotGradable(str(error)) from error
@@ -325,12 +328,12 @@ class Agent(Environment):
     # -- `atropos check`
 
     async def own_findings(self, task: Task, policy: Policy) -> Sequence[Finding]:
-        """Poisoned programs in place of the user's own: none gets a reward that it did not earn, none outlives its episode."""
+        """Run poisoned programs instead of the user's: none may get a reward that it did not earn, or outlive its episode."""
         sandbox = self._sandbox
         if self._external is not None:
-            remedy = 'Check what it does with a sandbox that starts it: command = [...], sandbox = "local".'
-            return [Finding("poisoned programs", None, "sandbox external starts nothing that could be one", remedy)]
-        if isinstance(sandbox, PreloadedSandbox):  # of the user's function alone
+            remedy = 'Check the program with a sandbox that starts it: command = [...], sandbox = "local".'
+            return [Finding("poisoned programs", None, "sandbox external cannot start one", remedy)]
+        if isinstance(sandbox, PreloadedSandbox):  # which only runs the user's function
             sandbox = ProcessSandbox()
             await sandbox.open()
         grader = self._options.reward.code() if self._options.reward is not None else ()
@@ -369,14 +372,14 @@ class Agent(Environment):
         try:
             score = (await other._rollout_in(folder, task, policy, seed=1)).score
         except AtroposError:
-            pass  # a failed rollout: it has no reward
+            pass  # a failed rollout has no reward
         account = json.loads((folder / "account.json").read_text())
         calls = account["metrics"]["agent/calls"]
         return poisoned.Ran(score, account["exit"]["limit"] or "", calls, tail(folder / "stdout.txt"))
 
 
 def _account(task: Task, record: SessionRecord, ended: Exit) -> dict[str, Any]:
-    """What became of each token, for people and for audits."""
+    """The fate of each token, for people and for audits."""
     return {"task": task.id, "exit": asdict(ended), **record.as_json()}
 
 
@@ -385,9 +388,9 @@ def _write(account: dict[str, Any], path: Path) -> None:
 
 
 def _how(ended: Exit, folder: Path) -> str:
-    """One line: how it ended, and the last line that it wrote."""
+    """One line: how the program ended, and the last line of its output."""
     if ended.limit is not None:
-        how = f"it went beyond its limit of {ended.limit.replace('_', ' ')}"
+        how = f"it exceeded its limit of {ended.limit.replace('_', ' ')}"
     elif ended.signal is not None:
         how = f"it was ended by signal {ended.signal}"
     else:
@@ -397,7 +400,7 @@ def _how(ended: Exit, folder: Path) -> str:
 
 
 def _where(folder: Path) -> str:
-    return f"What it wrote is in {folder}"
+    return f"Its output is in {folder}"
 
 
 def _printed(path: Path) -> str:

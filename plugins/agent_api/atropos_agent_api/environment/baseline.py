@@ -1,7 +1,7 @@
-"""A model behind somebody else's OpenAI-compatible URL, in the policy's place: what an agent does with it, for comparison.
+"""A remote model behind an OpenAI-compatible URL, used instead of the policy, to compare how an agent does with it.
 
-Nothing of it is trained: text comes back, and no ids. The agent speaks whichever API it speaks; what goes out is a chat
-completion, or a completion where the agent asked for one.
+It is not trained: the server returns text without ids. The agent may use any of our APIs. The outgoing request is a chat
+completion, or a completion if the agent asked for one.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ NOT_COMPARED = ("logprobs", "top_k")
 
 
 class Baseline:
-    """The server elsewhere, and the key that programs never see."""
+    """The remote server, and the key that programs never see."""
 
     def __init__(self, options: BaselineOptions) -> None:
-        """Raises ConfigError where the key is missing."""
+        """Raises ConfigError if the key is missing."""
         headers = {}
         if options.key_variable is not None:
             key = os.environ.get(options.key_variable)
             if not key:
                 raise ConfigError(
-                    f"baseline.key_variable is {options.key_variable!r}, and there is no such environment variable.",
+                    f"baseline.key_variable is {options.key_variable!r}, but that environment variable is not set.",
                     remedy=f"export {options.key_variable}=...",
                 )
             headers = {"Authorization": f"Bearer {key}"}
@@ -65,7 +65,7 @@ class Baseline:
 
 
 class BaselineSession(Session):
-    """One episode with that model. Its limits are those of any session; what is sampled is the server's."""
+    """One episode with that model. It has the limits of any session; the server decides how to sample."""
 
     def __init__(
         self, baseline: Baseline, policy: Policy, format: ChatFormat, options: SessionOptions, *, seed: int, name: str
@@ -89,7 +89,7 @@ class BaselineSession(Session):
             )
         if self._most_calls and self._calls >= self._most_calls:
             raise CallRefused(
-                f"this session has answered {self._most_calls} calls, which is all that it may.",
+                f"this session has used all of its {self._most_calls} calls.",
                 status=403,
                 code="call_limit",
             )
@@ -102,7 +102,9 @@ class BaselineSession(Session):
             used = int((found.get("usage") or {}).get("completion_tokens") or 0)
         except (ApiError, KeyError, IndexError, TypeError, ValueError) as error:
             named = (
-                error if isinstance(error, ApiError) else ApiError(f"the baseline's answer is no completion: {error!r}")
+                error
+                if isinstance(error, ApiError)
+                else ApiError(f"the baseline's answer is not a completion: {error!r}")
             )
             self.failure = self.failure or named
             raise CallRefused(str(named).splitlines()[0], status=502, code="baseline_failed") from error
@@ -120,14 +122,14 @@ class BaselineSession(Session):
         )
 
     async def count(self, call: Call) -> int:
-        raise CallRefused("a baseline counts no tokens before it answers.", status=404, code="unsupported")
+        raise CallRefused("a baseline cannot count tokens before it answers.", status=404, code="unsupported")
 
     def not_delivered(self, answer_id: str) -> None:
-        """Of no consequence: nothing is trained."""
+        """Does nothing, since nothing is trained."""
 
     def record(self) -> SessionRecord:
-        """One rollout with the text of the last reply as the run's model would read it, since an episode has one. None of its
-        tokens is sampled or trained."""
+        """One rollout with the text of the last reply, tokenised by the run's model, since an episode must have a rollout. None of
+        its tokens is sampled or trained."""
         none = np.zeros(len(self._ids), np.bool_)
         rollouts = (
             (
@@ -143,7 +145,7 @@ class BaselineSession(Session):
         return SessionRecord(account, (), self._said, self._finish, metrics)
 
     def _body(self, call: Call) -> dict[str, Any]:
-        """Sampled as the run samples, as far as the other API can say that."""
+        """The request, with the run's sampling as far as the other API can express it."""
         run = self._sampling_of_run
         most = run.max_tokens if call.max_tokens is None else min(run.max_tokens, call.max_tokens)
         body: dict[str, Any] = {"model": self._baseline.model, "max_tokens": most, "temperature": run.temperature}
@@ -153,7 +155,7 @@ class BaselineSession(Session):
             body["stop"] = list(call.stop)
         if call.prompt is not None:
             if not isinstance(call.prompt, str):
-                raise CallRefused("a baseline takes a prompt as text: its ids are another tokenizer's.", field="prompt")
+                raise CallRefused("a baseline needs a prompt as text: ids belong to another tokenizer.", field="prompt")
             return body | {"prompt": call.prompt}
         body["messages"] = [_outgoing(message) for message in call.messages]
         if call.tools:
@@ -165,7 +167,7 @@ class BaselineSession(Session):
 
 
 def _outgoing(message: Message) -> dict[str, Any]:
-    """With arguments as text, as OpenAI's API has them."""
+    """The message with arguments as text, as in OpenAI's API."""
     made = {name: value for name, value in message.items() if name != "reasoning_content"}
     if calls := message.get("tool_calls"):
         made["tool_calls"] = [
@@ -180,7 +182,7 @@ def _text(arguments: Any) -> str:
 
 
 def _reply(found: Mapping[str, Any], call: Call) -> tuple[Message, Any]:
-    """Raises KeyError, IndexError, TypeError, ValueError for what is no completion."""
+    """The reply and its finish. Raises KeyError, IndexError, TypeError or ValueError if this is not a completion."""
     choice = found["choices"][0]
     text = choice["text"] if call.prompt is not None else None
     said = {"role": "assistant", "content": text} if text is not None else {**choice["message"], "role": "assistant"}
@@ -191,7 +193,7 @@ def _reply(found: Mapping[str, Any], call: Call) -> tuple[Message, Any]:
     }
     kept.setdefault("content", "")
     if not isinstance(kept["content"], str):
-        raise DataError(f"its content is {kept['content']!r:.80}, and no text")
+        raise DataError(f"its content is {kept['content']!r:.80}, not text")
     finish = choice.get("finish_reason")
     named = "tool_calls" if kept.get("tool_calls") else "length" if finish == "length" else "stop"
     return plain_message(kept), named

@@ -1,4 +1,4 @@
-"""From the options of environment `agent` to its parts."""
+"""Build the parts of environment `agent` from its options."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ from atropos_core.processes.proxies import HostedReward
 
 
 def build(options: AgentOptions, context: RunContext) -> Agent:
-    """Raises ConfigError, UnknownComponent, PluginError or FitError for what its options name."""
+    """Raises ConfigError, UnknownComponent, PluginError or FitError for the parts that its options name."""
     if context.deterministic and (idle := options.changed("concurrency")):
         raise ConfigError(
-            f"{idle[0]} has no effect with deterministic = true, where the programs of all rollouts run at once.",
-            remedy="Remove it; training.groups_per_step and group_size bound them.",
+            f"{idle[0]} has no effect with deterministic = true, because the programs of all rollouts run at once.",
+            remedy="Remove it; training.groups_per_step and group_size limit them.",
         )
     if context.deterministic and options.is_external:
         raise ConfigError(
-            "deterministic = true cannot be kept with sandbox external: programs elsewhere say when a call comes, and how many "
+            "deterministic = true is not possible with sandbox external: programs elsewhere decide when a call comes, and how many "
             "rollouts run at once.",
             remedy="Leave deterministic out, or have the run start the programs: command, or function.",
         )
     if options.baseline is not None and context.is_trained:
         raise ConfigError(
-            "nothing of a baseline can be trained: its answers come as text, without ids and logprobs.",
-            remedy="Take baseline out of the run file, or compare by `atropos eval`.",
+            "a baseline cannot be trained: its answers come as text, without ids and logprobs.",
+            remedy="Remove baseline from the run file, or compare with `atropos eval`.",
         )
     label = context.label or "environment.agent"
     tasks_from: Environment | None = None
@@ -87,7 +87,7 @@ def _grader(
     own: Sandbox | None = None
     if options.is_external:  # which starts nothing
         own = LocalSandbox()
-    elif isinstance(sandbox, PreloadedSandbox):  # which starts the agent's function, whatever the command
+    elif isinstance(sandbox, PreloadedSandbox):  # which only starts the agent's function, not a command
         own = ProcessSandbox()
     size_bytes = int(options.limits.disk_mb * 1e6)
     runs_in = sandbox if own is None else own

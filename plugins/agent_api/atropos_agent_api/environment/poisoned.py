@@ -1,5 +1,5 @@
-"""What `atropos check` starts in place of the user's program: each wants a reward that it did not earn, or to outlive its
-episode. All call the model once, as an honest one would, and none harms the machine that holds nothing: each ends by itself.
+"""Programs that `atropos check` starts instead of the user's. Each tries to get a reward that it did not earn, or to outlive its
+episode. All call the model once, as an honest program would. None harms a machine without protection, since each ends on its own.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from atropos_agent_api.environment.templates import plain
 from atropos_core.interfaces import Finding
 
 LIMITS = LimitOptions(wall_s=8.0, output_mb=1.0, disk_mb=16.0, processes=24, memory_mb=512.0)
-STAYS_S = 40  # that one which wants to stay would stay
+STAYS_S = 40  # how long a program that tries to stay would stay
 
 CALLS = """
 import json, os, sys, time, urllib.request
@@ -126,50 +126,52 @@ class Ran:
 
     score: float | None  # None: a failed rollout, which has none
     limit: str
-    calls: float  # of the model, that were answered
+    calls: float  # answered calls of the model
     printed: str
 
 
 def command(program: str, *arguments: str) -> tuple[tuple[str, ...], str]:
-    """And the mark that all its processes carry."""
+    """The command, and the mark that all its processes carry."""
     mark = f"poison-{secrets.token_hex(8)}"
     words = (CALLS + program, mark, *arguments)
     return ("{python}", "-S", "-c", *map(plain, words)), mark
 
 
 def finding(name: str, honest: Ran, ran: Ran, limit: str, mark: str) -> Finding:
-    """Of one that ran alone."""
-    problems = [] if ran.calls else ["its call of the model was not answered, so that it shows nothing"]
+    """The result of a program that ran without a neighbour."""
+    problems = [] if ran.calls else ["its call of the model was not answered, so this shows nothing"]
     if ran.score is not None and ran.score > (honest.score or 0.0):
         problems.append(
-            f"its reward is {ran.score:g}, and an honest program's with the same reply is {honest.score or 0.0:g}"
+            f"its reward is {ran.score:g}, but an honest program's with the same reply is {honest.score or 0.0:g}"
         )
     if limit and ran.limit != limit:
-        problems.append(f"it was not ended by the limit of {limit}, but {ran.limit or 'by itself'}")
+        problems.append(f"it was not ended by the limit of {limit}, but {ran.limit or 'on its own'}")
     if left := processes_with(mark):
         problems.append(f"{len(left)} of its processes outlived the episode: {left[:5]}")
-    remedy = "The sandbox or the reward lets it: docs/agents.md says what each holds."
+    remedy = "The sandbox or the reward allows it: docs/agents.md says what each one prevents."
     if problems:
         return Finding(name, False, "; ".join(problems), remedy)
     could = [line.removeprefix("could write ") for line in ran.printed.splitlines() if line.startswith("could write ")]
     how = f"ended by the limit of {limit}" if limit else "no more reward than an honest one"
     if could:
-        more = f"; it could write {could[0]}, which changes no score of this run, and may of the next"
+        more = (
+            f"; it could write {could[0]}, which does not change a score of this run, but may change those of the next"
+        )
         return Finding(name, None, how + more, "Use a sandbox that shows programs less: bubblewrap, docker.")
     return Finding(name, True, how)
 
 
 def neighbour_finding(spy: Ran, isolates: bool) -> Finding:
-    """`isolates`: the sandbox shows a program nothing of others."""
+    """`isolates`: the sandbox hides other programs completely."""
     if "FOUND" not in spy.printed:
-        return Finding(NEIGHBOUR, True, "it found nothing of a neighbour that ran at the same time")
+        return Finding(NEIGHBOUR, True, "it found no file of a neighbour that ran at the same time")
     detail = "it read a file of a neighbour that ran at the same time"
     remedy = "Use a sandbox that shows programs less: bubblewrap, docker."
     return Finding(NEIGHBOUR, False if isolates else None, detail, remedy)
 
 
 def processes_with(mark: str) -> list[int]:
-    """Those with this word among their arguments. None where this system has no /proc."""
+    """Processes with this word among their arguments. Empty if this system has no /proc."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline") if sys.platform == "linux" else ():
         try:

@@ -1,4 +1,4 @@
-"""What is started for one episode: arguments, environment variables and files, with their placeholders filled."""
+"""The program of one episode: arguments, environment variables and files, with their placeholders filled."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from atropos_core.errors import ConfigError, DataError
 from atropos_core.sandboxes import Inside, Limits, Network, Program
 from atropos_core.types import Task
 
-MODEL = "policy"  # the name that programs are told: any is answered
-MOST_FILE_BYTES = 256_000_000  # of all files that each program finds
-PASSED = ("LANG", "LC_ALL", "TZ", "TERM")  # of our own environment
+MODEL = "policy"  # the model name that programs get; any name works
+MOST_FILE_BYTES = 256_000_000  # of all files that each program gets
+PASSED = ("LANG", "LC_ALL", "TZ", "TERM")  # passed on from our own environment
 TASK_FILE = ".atropos-task.json"  # in HOME
 FUNCTION = Path(__file__).with_name("function.py")
 
 
 class Files:
-    """The files that every program finds, read once: what is changed on disk afterwards changes nothing."""
+    """The files that every program gets. They are read once: later changes on disk have no effect."""
 
     def __init__(self, files: Mapping[str, FileOptions]) -> None:
-        """Raises ConfigError for what cannot be read."""
+        """Raises ConfigError if a file cannot be read."""
         self._texts: dict[str, str] = {}
         self._bytes: dict[str, bytes] = {}
         for target, options in files.items():
@@ -45,7 +45,7 @@ class Files:
         if (size := sum(map(len, self._bytes.values()))) > MOST_FILE_BYTES:
             raise ConfigError(
                 f"the files of each program are {size / 1e6:,.1f} MB, above {MOST_FILE_BYTES / 1e6:g} MB: every episode copies them.",
-                remedy="Have the program read them where they are.",
+                remedy="Have the program read them at their present place.",
             )
 
     def filled(self, values: Mapping[str, str]) -> dict[str, bytes]:
@@ -53,7 +53,7 @@ class Files:
 
 
 def argv(options: AgentOptions) -> tuple[str, ...]:
-    """With placeholders; empty where nothing is started here."""
+    """The command with placeholders; empty if nothing is started here."""
     if options.is_external:
         return ()
     if options.command is not None:
@@ -62,9 +62,9 @@ def argv(options: AgentOptions) -> tuple[str, ...]:
 
 
 def shown_to(options: AgentOptions) -> tuple[Path, ...]:
-    """Return what a sandbox that hides the disk shows each program: the installation of its command, and files that this names. Only
-    the options decide it, never a task's text, which could name any file of this machine. No folder is shown for the
-    program's sake that holds the tasks, which have their answers, the reward, or `here`, where runs are."""
+    """Return what a sandbox that hides the disk shows each program: the installation of its command, and files that the command
+    names. Only the options decide this, never a task's text, which could name any file of this machine. Folders with the tasks
+    and their answers, the reward, or `here`, where runs are, are not shown on the program's account."""
     values = {"here": str(options.here), "python": sys.executable}
     path = fixed(options.env.get("PATH", ""), values) or os.environ.get("PATH", os.defpath)
     reward = () if options.reward is None else options.reward.code()
@@ -108,7 +108,7 @@ def program_of(
     api_url: str,
     shown: Sequence[Path] = (),
 ) -> Program:
-    """Raises DataError for a placeholder that the task cannot fill, or fills with what no program can be given."""
+    """Raises DataError for a placeholder that the task cannot fill, or fills with something that no program can receive."""
     found = files.filled(values)
     home = {
         target.removeprefix("{home}/"): content for target, content in found.items() if target.startswith("{home}/")
@@ -136,7 +136,7 @@ def program_of(
 
 
 def _environment(options: AgentOptions, values: Mapping[str, str]) -> dict[str, str]:
-    """The SDKs of OpenAI want /v1 in their URL, those of Anthropic add it."""
+    """The environment variables. OpenAI's SDKs expect /v1 in their URL; Anthropic's add it."""
     given = {} if options.is_external else {name: os.environ[name] for name in PASSED if name in os.environ}
     if options.function is not None:
         given |= {"PYTHONPATH": str(options.here), "PYTHONUNBUFFERED": "1"}
@@ -144,7 +144,7 @@ def _environment(options: AgentOptions, values: Mapping[str, str]) -> dict[str, 
         given["ATROPOS_TASK_FILE"] = values["task_file"]
     given |= {
         "OPENAI_BASE_URL": values["base_url"],
-        "OPENAI_API_BASE": values["base_url"],  # before the SDK's first version, and litellm's
+        "OPENAI_API_BASE": values["base_url"],  # for the SDK before its version 1, and for litellm
         "OPENAI_API_KEY": values["api_key"],
         "ANTHROPIC_BASE_URL": values["root_url"],
         "ANTHROPIC_API_KEY": values["api_key"],
@@ -153,7 +153,7 @@ def _environment(options: AgentOptions, values: Mapping[str, str]) -> dict[str, 
 
 
 def _task_file(task: Task) -> bytes:
-    """Never the answer, nor the task's data, which may hold it."""
+    """The task without its answer, and without its data, which may hold the answer."""
     told = {"id": task.id, "prompt": prompt_of(task), "messages": list(task.messages)}
     return writable(json.dumps(told, ensure_ascii=False)).encode()
 
@@ -169,7 +169,7 @@ def limits_of(options: LimitOptions) -> Limits:
 
 
 def _read_all(target: str, path: Path) -> dict[str, bytes]:
-    """A file, or all files of a folder, by where they lie."""
+    """A file, or all files of a folder, by path."""
     if not path.is_dir():
         return {target: _read(path)}
     return {
@@ -181,4 +181,4 @@ def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise ConfigError(f"{path}, which each program is to find, cannot be read: {error.strerror}.") from error
+        raise ConfigError(f"{path}, a file for each program, cannot be read: {error.strerror}.") from error

@@ -1,4 +1,4 @@
-"""What is kept of an episode in the run's directory: the program's standard streams, and what became of each token."""
+"""Files of an episode that stay in the run's directory: the program's standard streams, and the fate of each token."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from atropos_core.errors import RunDirectoryError
 
-TAIL_BYTES = 2000  # of what a program printed, in an error
+TAIL_BYTES = 2000  # of a program's output, in an error
 
 
 class KeptStreams:
@@ -20,7 +20,7 @@ class KeptStreams:
         self._number = 0
 
     def open(self) -> None:
-        """Goes on after those of a run that is resumed. Raises RunDirectoryError."""
+        """Continue after the folders of a resumed run. Raises RunDirectoryError."""
         try:
             self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as error:
@@ -36,7 +36,7 @@ class KeptStreams:
         return path
 
     def end(self, path: Path) -> None:
-        """The episode has ended: its folder stays until so many others have come."""
+        """Called when the episode has ended: its folder stays until `most` newer ones exist."""
         if not self._most:
             shutil.rmtree(path, ignore_errors=True)
             return
@@ -46,7 +46,7 @@ class KeptStreams:
 
 
 def tail(path: Path) -> str:
-    """The end of what a program printed."""
+    """The end of a program's output."""
     try:
         with path.open("rb") as file:
             file.seek(max(path.stat().st_size - TAIL_BYTES, 0))

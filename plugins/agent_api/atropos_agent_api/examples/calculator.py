@@ -1,6 +1,6 @@
-"""An agent with a calculator, on OpenAI's SDK: it knows nothing of Atropos.
+"""An agent with a calculator, built on OpenAI's SDK. It knows nothing of Atropos.
 
-The model writes its sums; whenever it writes `=`, the agent works out what stands before and lets it go on from there.
+The model writes sums. When it writes `=`, the agent works out the expression before it and lets the model continue.
 """
 
 import os
@@ -10,7 +10,7 @@ from typing import Any
 from openai import OpenAI
 
 SUM = re.compile(r"(\d+) ?([-+*/]) ?(\d+) ?$")
-PROMPT = "<|user|>{question}<|assistant|>"  # of the tiny policy
+PROMPT = "<|user|>{question}<|assistant|>"  # the tiny policy's format
 MOST_TURNS = 6
 
 
@@ -22,7 +22,7 @@ def calculate(a: int, sign: str, b: int) -> str:
 
 
 def main(task: dict[str, Any]) -> None:
-    client = OpenAI()  # OPENAI_BASE_URL and OPENAI_API_KEY are in its environment
+    client = OpenAI()  # reads OPENAI_BASE_URL and OPENAI_API_KEY from its environment
     text = PROMPT.format(question=task["prompt"])
     for _ in range(MOST_TURNS):
         reply = (
@@ -33,7 +33,7 @@ def main(task: dict[str, Any]) -> None:
         if found is None:
             break
         text += "=" + calculate(int(found[1]), found[2], int(found[3]))
-    print(text.rpartition("<|assistant|>")[2])  # noqa: T201 - what it answers
+    print(text.rpartition("<|assistant|>")[2])  # noqa: T201 - the answer
 
 
 if __name__ == "__main__":  # by hand, against any server

@@ -1,9 +1,9 @@
-"""Takes the episodes of a run with sandbox external, one after another, and runs a program of yours for each:
+"""Take the episodes of a run with sandbox external, one after another, and run your program for each:
 
     python take_episodes.py http://127.0.0.1:8010 runs/.../agents/environment.agent.token your-agent
 
-It finds the model in OPENAI_BASE_URL and its like, and the task as JSON at its standard input. Only the standard library is
-needed: copy it, and put a call of your own in place of the program.
+The program finds the model in OPENAI_BASE_URL and similar variables, and the task as JSON on standard input. Only the standard
+library is needed: copy this file, and call your own code instead of the program.
 """
 
 import json
@@ -16,7 +16,7 @@ import urllib.request
 from collections.abc import Callable
 from typing import Any
 
-AWAY_S = 60  # that a run may be away, to be resumed
+AWAY_S = 60  # how long a run may be away until it is resumed
 
 
 def call(url: str, token: str, value: dict[str, Any]) -> tuple[int, Any]:
@@ -36,13 +36,13 @@ def call(url: str, token: str, value: dict[str, Any]) -> tuple[int, Any]:
 
 
 def take_episodes(url: str, token: str, agent: Callable[[dict[str, Any]], dict[str, Any]]) -> str:
-    """`agent` returns what is reported of an episode's end: exit_code, output, errors, files, each of which may be left out.
-    Returns why there is no further one."""
+    """`agent` returns the report of an episode's end: exit_code, output, errors, files, each of which may be left out.
+    Returns the reason why there are no more episodes."""
     while True:
         status, episode = call(f"{url}/episodes/next", token, {})
         if status == 200:
-            call(f"{url}/episodes/{episode['id']}/end", token, agent(episode))  # 409: it was over before
-        elif status != 204:  # 204: there is none yet; 410: the run has ended
+            call(f"{url}/episodes/{episode['id']}/end", token, agent(episode))  # 409: it had already ended
+        elif status != 204:  # 204: none yet; 410: the run has ended
             return str(episode["error"]["message"])
 
 

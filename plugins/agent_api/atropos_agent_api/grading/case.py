@@ -1,4 +1,4 @@
-"""What a reward is given of an episode, and what it may say of it."""
+"""The input and output of an agent's reward."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ FIELDS = ("score", "correct", "parts", "metrics")
 
 @dataclass(frozen=True)
 class Case:
-    """One episode, as the program left it. Whatever lies in `work` the program may have made: read it, execute none of it."""
+    """One episode, as the program left it. The program may have made everything in `work`: read it, but do not execute it."""
 
     task: Task
     messages: tuple[Message, ...]  # the conversation
-    answer: str  # the last message of the policy, or what the program printed: the option `answer`
+    answer: str  # the policy's last message, or the program's standard output: the option `answer`
     exit_code: int | None  # None: a signal ended it
-    limit: str  # that it went beyond; empty: none
+    limit: str  # the limit that it exceeded; empty if none
     work: Path  # a copy of its work directory, this case's own: regular files, and links that stay inside
 
     def record(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """The case as JSON."""
         return asdict(self) | {"work": str(self.work)}
 
     @classmethod
@@ -37,7 +37,7 @@ class Case:
 
 
 def read_score(given: Any, who: str) -> Score:
-    """A number, or a mapping with `score` and perhaps `correct`, `parts` and `metrics`. Raises DataError for anything
+    """Read a number, or a mapping with `score` and optionally `correct`, `parts` and `metrics`. Raises DataError for anything
     else."""
     if isinstance(given, Score):
         given = {name: getattr(given, "value" if name == "score" else name) for name in FIELDS}
@@ -56,7 +56,7 @@ def read_score(given: Any, who: str) -> Score:
 def _number(value: Any, who: str) -> float:
     plain = value.item() if hasattr(value, "item") and getattr(value, "ndim", 1) == 0 else value
     if not isinstance(plain, bool | int | float):
-        raise DataError(f"{who} gave {value!r:.100}, which is no number.")
+        raise DataError(f"{who} gave {value!r:.100}, which is not a number.")
     if not math.isfinite(plain):
         raise DataError(f"{who} gave {plain}, which is not a finite number.")
     return float(plain)
@@ -64,5 +64,5 @@ def _number(value: Any, who: str) -> float:
 
 def _numbers(values: Any, who: str) -> dict[str, float]:
     if not isinstance(values, Mapping):
-        raise DataError(f"{who} gave {values!r:.100}, which is no mapping of names to numbers.")
+        raise DataError(f"{who} gave {values!r:.100}, which is not a mapping of names to numbers.")
     return {str(name): _number(value, who) for name, value in values.items()}

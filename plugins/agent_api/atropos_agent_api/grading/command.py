@@ -1,7 +1,7 @@
-"""A reward by command: a program that reads the case at its standard input and prints the score as its last line.
+"""A reward by command: a program that reads the case on standard input and prints the score as its last line.
 
-It starts in an empty directory with an empty HOME. The files that the agent's program left lie elsewhere, and are data: no
-interpreter or tool finds a module, a configuration or a hook there without being told.
+It starts in an empty directory with an empty HOME. The files that the agent's program left are elsewhere, and are only data:
+interpreters and tools do not find modules, configurations or hooks there unless they are told to.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from atropos_core.types import Episode
 
 OUTPUT_BYTES = 1 << 20
 ENVIRONMENT = {
-    "PYTHONSAFEPATH": "1",  # also after a grader went to the files: nothing is imported from there
+    "PYTHONSAFEPATH": "1",  # Python does not import from the files, even if a grader changes to their directory
     "PYTHONNOUSERSITE": "1",
     "GIT_TEST_ASSUME_DIFFERENT_OWNER": "1",  # git refuses their repository, whose configuration can name programs
 }
 
 
 class CommandGrader(Grader):
-    """In a sandbox of the kind that the program had, and in none of its directories. `own`: the sandbox, where it is this
-    grader's to open and close."""
+    """Runs in the kind of sandbox that the program had, but in none of its directories. `own`: the sandbox, if this grader opens
+    and closes it."""
 
     reads_files = True
 
@@ -49,7 +49,7 @@ class CommandGrader(Grader):
         own: Sandbox | None = None,
         inputs_bytes: int = 0,
     ) -> None:
-        """`inputs_bytes`: of what a program may leave at most."""
+        """`inputs_bytes`: the most that a program may leave."""
         self._command = command
         self._sandbox = sandbox
         self._here = here
@@ -59,7 +59,7 @@ class CommandGrader(Grader):
             wall_time_s=deadline_s, output_bytes=OUTPUT_BYTES, disk_bytes=inputs_bytes + Limits().disk_bytes
         )
         self._digests: dict[Path, str] = {}
-        self._fixed: list[str] = []  # the words of the command that are the same in each episode; "" for the others
+        self._fixed: list[str] = []  # the command's words that are the same in each episode; "" for the others
 
     async def open(self) -> None:
         if self._own is not None:
@@ -80,7 +80,7 @@ class CommandGrader(Grader):
             names_path = os.sep in word if at == 0 else bool(word)
             if names_path and not os.path.isabs(word) and os.path.isfile(self._here / word):
                 raise ConfigError(
-                    f"reward.command[{at}] names the file {word!r}, and a reward by command starts in an empty directory.",
+                    f"reward.command[{at}] names the file {word!r}, but a reward by command starts in an empty directory.",
                     remedy=f'Write "{{here}}/{os.path.normpath(word)}" for the file in {self._here}.',
                 )
 
@@ -92,7 +92,7 @@ class CommandGrader(Grader):
         for path, digest in self._digests.items():
             if _digest(path) != digest:
                 raise ConfigError(
-                    f"{path}, which grades, is not what it was when the run began: a program that is trained may have changed it.",
+                    f"{path}, which grades, has changed since the run began: a program that is trained may have changed it.",
                     remedy="Put it where programs cannot write, or use a sandbox: bubblewrap, docker.",
                 )
         network: Network = "none" if "none" in self._sandbox.networks else "host"
@@ -136,8 +136,8 @@ class CommandGrader(Grader):
 
 
 def _absolute(path: str) -> str:
-    """PATH without relative entries. An empty one, or ".", would be the grader's directory, in which the program may have left a
-    `python`."""
+    """PATH without relative entries. An empty entry, or ".", would be the grader's directory, in which the program may have left
+    a `python`."""
     return os.pathsep.join(one for one in path.split(os.pathsep) if os.path.isabs(one)) or os.defpath
 
 

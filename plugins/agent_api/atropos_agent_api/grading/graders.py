@@ -1,4 +1,4 @@
-"""What an agent's episode can be scored by: a function, an installed reward, or the environment that the tasks are from."""
+"""The three ways to score an agent's episode: a function, an installed reward, or the environment of its tasks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from atropos_core.types import Episode
 
 
 class Grader(ABC):
-    """Scores a case. `reads_files`: it looks at what the program left."""
+    """Scores a case. `reads_files`: it reads the files that the program left."""
 
     reads_files = False
 
@@ -38,7 +38,7 @@ class Grader(ABC):
 
 
 class FunctionGrader(Grader):
-    """A function of a Case, imported before any program runs, each time in a fork of that process."""
+    """A function of a Case, imported before any program runs, and called in a fork of that process each time."""
 
     reads_files = True
 
@@ -58,7 +58,7 @@ class FunctionGrader(Grader):
 
 
 def of_record(function: Callable[[Case], Any]) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
-    """The same function, of a case and to a score as JSON has them."""
+    """The same function, with the case and the score as JSON values."""
 
     def grade(record: Mapping[str, Any]) -> dict[str, Any]:
         given = function(Case.of_record(record))
@@ -71,7 +71,7 @@ def of_record(function: Callable[[Case], Any]) -> Callable[[Mapping[str, Any]], 
 
 
 class PluginGrader(Grader):
-    """Any reward that is installed: it reads the conversation, whose last message is the answer."""
+    """Any installed reward. It reads the conversation, whose last message is the answer."""
 
     def __init__(self, reward: Reward, name: str, deadline_s: float) -> None:
         self._reward = reward
@@ -94,12 +94,12 @@ class PluginGrader(Grader):
 
 
 class EnvironmentGrader(Grader):
-    """The environment that the tasks are from: its score of a reply."""
+    """The environment of the tasks scores the reply."""
 
     def __init__(self, environment: Environment, name: str) -> None:
         if type(environment).score is Environment.score:
             raise ConfigError(
-                f"environment {name!r} has no score() of a reply: its tasks are scored by what it runs itself.",
+                f"environment {name!r} cannot score a reply with score(): it scores its tasks by what it runs itself.",
                 remedy='Name a reward: [environment.NAME.reward] function = "grade.py:grade"',
             )
         self._environment = environment

@@ -1,7 +1,7 @@
-"""A copy of a work directory as a program left it, for a reward to read.
+"""Copy a work directory as a program left it, for a reward to read.
 
-The program may have made anything: a pipe that is read for ever, a link to another episode's files, a million names. The
-copy has directories, regular files, and links that stay inside; `LeftFiles` says what was left out.
+The program may have made anything: a pipe that never ends, a link to another episode's files, a million names. The copy has
+directories, regular files, and links that stay inside; `LeftFiles` counts what was left out.
 """
 
 from __future__ import annotations
@@ -16,27 +16,25 @@ from pathlib import Path
 MOST_ENTRIES = 100_000
 DEEPEST = 64  # directories inside one another
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
-LONGEST = (
-    2048  # bytes of a path below the work directory: whatever it is copied to, the system's own bound is not reached
-)
+LONGEST = 2048  # bytes of a path below the work directory, so that no copy of it reaches the system's own limit
 PIECE = 1 << 20
 
 
 class NotGradable(Exception):
-    """The program left files that no reward can read. The program is at fault, not the reward."""
+    """The program left files that no reward can read. This is the program's fault, not the reward's."""
 
 
 @dataclass
 class LeftFiles:
-    """What a copy holds."""
+    """The contents of a copy."""
 
     files: int = 0
     size_bytes: int = 0
-    left_out: int = 0  # pipes, sockets, devices, links that lead elsewhere or nowhere, what could not be read
+    left_out: int = 0  # pipes, sockets, devices, links that lead outside or nowhere, unreadable files
 
 
 def copy_left(source: Path, target: Path, most_bytes: int, within_s: float) -> LeftFiles:
-    """Fill `target`, which is made here. Raises NotGradable for more than can be copied, or not in this time."""
+    """Create `target` and fill it. Raises NotGradable if there is more than can be copied, or not enough time."""
     return Copy(source, target, most_bytes, time.monotonic() + within_s).run()
 
 
@@ -77,7 +75,7 @@ class Copy:
         return self._found
 
     def _opened(self, folder: str) -> int:
-        """Step by step, and no step by a link: the folder may have become one since it was listed."""
+        """Open the folder step by step without following links: it may have become a link since it was listed."""
         at = os.open(self._source, FOLDER)
         for name in filter(None, folder.split(os.sep)):
             above = at
@@ -88,7 +86,7 @@ class Copy:
         return at
 
     def _leave_out(self, error: OSError) -> None:
-        """Raises what is of this machine, not of the program."""
+        """Leave out what cannot be read. Raises errors that are the machine's fault, not the program's."""
         if error.errno in (errno.EMFILE, errno.ENFILE, errno.EIO):
             raise error
         self._found.left_out += 1
@@ -116,11 +114,11 @@ class Copy:
         if len(os.fsencode(path)) > LONGEST:
             raise NotGradable(f"it left a path of more than {LONGEST:,} bytes")
         if time.monotonic() > self._until:
-            raise NotGradable("what it left takes too long to copy")
+            raise NotGradable("its files take too long to copy")
 
     def _copy_file(self, at: int, name: str, path: str) -> None:
         try:
-            reading = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=at)  # a pipe opens at once
+            reading = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=at)  # does not wait for a pipe
         except OSError as error:
             self._leave_out(error)
             return
@@ -132,7 +130,7 @@ class Copy:
             self._found.size_bytes += seen.st_size
             if self._found.size_bytes > self._most_bytes:
                 raise NotGradable(f"it left more than {self._most_bytes / 1e6:,.6g} MB, its limit of the disk")
-            left = seen.st_size  # no more, though it may grow
+            left = seen.st_size  # not more, even if the file grows
             with open(self._target / path, "xb") as copy:
                 while left > 0 and (piece := file.read(min(PIECE, left))):
                     copy.write(piece)
@@ -145,7 +143,7 @@ class Copy:
     def _remove_links(self) -> None:
         """Remove links, except those that lead to a file or folder of the copy. The kernel resolves each link, and gives up after 40
         steps."""
-        for path in self._links:  # once all are there: one may lead through another
+        for path in self._links:  # only after all are copied: one may lead through another
             self._check(path)
             try:
                 end = os.stat(self._target / path)

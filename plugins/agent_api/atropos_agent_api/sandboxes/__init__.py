@@ -1,1 +1,1 @@
-"""Where an agent runs: the sandboxes `process`, `bubblewrap`, `local` and `docker`. docs/agent-sandboxes.md says what each holds."""
+"""Sandboxes in which agents run. docs/agent-sandboxes.md says what each one prevents."""

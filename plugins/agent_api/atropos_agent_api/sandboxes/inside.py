@@ -1,10 +1,10 @@
-"""The first process inside a namespace or a container: makes the listener of the API, starts the program, and says how it ended.
+"""The first process inside a namespace or a container: open the listener of the API, start the program, and report how it ended.
 
-Given to Python as text (`python -I -S -c TEXT CONTROL JSON`), since nothing of ours is to be seen in there: no import but the
-standard library's, in this one file. CONTROL leads to the keeper: a descriptor of a Unix socket, or the path of one, by which
-environment variables come first. JSON has "port" (of the API's listener, or null), "processes" (RLIMIT_NPROC, or null), "most"
-(processes that this one lets be, where nobody outside counts them, or null) and "argv". It is process 1 of its namespace: what
-it leaves when it ends, the kernel kills.
+Passed to Python as text (`python -I -S -c TEXT CONTROL JSON`), since our files are not visible inside. So it is one file that imports
+only the standard library. CONTROL leads to the keeper: a descriptor of a Unix socket, or the path of one, which first sends the
+environment variables. JSON has "port" (of the API's listener, or null), "processes" (RLIMIT_NPROC, or null), "most" (the number of
+processes that this one allows, if they are not counted outside, or null) and "argv". It is process 1 of its namespace: when it ends,
+the kernel kills what is left there.
 """
 
 import json
@@ -31,13 +31,13 @@ def main() -> None:
         listener = socket.create_server(("127.0.0.1", wanted["port"]), backlog=256)
         socket.send_fds(control, [b'{"event": "listening"}\n'], [listener.fileno()])
         listener.close()
-    reading, writing = os.pipe()  # closed by the exec that succeeds
+    reading, writing = os.pipe()  # a successful exec closes it
     child = os.fork()
     if child == 0:
         os.close(reading)
         try:
             os.setsid()
-            signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # which Python ignores, and programs expect
+            signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, but programs expect it
             if wanted["processes"] is not None:
                 _, hard = resource.getrlimit(resource.RLIMIT_NPROC)
                 bound = wanted["processes"] if hard == resource.RLIM_INFINITY else min(wanted["processes"], hard)
@@ -68,7 +68,7 @@ def look(control: socket.socket, most: int) -> None:
 
 
 def others() -> int:
-    """How many processes there are beside this one."""
+    """The number of processes in addition to this one."""
     return sum(lives(name) for name in os.listdir("/proc") if name.isdecimal() and int(name) != os.getpid())
 
 

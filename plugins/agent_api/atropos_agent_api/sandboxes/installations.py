@@ -1,4 +1,4 @@
-"""Which folders a command needs to be seen by, where little of the disk is: that of its program, and of what interprets it."""
+"""The folders that a command needs if most of the disk is hidden: that of its program, and that of the program's interpreter."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ PARTS = (
     "share/uv",
     "pipx",
     "share/pipx",
-)  # of a prefix that holds more than programs
+)  # in a prefix that contains more than programs
 
 
 def needed_by(argv: Sequence[str], path: str, kept_from: Sequence[Path] = ()) -> list[Path]:
-    """Folders and files that exist: the installations of the program, and of the interpreters that its first lines name; files
-    that are named by an absolute path among its arguments. All of them are shown to the program, so `argv` must not have a word
-    from a task. Of a folder that holds one of `kept_from`, only the program is returned, whatever is installed there."""
+    """Existing folders and files: the installations of the program, and of the interpreters that its first lines name; and files
+    that its arguments name by an absolute path. All of them are shown to the program, so `argv` must not contain a word from a task.
+    If a folder holds one of `kept_from`, only the program itself is returned, whatever is installed there."""
     program, *arguments = argv or [""]
     named = (Path(word) for word in arguments if os.path.isabs(word) and os.path.isfile(word))
     kept = [os.path.realpath(one) for one in kept_from]
@@ -33,7 +33,7 @@ def needed_by(argv: Sequence[str], path: str, kept_from: Sequence[Path] = ()) ->
 def _installations(program: str, path: str, kept: Sequence[str], depth: int = 3) -> Iterator[Path]:
     where = shutil.which(program, path=path)
     if where is None or depth == 0 or not os.path.isabs(where):
-        return  # it lies in the work directory, or its start will say that there is none
+        return  # it is in the work directory, or starting it will fail and say so
     at = Path(os.path.normpath(where))
     while True:
         yield from [one for one in _prefix(at) if not _holds(one, kept)] or [at]
@@ -50,7 +50,7 @@ def _installations(program: str, path: str, kept: Sequence[str], depth: int = 3)
 
 
 def _prefix(program: Path) -> Iterator[Path]:
-    """Of /prefix/bin/name all of /prefix, if that is an installation's own; elsewhere the folder that the program lies in."""
+    """For /prefix/bin/name, all of /prefix if it belongs to one installation; else the folder of the program."""
     folder = program.parent
     if folder.name not in ("bin", "sbin"):
         package = next((parent for parent in folder.parents if parent.name == "node_modules"), None)
@@ -64,5 +64,5 @@ def _prefix(program: Path) -> Iterator[Path]:
 
 
 def _holds(folder: Path, kept: Sequence[str]) -> bool:
-    """Or is one of them."""
+    """True if the folder is one of `kept`, or contains one."""
     return any(Path(one).is_relative_to(os.path.realpath(folder)) for one in kept)
