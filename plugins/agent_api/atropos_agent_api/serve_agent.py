@@ -1,4 +1,4 @@
-"""`atropos serve-agent`: `atropos run` whose episodes are taken by programs that somebody else starts."""
+"""`atropos serve-agent`: `atropos run` whose episodes are taken by programs that the user starts."""
 
 from __future__ import annotations
 
@@ -24,21 +24,19 @@ def serve_agent(
     steps: StepsOption = None,
     seed: SeedOption = None,
     host: Annotated[
-        str | None, typer.Option(help="Where episodes are to be had. \\[default: as the run file, 127.0.0.1]")
+        str | None, typer.Option(help="Address for episodes. \\[default: as in the run file, 127.0.0.1]")
     ] = None,
-    port: Annotated[int | None, typer.Option(help="0: any free one. \\[default: as the run file, 8010]")] = None,
+    port: Annotated[int | None, typer.Option(help="0: any free port. \\[default: as in the run file, 8010]")] = None,
     token_file: Annotated[
         Path | None,
-        typer.Option(
-            help="A file with a token, readable by you alone. \\[default: one is made in the run's directory]"
-        ),
+        typer.Option(help="A file with a token, readable only by you. \\[default: one is made in the run's directory]"),
     ] = None,
     changes: SetOption = None,
     directory: Annotated[
         Path | None, typer.Option("--dir", help="The run's own directory, new or empty. \\[default: runs/ENV-TIME]")
     ] = None,
 ) -> None:
-    """Train on episodes of programs that you start yourself: they ask for one over HTTP, speak to the model, report its end.
+    """Train on episodes of programs that you start yourself: they ask for one over HTTP, call the model, and report its end.
 
     The same as `atropos run` with `sandbox = "external"` in each environment of kind agent.
 
@@ -68,7 +66,7 @@ def serve_agent(
 
 
 def agents_of(file: Path | None, env: list[str] | None) -> list[str]:
-    """Those environments of the run file, or of --env, that are of kind agent. Raises ConfigError where there is none."""
+    """The environments of the run file, or of --env, that are of kind agent. Raises ConfigError if there are none."""
     from atropos_core.config.run_file import read_file
     from atropos_core.errors import ConfigError
 
@@ -78,6 +76,6 @@ def agents_of(file: Path | None, env: list[str] | None) -> list[str]:
     if not (agents := [name for name in names if kinds.get(name, name) == AGENT]):
         raise ConfigError(
             f"none of {', '.join(names) or 'no environment'} is of kind agent, whose episodes can be taken.",
-            remedy='Name one: [environment.NAME] use = "agent", with tasks and what scores them (docs/agents.md).',
+            remedy='Name one: [environment.NAME] use = "agent", with tasks and a reward (docs/agents.md).',
         )
     return agents

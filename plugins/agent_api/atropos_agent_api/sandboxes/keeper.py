@@ -1,7 +1,7 @@
-"""The process that keeps one program: starts it, bounds it, and ends all of it, also when whoever wanted it is killed.
+"""The process that keeps one program: it starts it, limits it, and ends all of it, even if the supervisor is killed.
 
-Started by `kept.py` with one Unix socket. It reads a job from it, says there what happens, and holds the program's directory
-until the socket closes: then it kills what still runs, removes the directory and ends. So a supervisor that is killed at any
+`kept.py` starts it with one Unix socket. The keeper reads a job from the socket, reports there, and keeps the program's directory
+until the socket closes. Then it kills what still runs, removes the directory and ends. So a supervisor that is killed at any
 moment leaves no process and no file. Only the standard library, without site-packages: it starts in a few hundredths of a second.
 """
 
@@ -31,17 +31,17 @@ from atropos_agent_api.sandboxes.descendants import (
 from atropos_agent_api.sandboxes.forwarder import PIECE, Forwarder
 from atropos_agent_api.sandboxes.trees import TooMuch, copy_tree, remove_tree, size_bytes, write_file
 
-CONTROL = "{control}"  # an argument that stands for the descriptor by which the first process inside is heard
-CLOSE = b"close\n"  # the last word of a supervisor
-START_S = 50.0  # until the first process inside has started the program
-COMMAND_S = 60.0  # for what is run before and after a program
+CONTROL = "{control}"  # an argument that stands for the descriptor on which the first process inside reports
+CLOSE = b"close\n"  # the supervisor's last message
+START_S = 50.0  # for the first process inside to start the program
+COMMAND_S = 60.0  # for commands before and after a program
 LOOK_S = 0.1  # between two looks at what the program uses
-LOOK_SHARE = 20  # and at least as many times as long as a look takes
-LONGEST_LOOK_S = 1.0  # but no longer than this
+LOOK_SHARE = 20  # but at least this many times as long as a look takes
+LONGEST_LOOK_S = 1.0  # and no longer than this
 OPEN_FILES = 4096  # of one process
-MOST_DESCRIPTORS = 16_384  # of all: a look counts them
-PROCESS_SHARE, LEAST_TASKS = 8, 256  # threads for each process that is granted; and at least so many
-SPARE_TASKS = 16  # that the kernel grants beyond what a look ends a program for
+MOST_DESCRIPTORS = 16_384  # of all processes; a look counts them
+PROCESS_SHARE, LEAST_TASKS = 8, 256  # threads allowed per process, and at least this many in all
+SPARE_TASKS = 16  # allowed by the kernel beyond the number at which a look ends the program
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
@@ -55,7 +55,7 @@ class Keeper:
         self._contents = contents
         self._limits: dict[str, Any] = job["limits"]
         self._selector = selectors.DefaultSelector()
-        self._files: dict[int, int] = {}  # the program's pipe -> the file that it goes to
+        self._files: dict[int, int] = {}  # the program's pipe -> the file for its output
         self._stdin = b""
         self._written = 0
         self._child: int | None = None
@@ -68,20 +68,20 @@ class Keeper:
         self._limit: str | None = None
         self._stop = False
         self._has_directory = False
-        self._has_after = False  # something is to be run afterwards
+        self._has_after = False  # commands must run afterwards
         self._statuses: dict[int, int] = {}  # of children that were waited for
         self._groups = Groups(job["groups"])
         self._tasks = most_tasks(self._limits["processes"])
         self._disk = 0
-        self._disk_at = 0.0  # when it is measured next
-        self._free_bytes = 0  # of the disk, when it was measured
-        self.not_started = ""  # why not
-        self._is_closed = False  # the supervisor has said that it wants no more
-        self._is_alone = False  # it has gone without a word
-        self.is_done = False  # either
+        self._disk_at = 0.0  # when to measure it next
+        self._free_bytes = 0  # of the disk, at the last measurement
+        self.not_started = ""  # the reason
+        self._is_closed = False  # the supervisor said that it is done
+        self._is_alone = False  # the supervisor went without a word
+        self.is_done = False  # one of the two
 
     def run(self) -> None:
-        """From nothing to the program's end. Whatever goes wrong is said to the supervisor."""
+        """Run the program from start to end. Every error is reported to the supervisor."""
         signal.signal(signal.SIGTERM, lambda *_: self.obey(CLOSE))
         try:
             self.prepare()
@@ -94,7 +94,7 @@ class Keeper:
         try:
             self.watch()
             ended = self.finish()
-        except OSError as error:  # of this process's own files: its disk is full, say
+        except OSError as error:  # of this process's own files, for example because its disk is full
             self.say({"event": "lost", "why": str(error)})
             return
         if not self._has_started:
@@ -104,7 +104,7 @@ class Keeper:
     # -- before
 
     def prepare(self) -> None:
-        """Make the directory, with what belongs in it. Raises OSError and TooMuch."""
+        """Make the directory and its contents. Raises OSError and TooMuch."""
         directory = self._job["directory"]
         os.mkdir(directory, 0o700)
         self._has_directory = True
@@ -124,7 +124,7 @@ class Keeper:
                 raise OSError(why)
 
     def start(self) -> None:
-        """Start the program, which says by a pipe that closes whether the exec succeeded. Raises OSError."""
+        """Start the program. A pipe that closes shows that the exec succeeded. Raises OSError."""
         pipes = {}
         for name, number in (("stdin", 0), ("stdout", 1), ("stderr", 2)):
             reading, writing = os.pipe()
@@ -164,7 +164,7 @@ class Keeper:
         self._has_started = self._kind == "process"
 
     def _become(self, argv: list[str], pipes: dict[int, int], failed: int) -> None:
-        """In the child, until it is the program."""
+        """Run in the child, until it becomes the program."""
         try:
             os.setsid()
             if sys.platform == "linux":
@@ -178,7 +178,7 @@ class Keeper:
                 (resource.RLIMIT_CORE, 0),
                 (resource.RLIMIT_NOFILE, OPEN_FILES),
                 (resource.RLIMIT_FSIZE, self._limits["disk_bytes"]),
-                (resource.RLIMIT_DATA, 2 * self._limits["memory_bytes"]),  # of each process: what looks could miss
+                (resource.RLIMIT_DATA, 2 * self._limits["memory_bytes"]),  # of each process, since looks could miss it
             )
             for bound, value in bounds if self._kind != "container" else ():
                 _, hard = resource.getrlimit(bound)
@@ -186,7 +186,7 @@ class Keeper:
                 resource.setrlimit(bound, (value, value))
             os.chdir(self._job["cwd"])
             self.execute(argv, self._job["environment"])
-        except BaseException as error:  # noqa: BLE001 # whatever it is, this process must not go on as a second keeper
+        except BaseException as error:  # noqa: BLE001 # in any case, this process must not continue as a second keeper
             why = error.strerror if isinstance(error, OSError) else None
             os.write(failed, (why or repr(error)).encode()[:4000])
         os._exit(127)
@@ -198,7 +198,7 @@ class Keeper:
     # -- while it runs
 
     def watch(self) -> None:
-        """Until the program has ended, has reached a limit, or is to end."""
+        """Wait until the program has ended, has reached a limit, or must end."""
         reading, writing = os.pipe()
         for descriptor in (reading, writing):
             os.set_blocking(descriptor, False)
@@ -214,7 +214,7 @@ class Keeper:
             until = self._started + (self._limits["wall_time_s"] if self._has_started else START_S)
             if now >= until:
                 self._limit = self._limit or "wall_time"
-            # Its output may come before it is said to have started.
+            # Its output may arrive before the report that it has started.
             if self._limit and (self._has_started or now >= until):
                 break
             if now >= look_at:
@@ -225,14 +225,14 @@ class Keeper:
                     key.data(events)
 
     def obey(self, message: bytes) -> None:
-        """Any word ends the program. Where the supervisor has gone without the last one, nobody else removes its folder."""
+        """End the program on any message. If the supervisor is gone without saying CLOSE, only this process can remove its folder."""
         self._stop = True
         self.is_done = self.is_done or not message or message.endswith(CLOSE)
         self._is_alone = self._is_alone or (not message and not self._is_closed)
         self._is_closed = self._is_closed or message.endswith(CLOSE)
 
     def finish(self) -> dict[str, Any]:
-        """End what is left of it, and say how it ended."""
+        """End the remaining processes, and report how the program ended."""
         seconds = time.monotonic() - self._started
         left = self._left_running()
         assert self._child is not None
@@ -259,8 +259,8 @@ class Keeper:
         }  # fmt: skip
 
     def _has_ended(self) -> bool:
-        """And wait for what became this process's child meanwhile. The program itself is waited for last of all: as long as it
-        has not been, the number of its process group is its own."""
+        """True if the program has ended. Also waits for children that this process adopted. The program is waited for last: until
+        then, the number of its process group is its own."""
         assert self._child is not None
         if not hasattr(os, "waitid"):
             pid, status = os.waitpid(self._child, os.WNOHANG)
@@ -299,7 +299,7 @@ class Keeper:
         self._limit = self._limit or self._groups.limit()
 
     def _disk_is_due(self) -> bool:
-        """A walk through many files takes long: it is taken every so often, and at once where the disk has filled meanwhile."""
+        """True if the disk should be measured. Walking many files takes long, so it is done at intervals, or if the disk fills up."""
         room = self._limits["disk_bytes"] - self._disk
         return time.monotonic() >= self._disk_at or self._free_bytes - _free_bytes(self._job["directory"]) > room
 
@@ -314,7 +314,7 @@ class Keeper:
     # -- its streams, and the first process inside
 
     def _take_all(self) -> bool:
-        """True: there was something."""
+        """Copy the waiting output. Returns True if there was any."""
         return any(self._take(ours) for ours in list(self._files))
 
     def _take(self, ours: int) -> bool:
@@ -346,7 +346,7 @@ class Keeper:
             os.close(theirs)
 
     def _listen(self) -> None:
-        """For the first process inside a container, in a folder that is mounted there: it is the first to connect, and the last."""
+        """Listen for the first process inside a container, in a folder that is mounted there. Only its first connection counts."""
         folder = os.path.join(self._job["directory"], "control")
         os.chdir(folder)  # the name of a Unix socket must be short
         listener = socket.socket(socket.AF_UNIX)
@@ -366,12 +366,12 @@ class Keeper:
         self._selector.register(listener, selectors.EVENT_READ, accept)
 
     def _run(self, argv: list[str]) -> str:
-        """What a command says that fails; nothing where it succeeds."""
+        """The error output of a command that fails; empty if it succeeds."""
         ended = self._command(argv)
         return (ended.stderr.decode(errors="replace").strip() or f"{argv[0]} failed") if ended.returncode else ""
 
     def _after(self) -> list[str]:
-        """What the commands print that are run once it has ended, whatever became of it."""
+        """The output of the commands that run after the program has ended, however it ended."""
         if not self._has_after:
             return []
         self._has_after = False
@@ -393,7 +393,7 @@ class Keeper:
             )
 
     def _hear(self) -> None:
-        """What the first process inside says. The program could make it say anything: it is believed about the program alone."""
+        """Read a report of the first process inside. The program could forge it, so it is trusted only about the program."""
         if self._control is None:
             return
         try:
@@ -422,12 +422,12 @@ class Keeper:
                 self._reported = {"status": event["status"], "left_running": left if is_right else None}
 
     def _take_listener(self, descriptor: int) -> None:
-        """The API's, made inside. Whatever else is sent is closed."""
+        """Take the API's listener, made inside. Anything else that is sent is closed."""
         is_wanted = self._forwarder is None and not self._has_started and self._job["api"] is not None
         try:
             listener = socket.socket(fileno=descriptor)
             listens = listener.getsockopt(socket.SOL_SOCKET, getattr(socket, "SO_ACCEPTCONN", 30))
-        except OSError:  # no socket at all
+        except OSError:  # not a socket
             os.close(descriptor)
             return
         if is_wanted and listens and listener.family == socket.AF_INET:
@@ -436,7 +436,7 @@ class Keeper:
             listener.close()
 
     def _said(self) -> str:
-        """The end of what went to its standard error: why bwrap itself did not start, where that is so."""
+        """The end of standard error, which says why bwrap itself did not start."""
         if self._has_started:
             return ""
         with open(self._job["stderr"], "rb") as file:
@@ -446,7 +446,7 @@ class Keeper:
         try:
             self._supervisor.sendall(json.dumps(event).encode() + b"\n")
         except OSError:
-            pass  # it has gone: what is read next says so
+            pass  # the supervisor has gone, which the next read shows
 
     def close(self) -> None:
         self._groups.remove()
@@ -455,13 +455,13 @@ class Keeper:
             remove_tree(self._job["directory"])
         if self._is_alone:
             try:
-                os.rmdir(os.path.dirname(self._job["directory"]))  # the last of its supervisor's programs
+                os.rmdir(os.path.dirname(self._job["directory"]))  # if this was the last of its supervisor's programs
             except OSError:
                 pass
 
 
 def most_tasks(processes: int) -> int:
-    """Threads of all processes of a program together, of which so many are granted."""
+    """The most threads of all processes of a program together, if this many processes are allowed."""
     return max(PROCESS_SHARE * processes, LEAST_TASKS)
 
 
@@ -483,7 +483,7 @@ def _free_bytes(directory: str) -> int:
 
 
 def read_exactly(connected: socket.socket, count: int) -> bytes:
-    """Raises EOFError where it closes before."""
+    """Read `count` bytes. Raises EOFError if the socket closes before."""
     data = bytearray()
     while len(data) < count:
         piece = connected.recv(min(count - len(data), 1 << 20))
@@ -498,8 +498,8 @@ def main() -> None:
 
 
 def keep(supervisor: socket.socket, kind: Callable[[socket.socket, dict[str, Any], list[bytes]], Keeper]) -> None:
-    """Do the job that `supervisor` says, until it closes the socket. It is done in a fork of this process, which waits above it and
-    ends what that leaves if it is killed: a daemon of the program may have neither mark nor parent by then."""
+    """Do the job that `supervisor` sends, until it closes the socket. The work is done in a fork of this process, which waits above
+    it and ends what the fork leaves if it is killed: by then, a daemon of the program may have neither mark nor parent."""
     supervisor.set_inheritable(False)
     _adopt_orphans()
     guard, worker = os.getpid(), os.fork()
@@ -507,7 +507,7 @@ def keep(supervisor: socket.socket, kind: Callable[[socket.socket, dict[str, Any
         supervisor.close()
         signal.signal(signal.SIGTERM, lambda *_: os.kill(worker, signal.SIGTERM))
         os.waitid(os.P_PID, worker, os.WEXITED | os.WNOWAIT)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # not waited for yet, the number was surely its own
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # until it is waited for, the number is still its own
         end_descendants(None, {})
         return
     _adopt_orphans()
@@ -519,7 +519,7 @@ def keep(supervisor: socket.socket, kind: Callable[[socket.socket, dict[str, Any
 
 
 def _adopt_orphans() -> None:
-    """Make orphans of the processes below this one its children."""
+    """Make this process the parent of orphans below it."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
@@ -530,11 +530,11 @@ def _keep(supervisor: socket.socket, kind: Callable[[socket.socket, dict[str, An
         job = json.loads(read_exactly(supervisor, int.from_bytes(read_exactly(supervisor, 8), "big")))
         contents = [read_exactly(supervisor, size) for size in job["sizes"]]
     except EOFError:
-        return  # it was killed before it had said what it wants
+        return  # the supervisor was killed before it had sent its job
     keeper = kind(supervisor, job, contents)
 
     def end_all(*_: object) -> NoReturn:
-        """The guard was killed: as if this process had been."""
+        """Called if the guard is killed: end everything, as if this process had been killed."""
         end_descendants(None, {})
         keeper.close()
         os._exit(1)

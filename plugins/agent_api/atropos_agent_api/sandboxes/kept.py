@@ -1,7 +1,7 @@
-"""A program under a keeper, as its supervisor sees it: what `process` and `bubblewrap` have in common.
+"""A program under a keeper, as its supervisor sees it. `process` and `bubblewrap` share this code.
 
-`keeper.py` is the other half. Directories of programs lie in one folder of this process's own: a keeper removes its program's
-when its supervisor goes, and the folder itself the next one of this role removes (`atropos_core.storage.tempdirs`).
+`keeper.py` is the other half. The directories of programs are in one folder of this process. If the supervisor ends, each keeper
+removes its program's directory. The next supervisor of this role removes the folder itself (`atropos_core.storage.tempdirs`).
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from atropos_core.storage.tempdirs import owned_prefix, sweep, was_left
 ROLE = "sandbox"
 PACKAGES = Path(__file__).parent.parent.parent
 BOOT = "import sys; sys.path.insert(0, {!r}); from atropos_agent_api.sandboxes.keeper import main; main()"
-START_DEADLINE_S = 60.0  # of a keeper and its program, on a machine where hundreds start at once
-GUARD_S = 3.0  # for the process above a keeper that was killed, to end what that left
+START_DEADLINE_S = 60.0  # for a keeper and its program, on a machine that starts hundreds at once
+GUARD_S = 3.0  # for the process above a killed keeper to end what that left
 END_DEADLINE_S = 30.0  # after its wall time, for a keeper to have ended its program
 OWN = ("HOME", "TMPDIR", "ATROPOS_SANDBOX")  # variables that a sandbox sets
 NAME = re.compile(r"[A-Za-z0-9_-]{1,100}")
 
 
 class KeeperProcess(Protocol):
-    """As subprocess.Popen has it."""
+    """The part of subprocess.Popen that is used."""
 
     pid: int
     returncode: int | None
@@ -53,12 +53,12 @@ class KeeperProcess(Protocol):
 
 
 class KeptSandbox(Sandbox):
-    """The folder of the programs' directories, and who is in it."""
+    """The folder with the programs' directories, and the programs in it."""
 
     def __init__(self) -> None:
         self._folder: Path | None = None
         self._running: set[KeptProgram] = set()
-        self._group_parents: dict[str, str] | None = None  # once the first program starts
+        self._group_parents: dict[str, str] | None = None  # set when the first program starts
 
     def folder(self) -> Path:
         if self._folder is None:
@@ -68,7 +68,7 @@ class KeptSandbox(Sandbox):
 
     def directory(self, name: str) -> Path:
         if NAME.fullmatch(name) is None:
-            raise ConfigError(f"a program in a sandbox cannot be named {name!r}: letters, digits, - and _ alone.")
+            raise ConfigError(f"a program in a sandbox cannot be named {name!r}: use only letters, digits, - and _.")
         return self.folder() / name
 
     def inside_directory(self, name: str, api_url: str) -> Inside:
@@ -87,7 +87,7 @@ class KeptSandbox(Sandbox):
         kind: str = "process",
         **more: Any,
     ) -> KeptProgram:
-        """Start a keeper that starts `argv`, for a program that `check_program` has passed. `more` goes into the keeper's job.
+        """Start a keeper that starts `argv`, for a program that `check_program` accepts. `more` is added to the keeper's job.
         Raises as `Sandbox.start`."""
         directory = self.directory(program.name)
         if directory.exists():
@@ -122,8 +122,8 @@ class KeptSandbox(Sandbox):
         return kept
 
     async def start_keeper(self, theirs: socket.socket, name: str) -> KeeperProcess:
-        """A process that leads its own group and does what it is told at this socket. `name`: for whoever lists processes."""
-        return subprocess.Popen(  # noqa: ASYNC220 - as of other children: a fork takes a millisecond
+        """Start a process that leads its own group and obeys this socket. `name`: shown in process lists."""
+        return subprocess.Popen(  # noqa: ASYNC220 - as for other children: a fork takes a millisecond
             [sys.executable, "-I", "-S", "-c", BOOT.format(str(PACKAGES)), str(theirs.fileno()), name],
             pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True,
             env={"PATH": os.environ.get("PATH", os.defpath)},
@@ -137,7 +137,7 @@ class KeptSandbox(Sandbox):
 
 
 class KeptProgram(RunningProgram):
-    """One keeper, and what it says."""
+    """One keeper and its reports."""
 
     def __init__(
         self,
@@ -160,7 +160,7 @@ class KeptProgram(RunningProgram):
         self._listening: asyncio.Task[None] | None = None
         self._writer: asyncio.StreamWriter | None = None
         for future in (self._started, self._ended):
-            future.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may want it
+            future.add_done_callback(lambda done: done.cancelled() or done.exception())  # it may never be awaited
 
     async def start(self, contents: Sequence[bytes]) -> None:
         ours, theirs = socket.socketpair()
@@ -188,7 +188,7 @@ class KeptProgram(RunningProgram):
             await self._end_keeper()
             raise SandboxError(
                 f"the keeper of a program did not end it within {bound_s:.0f} s, and was killed.",
-                remedy="The program may have stopped it: choose a sandbox with namespaces (bubblewrap, docker).",
+                remedy="The program may have stopped it: use a sandbox with namespaces (bubblewrap, docker).",
             ) from None
 
     async def stop(self) -> None:
@@ -206,19 +206,19 @@ class KeptProgram(RunningProgram):
                 future.set_exception(SandboxError("the sandbox was closed while a program ran in it."))
         if self._writer is not None:
             self._writer.write(CLOSE)
-            self._writer.close()  # the keeper ends its program, removes the directory, and ends
+            self._writer.close()  # the keeper ends its program, removes the directory, and exits
         if self._keeper is not None and self._keeper.returncode is None and not await self._has_gone(END_DEADLINE_S):
             await self._end_keeper()
         if self._listening is not None:
             self._listening.cancel()
-        await asyncio.to_thread(remove_tree, str(self._directory))  # where the keeper was killed
+        await asyncio.to_thread(remove_tree, str(self._directory))  # left if the keeper was killed
         self._forget(self)
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
         try:
             async for line in reader:
                 self._take(json.loads(line))
-        except (OSError, ValueError):  # a keeper that is killed resets the connection, or leaves half a line
+        except (OSError, ValueError):  # a killed keeper resets the connection, or leaves half a line
             pass
         for future in (self._started, self._ended):
             if not future.done():
@@ -239,7 +239,7 @@ class KeptProgram(RunningProgram):
             self._ended.set_exception(SandboxError(f"a sandbox was lost: {why}."))
 
     async def _end_keeper(self) -> None:
-        """And, where it is gone without having ended its program, what carries the program's mark."""
+        """End the keeper. If it is gone without having ended its program, also end processes with the program's mark."""
         if self._keeper is not None and not await self._has_gone(GUARD_S):
             os.killpg(self._keeper.pid, signal.SIGKILL)
             await self._has_gone(END_DEADLINE_S)
@@ -257,7 +257,7 @@ class KeptProgram(RunningProgram):
 
 
 def found_groups() -> dict[str, str]:
-    """`cgroups.parents`, and a line that says what holds the limits. Removes what killed runs left there."""
+    """Return `cgroups.parents`, print how limits are enforced, and remove what killed runs left there."""
     found = parents()
     sweep_groups(list(set(found.values())), lambda name: was_left(name, ROLE))
     held = " and ".join({"memory": "memory", "pids": "processes"}[one] for one in CONTROLLERS if one in found)
@@ -269,7 +269,7 @@ def found_groups() -> dict[str, str]:
 
 
 def end_marked(mark: str) -> None:
-    """Kill every process whose first environment has this mark: what a program started whose keeper was killed."""
+    """Kill every process whose initial environment has this mark: programs whose keeper was killed."""
     wanted = f"ATROPOS_SANDBOX={mark}".encode()
     while True:
         found = [
@@ -287,40 +287,40 @@ def end_marked(mark: str) -> None:
 
 
 def check_program(program: Program, networks: frozenset[Network]) -> None:
-    """Raises ConfigError for what no sandbox of ours starts."""
+    """Raises ConfigError for a program that no sandbox starts."""
     if program.network not in networks:
         raise ConfigError(
-            f'network = "{program.network}" cannot be held here: this sandbox gives '
+            f'network = "{program.network}" is not possible here: this sandbox gives '
             f"{' or '.join(sorted(networks)) or 'nothing before it is open'}.",
-            remedy='Use a sandbox with namespaces (bubblewrap, docker), or say network = "host": the program then reaches whatever '
-            "this machine reaches.",
+            remedy='Use a sandbox with namespaces (bubblewrap, docker), or set network = "host": the program can then reach '
+            "everything that this machine reaches.",
         )
     if program.network == "api":
         address(program.api_url)
     if not program.argv:
-        raise ConfigError("there is no program to start: its command is empty.")
+        raise ConfigError("the program's command is empty.")
     for name in (*program.files, *program.home_files):
         path = PurePosixPath(name)
         if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in name:
             raise ConfigError(
-                f"the file {name!r} would not lie in the program's own directory.", remedy="Give a relative path."
+                f"the file {name!r} would not be in the program's own directory.", remedy="Give a relative path."
             )
     if own := [name for name in OWN if name in program.environment]:
         raise ConfigError(
-            f"{own[0]} of a program in a sandbox is the sandbox's own.", remedy=f"Take {own[0]} out of its environment."
+            f"{own[0]} of a program is set by the sandbox itself.", remedy=f"Remove {own[0]} from its environment."
         )
 
 
 def address(url: str) -> tuple[str, int]:
-    """Host and port that a URL of http means. Raises ConfigError."""
+    """Host and port of an http URL. Raises ConfigError."""
     parts = urlsplit(url)
     if parts.scheme != "http" or not parts.hostname:
-        raise ConfigError(f"the API's URL must be http://HOST:PORT/..., and is {url!r}.")
+        raise ConfigError(f"the API's URL must be http://HOST:PORT/..., not {url!r}.")
     return parts.hostname, parts.port or 80
 
 
 def basic_environment(program: Program, home: str, temporary: str) -> dict[str, str]:
-    """All that a program has: nothing of this process's own environment but PATH and the time zone."""
+    """The whole environment of a program: from this process's own it has only PATH and the time zone."""
     taken = {name: os.environ[name] for name in ("PATH", "TZ") if name in os.environ}
     return {"PATH": os.defpath, **taken, "LANG": "C.UTF-8", "HOME": home, "TMPDIR": temporary, **program.environment}
 

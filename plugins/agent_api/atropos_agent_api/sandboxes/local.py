@@ -1,4 +1,4 @@
-"""The sandbox `local`, which is used where none is named: bubblewrap where this machine permits it, else process, said aloud."""
+"""The sandbox `local`, the default: bubblewrap if this machine permits it, else process, with a warning."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class LocalSandbox(Sandbox):
             self._chosen = ProcessSandbox()
             await self._chosen.open()
             console.warn(
-                f"{error.args[0]} Programs run in sandbox process: limits hold, and they may read and write what you may, and reach "
-                f"the network. {error.remedy or ''}"
+                f"{error.args[0]} Programs run in sandbox process: limits are enforced, but programs may read and write what you may, "
+                f"and reach the network. {error.remedy or ''}"
             )
         self.networks = self._chosen.networks
 

@@ -1,7 +1,7 @@
-"""Episodes that programs elsewhere take: whoever asks for one gets the oldest that is offered, and reports its end.
+"""Episodes for programs elsewhere: a program that asks for one gets the oldest offered episode, and reports its end.
 
-A rollout begins once somebody is there to take it, so that waiting for a taker spends nothing of its deadline. Each taker that
-asks lets in one rollout; what that one offers goes to whoever has been asking for longest.
+A rollout begins only when a program is waiting to take it, so waiting costs nothing of its deadline. Each program that asks admits
+one rollout; the episode that it offers goes to the program that has waited longest.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from atropos_core import console
 from atropos_core.errors import DeadlineExceeded, SandboxError
 from atropos_core.sandboxes import Exit, Limit, Limits
 
-MOST_ENDED = 10_000  # episodes whose late reports are answered with why they ended
-SAY_AFTER_S = 60.0  # without anybody who takes an episode
+MOST_ENDED = 10_000  # episodes whose late reports are answered with the reason why they ended
+SAY_AFTER_S = 60.0  # warn after this time without a program that takes an episode
 
 
 @dataclass(frozen=True)
 class Report:
-    """What a taker says of an episode's end."""
+    """A program's report of an episode's end."""
 
     exit_code: int = 0
     output: bytes = b""
@@ -34,7 +34,7 @@ class Report:
     files: Mapping[PurePosixPath, bytes] = field(default_factory=dict)  # in its work directory
 
     def limit(self, limits: Limits) -> Limit | None:
-        """What it goes beyond; as much of it is kept as there may be."""
+        """The limit that the report exceeds. The part within the limit is kept."""
         if len(self.output) + len(self.errors) > limits.output_bytes:
             return "output"
         return "disk" if sum(map(len, self.files.values())) > limits.disk_bytes else None
@@ -42,7 +42,7 @@ class Report:
 
 @dataclass(eq=False)
 class Offer:
-    """One episode. `episode` is what its taker gets, as JSON; addresses in it begin with `url`."""
+    """One episode. `episode` is the JSON that the program gets; addresses in it begin with `url`."""
 
     id: str
     episode: Mapping[str, Any]
@@ -65,14 +65,14 @@ class Offer:
 
 @dataclass(eq=False)
 class _Taker:
-    """One request for an episode that is open."""
+    """One open request for an episode."""
 
     got: asyncio.Future[Offer | None]  # None: there will be none
     has_let_in: bool = False
 
 
 class Offers:
-    """Used on one event loop. `patience_s`: for somebody to ask, while episodes wait."""
+    """Used on one event loop. `patience_s`: how long episodes wait for a program to ask."""
 
     def __init__(self, patience_s: float) -> None:
         self.is_closed = False
@@ -81,14 +81,14 @@ class Offers:
         self._taken: dict[str, Offer] = {}
         self._ended: dict[str, str] = {}  # id: why
         self._takers: deque[_Taker] = deque()
-        self._rollouts: deque[asyncio.Future[None]] = deque()  # that wait to be let in
-        self._seen_at = 0.0  # when a taker was last there
+        self._rollouts: deque[asyncio.Future[None]] = deque()  # waiting to be admitted
+        self._seen_at = 0.0  # when a program last waited or worked
         self._said_at = 0.0
 
     # -- takers
 
     async def next(self, wait_s: float, gone: asyncio.Future[Any]) -> Offer | None:
-        """The next episode; None where there is none within `wait_s`, or the taker has `gone` meanwhile."""
+        """The next episode. None if there is none within `wait_s`, or the program has `gone` in the meantime."""
         taker = _Taker(asyncio.get_running_loop().create_future())
         self._seen()
         self._takers.append(taker)
@@ -103,7 +103,7 @@ class Offers:
         return None if taker.got.cancelled() else taker.got.result()
 
     def give_back(self, offer: Offer) -> None:
-        """Its taker has gone, and nothing of it was sent: it is the next one's."""
+        """Offer an episode again whose program went before any of it was sent."""
         if self._taken.pop(offer.id, None) is not None:
             assert offer.timer is not None, "it was taken"
             offer.timer.cancel()
@@ -112,15 +112,15 @@ class Offers:
             self._match()
 
     def taken(self, id: str) -> Offer:
-        """An episode that was taken and has not ended. Raises CallRefused."""
+        """The episode, if it was taken and has not ended. Raises CallRefused."""
         if (offer := self._taken.get(id)) is not None:
             return offer
         if id in self._ended:
             raise CallRefused(f"this episode has ended: {self._ended[id]}.", status=409, code="episode_ended")
-        raise CallRefused("there is no such episode.", status=404, code="no_such_episode")
+        raise CallRefused("this episode does not exist.", status=404, code="no_such_episode")
 
     def reported(self, offer: Offer, report: Report) -> Limit | None:
-        """Its taker says that it has ended. Returns the limit that the report goes beyond."""
+        """Record the end that the program reports. Returns the limit that the report exceeds."""
         self._seen()
         offer.report, limit = report, report.limit(offer.limits)
         self._forget(offer, "its end was reported")
@@ -130,11 +130,11 @@ class Offers:
     # -- rollouts
 
     def room(self, at_once: int) -> AbstractAsyncContextManager[object]:
-        """What a rollout holds while it runs: there are `at_once` of it, and each begins once a taker is there for it."""
+        """Room for `at_once` running rollouts. Each rollout begins when a program is waiting for it."""
         return _Room(self, asyncio.Semaphore(at_once))
 
     async def taker(self) -> None:
-        """Wait until somebody is there to take one more episode. Raises DeadlineExceeded."""
+        """Wait until a program can take one more episode. Raises DeadlineExceeded."""
         let_in: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._seen_at = self._seen_at or asyncio.get_running_loop().time()
         self._rollouts.append(let_in)
@@ -146,8 +146,8 @@ class Offers:
                 self._rollouts.remove(let_in)
 
     async def end_of(self, offer: Offer) -> Exit:
-        """Offer it, and wait for its end. Raises DeadlineExceeded where nobody takes it, SandboxError where there is to be no
-        further episode."""
+        """Offer the episode, and wait for its end. Raises DeadlineExceeded if no program takes it, SandboxError if there will be no
+        more episodes."""
         if offer.taken_at is None and offer not in self._offered and not offer.ended.done():
             self._offered.append(offer)
             self._match()
@@ -157,14 +157,14 @@ class Offers:
         return offer.ended.result()
 
     def withdraw(self, offer: Offer) -> None:
-        """It is over, whatever its taker says. May be called twice."""
+        """End the episode, whatever its program reports later. May be called twice."""
         if offer in self._offered:
             self._offered.remove(offer)
         self._forget(offer, "its run has ended it")
         offer.end(stopped=True)
 
     def close(self) -> None:
-        """There is no further episode: takers that wait learn it now, others when they ask. May be called twice."""
+        """Offer no more episodes. Waiting programs learn it now, others when they ask. May be called twice."""
         self.is_closed = True
         for taker in self._takers:
             if not taker.got.done():
@@ -191,7 +191,7 @@ class Offers:
         taker.got.set_result(offer)
 
     def _late(self, offer: Offer) -> None:
-        self._forget(offer, f"nobody reported its end within its wall time of {offer.limits.wall_time_s:g} s")
+        self._forget(offer, f"its end was not reported within its wall time of {offer.limits.wall_time_s:g} s")
         offer.end(limit="wall_time")
 
     def _forget(self, offer: Offer, why: str) -> None:
@@ -204,7 +204,7 @@ class Offers:
         self._seen_at = asyncio.get_running_loop().time()
 
     async def _patiently(self, what: asyncio.Future[Any]) -> None:
-        """Until it is there, or nobody has asked for so long. Says aloud that nobody does."""
+        """Wait for `what`, as long as programs ask for episodes. Warns if none does, and raises when the patience is over."""
         loop = asyncio.get_running_loop()
         while not what.done():
             if self._taken or self._takers:
@@ -213,16 +213,16 @@ class Offers:
             if quiet_s >= self._patience_s:
                 raise DeadlineExceeded(
                     f"no program has asked for an episode for {self._patience_s:g} s.",
-                    remedy="Start one that does (docs/agents.md), or wait for longer: sandbox.patience_s.",
+                    remedy="Start one that does (docs/agents.md), or wait longer: sandbox.patience_s.",
                 )
             if quiet_s >= SAY_AFTER_S and loop.time() - self._said_at >= SAY_AFTER_S:
                 self._said_at = loop.time()
-                console.warn(f"episodes wait, and no program has asked for one for {quiet_s:.0f} s.")
+                console.warn(f"episodes are waiting, but no program has asked for one for {quiet_s:.0f} s.")
             await asyncio.wait({what}, timeout=min(SAY_AFTER_S, self._patience_s - quiet_s))
 
 
 class _Room(AbstractAsyncContextManager[object]):
-    """Used by any number of rollouts at once, as a semaphore is."""
+    """Like a semaphore, used by any number of rollouts at once."""
 
     def __init__(self, offers: Offers, slots: asyncio.Semaphore) -> None:
         self._offers = offers

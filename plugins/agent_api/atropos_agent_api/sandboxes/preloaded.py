@@ -1,7 +1,7 @@
-"""The sandbox `process` for one function of Python, which a process imports once: each keeper is a fork of it.
+"""The sandbox `process` for one Python function that a process imports once; each keeper is a fork of that process.
 
-An episode then begins in hundredths of a second, whatever the function's modules take to import. What it holds is what
-`process` holds: a keeper, the limits, directories of its own, and the user's rights.
+So an episode begins in hundredths of a second, whatever the function's modules take to import. It protects as `process` does: a
+keeper, the limits, separate directories, and the user's rights.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from atropos_core.errors import ConfigError, SandboxError
 from atropos_core.processes.child import tail_of_log
 
 IMPORT_DEADLINE_S = 300.0
-ANSWER_DEADLINE_S = 30.0  # of a fork
+ANSWER_DEADLINE_S = 30.0  # for a fork
 
 
 class PreloadedSandbox(ProcessSandbox):
-    """`where` and `name`: of the function, a module or the path of a file. `here`: is on its sys.path."""
+    """`where` and `name`: the function's module or file, and its name. `here`: a folder on its sys.path."""
 
     def __init__(self, where: str, name: str, here: Path, log: Path) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class PreloadedSandbox(ProcessSandbox):
         self._forking = asyncio.Lock()
 
     async def open(self) -> None:
-        """Import the function. Raises ConfigError with what that raises."""
+        """Import the function. Raises ConfigError with the import's error."""
         await super().open()
         await self._begin()
 
@@ -57,7 +57,7 @@ class PreloadedSandbox(ProcessSandbox):
         self._end()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs, self._log.open("ab") as log:
-            self._process = subprocess.Popen(  # noqa: ASYNC220 - as of other children: a fork takes a millisecond
+            self._process = subprocess.Popen(  # noqa: ASYNC220 - as for other children: a fork takes a millisecond
                 [sys.executable, "-m", "atropos_agent_api.sandboxes.preloader", str(theirs.fileno()), *self._function],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
@@ -73,8 +73,8 @@ class PreloadedSandbox(ProcessSandbox):
             raise ConfigError(f"the function {':'.join(self._function)!r} could not be imported: {said['error']}")
         if "threads" in said:
             console.warn(
-                f"importing {':'.join(self._function)!r} started threads ({said['threads']}), of which a fork has none: what they "
-                "do is not done in an episode, and what waits for them waits for ever. Start them in the function, or use command."
+                f"importing {':'.join(self._function)!r} started threads ({said['threads']}), which a fork does not have: their work "
+                "is not done in an episode, and code that waits for them waits forever. Start them in the function, or use command."
             )
         ours.settimeout(ANSWER_DEADLINE_S)
 
@@ -113,7 +113,7 @@ class PreloadedSandbox(ProcessSandbox):
 
 
 class ForkedKeeper:
-    """A keeper that is no child of ours."""
+    """A keeper that is not a child of this process."""
 
     def __init__(self, pid: int, descriptor: int) -> None:
         self.pid = pid
@@ -121,7 +121,7 @@ class ForkedKeeper:
         self._descriptor = descriptor  # of pidfd_open: readable once it has ended
 
     def poll(self) -> int | None:
-        """0 once it has ended: by which code, only its parent learns."""
+        """0 once it has ended; only its parent learns the real code."""
         if self.returncode is None and select.select([self._descriptor], [], [], 0)[0]:
             os.close(self._descriptor)
             self.returncode = 0

@@ -1,5 +1,5 @@
-"""The process that imports an agent's function once and forks keepers: `python -m ... DESCRIPTOR WHERE NAME`, started by
-`preloaded.py` alone. It ends when its supervisor hangs up or dies; its keepers have sockets of their own.
+"""The process that imports an agent's function once and forks keepers: `python -m ... DESCRIPTOR WHERE NAME`. Only `preloaded.py`
+starts it. It ends when its supervisor hangs up or dies; its keepers have their own sockets.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 class FunctionKeeper(Keeper):
-    """Its program is the function, in a fork of this process."""
+    """A keeper whose program is the function, in a fork of this process."""
 
     function: Callable[[dict[str, Any]], Any]
 
     def execute(self, argv: list[str], environment: dict[str, str]) -> None:
-        """Never returns."""
-        os.closerange(3, 1 << 16)  # one of them tells the keeper by its end that the program has begun
+        """Run the function; never returns."""
+        os.closerange(3, 1 << 16)  # closing one of them tells the keeper that the program has begun
         os.environ.clear()
         os.environ.update(environment)
         for stream in (sys.stdout, sys.stderr):
@@ -40,7 +40,7 @@ class FunctionKeeper(Keeper):
             run(self.function)
         except SystemExit as error:
             code = error.code if isinstance(error.code, int) else int(error.code is not None)
-        except BaseException:  # noqa: BLE001 - the plugin boundary: what ends a program
+        except BaseException:  # noqa: BLE001 - the plugin boundary: errors that end a program
             traceback.print_exc()
             code = 1
         try:
@@ -55,10 +55,10 @@ def main() -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(
             _PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0
-        )  # what a killed keeper leaves comes here, to be ended
+        )  # so that processes of a killed keeper become children of this one, to be ended
     try:
-        FunctionKeeper.function = staticmethod(load(*sys.argv[2:4]))  # no method
-    except BaseException as error:  # noqa: BLE001 - the plugin boundary: whatever importing it raises
+        FunctionKeeper.function = staticmethod(load(*sys.argv[2:4]))  # not a method
+    except BaseException as error:  # noqa: BLE001 - the plugin boundary: errors of the import
         traceback.print_exc()
         control.send(json.dumps({"error": f"{type(error).__name__}: {error}"[:4000]}).encode())
         return
@@ -96,14 +96,14 @@ def _become_keeper(control: socket.socket, descriptor: int) -> NoReturn:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         keep(socket.socket(fileno=descriptor), FunctionKeeper)
-    except BaseException:  # noqa: BLE001 - this process must not go on as a second preloader
+    except BaseException:  # noqa: BLE001 - this process must not continue as a second preloader
         traceback.print_exc()
     finally:
         os._exit(0)
 
 
 def _take_in(keepers: set[int]) -> None:
-    """Keepers that have ended; and what one left that was killed is killed as well."""
+    """Wait for keepers that have ended, and kill what a killed keeper left."""
     while True:
         try:
             pid, _ = os.waitpid(-1, os.WNOHANG)
@@ -114,7 +114,7 @@ def _take_in(keepers: set[int]) -> None:
         keepers.discard(pid)
     for one in descendants():
         if one.parent == os.getpid() and one.pid not in keepers:
-            os.kill(one.pid, signal.SIGKILL)  # our own child, not waited for: the number is its own
+            os.kill(one.pid, signal.SIGKILL)  # our own child, not waited for, so the number is its own
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""The sandbox `process`: a session, limits and directories of its own, and the user's rights.
+"""The sandbox `process`: a separate session, limits and separate directories, with the user's rights.
 
-It holds a program that is careless: what it starts ends with it, and what it uses is bounded. It does not hold one that wants
-out: it may read and write what its user may, reach the network, and signal its user's other processes.
+It contains a careless program: what it starts ends with it, and its use of resources is limited. It does not contain a hostile one:
+such a program may read and write what its user may, reach the network, and signal the user's other processes.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ class ProcessSandbox(KeptSandbox):
     async def open(self) -> None:
         if sys.platform != "linux":
             console.warn(
-                "sandbox process: on this system a program that leaves its process group and its parent is not found, and outlives "
-                "its episode. Linux has what it takes to find it."
+                "sandbox process: on this system, a program that leaves its process group and its parent is not found, and outlives "
+                "its episode. On Linux it is found."
             )
 
     def inside(self, name: str, api_url: str, network: Network) -> Inside:

@@ -1,6 +1,6 @@
-"""Directories that a program which is not trusted writes: measured, copied and removed, whatever it made of them.
+"""Measure, copy and remove directories that an untrusted program wrote, whatever it did to them.
 
-Links are never followed, nothing is read from pipes or devices, and no depth ends in an error. Only the standard library.
+Links are never followed, nothing is read from pipes or devices, and no depth causes an error. Only the standard library.
 """
 
 from __future__ import annotations
@@ -8,15 +8,15 @@ from __future__ import annotations
 import os
 import stat
 
-ENTRY_BYTES = 512  # that each name counts at least: a disk also runs out of these
+ENTRY_BYTES = 512  # counted for each name: a disk can also run out of names
 
 
 class TooMuch(Exception):
-    """More than was allowed."""
+    """More than is allowed."""
 
 
 def size_bytes(directory: str, bound: int) -> int:
-    """What a tree takes on the disk; stops above `bound`. One whose paths are too long for the system is above it."""
+    """The disk space of a tree; stops above `bound`. A tree with paths too long for the system counts as above it."""
     total, seen, waiting = 0, set(), [directory]
     while waiting:
         try:
@@ -62,14 +62,14 @@ def copy_tree(source: str, target: str, bound: int) -> None:
 
 
 def remove_tree(directory: str) -> None:
-    """Remove a folder with all that is in it, however deep and whatever its permissions. A folder inside is first moved beside
-    `directory`: no path grows long. Does nothing where there is none."""
+    """Remove a folder with its contents, however deep and whatever its permissions. Each inner folder is first moved next to
+    `directory`, so that paths stay short. Does nothing if the folder does not exist."""
     moved, waiting = 0, [directory]
     while waiting:
         here = waiting.pop()
         for entry in _entries(here):
             if entry.is_dir(follow_symlinks=False):
-                os.chmod(entry.path, 0o700)  # a folder that may not be written cannot be moved
+                os.chmod(entry.path, 0o700)  # a folder without write permission cannot be moved
                 moved += 1
                 waiting.append(f"{directory}.{moved}")
                 os.rename(entry.path, waiting[-1])
@@ -82,7 +82,7 @@ def remove_tree(directory: str) -> None:
 
 
 def write_file(directory: str, name: str, content: bytes) -> None:
-    """A new file at a relative path, with the folders above it."""
+    """Write a new file at a relative path, and the folders above it."""
     path = os.path.join(directory, name)
     os.makedirs(os.path.dirname(path), exist_ok=True)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
@@ -91,7 +91,7 @@ def write_file(directory: str, name: str, content: bytes) -> None:
 
 
 def _entries(directory: str) -> list[os.DirEntry[str]]:
-    """Of a folder; none where it is gone. One that its maker has closed is opened."""
+    """The entries of a folder; none if it is gone. If its maker removed the permissions, they are set again."""
     try:
         with os.scandir(directory) as found:
             return list(found)

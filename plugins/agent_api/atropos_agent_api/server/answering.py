@@ -1,8 +1,7 @@
-"""One call over HTTP: read, answered by its session, written as JSON or as events.
+"""One call over HTTP: read it, let its session answer, and write the answer as JSON or as events.
 
-A turn is recorded before a byte of it leaves. Until it is there, a client that streams gets comments, so that nothing
-between it and us takes the connection for dead; the status is 200 from the first of them on, and an error after it is an
-event.
+A turn is recorded before any byte of it is sent. Until then, a streaming client gets comments, so that proxies do not consider
+the connection dead. From the first comment on the status is 200, and a later error is an event.
 """
 
 from __future__ import annotations
@@ -22,18 +21,18 @@ from atropos_core.guards.apart import apart
 from atropos_http_server.answers import Headers, send_whole
 from atropos_http_server.connection import SCOPE_KEY, Connection
 
-LONG_TOKENS = 2_000  # of an answer that is written apart from the event loop
+LONG_TOKENS = 2_000  # an answer of this size is written outside the event loop
 KEEP_ALIVE = b": keep-alive\n\n"
 JSON = (b"content-type", b"application/json")
 EVENTS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
 DO_NOT_RETRY = (
     b"x-should-retry",
     b"false",
-)  # clients send what got 409 or 500 again by themselves: it would end the same
+)  # clients repeat calls that got 409 or 500, but the result would be the same
 
 
 async def answer_whole(scope: Scope, send: Send, dialect: Dialect, request: Request, session: Session) -> None:
-    """Raises CallRefused before anything was sent."""
+    """Answer in one piece. Raises CallRefused before anything was sent."""
     answer = await _answered(session, request)
     headers: Headers = [JSON, (dialect.request_id, answer.id.encode())]
     body = await _written(answer, lambda: orjson.dumps(request.body(answer)))
@@ -44,7 +43,7 @@ async def answer_whole(scope: Scope, send: Send, dialect: Dialect, request: Requ
 async def answer_in_events(
     scope: Scope, send: Send, dialect: Dialect, request: Request, session: Session, keep_alive_s: float
 ) -> None:
-    """Raises CallRefused before anything was sent."""
+    """Answer as events. Raises CallRefused before anything was sent."""
     answering = asyncio.ensure_future(_answered(session, request))
     has_begun = False
     try:
@@ -56,7 +55,7 @@ async def answer_in_events(
                 has_begun = True
                 await send({"type": "http.response.body", "body": KEEP_ALIVE, "more_body": True})
     finally:
-        answering.cancel()  # of no effect once it is done
+        answering.cancel()  # has no effect once it is done
     if not has_begun:
         answer = answering.result()
         data = await _written(answer, lambda: b"".join(request.events(answer)))
@@ -84,7 +83,7 @@ async def _answered(session: Session, request: Request) -> Answer:
         return await session.answer(request.call)
     except CallRefused:
         raise
-    except Exception as error:  # an engine's or a renderer's: the agent gets an answer, we the trace
+    except Exception as error:  # an engine's or a renderer's: the agent gets an answer, and the log the traceback
         console.warn(f"a call of session {session.name!r} failed:\n{traceback.format_exc()}")
         raise CallRefused(
             f"the call failed: {type(error).__name__}; the run's output has more.", status=500, code="call_failed"

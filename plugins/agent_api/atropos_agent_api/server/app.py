@@ -1,7 +1,7 @@
-"""The ASGI application: which call of which session a request is.
+"""The ASGI application: it finds the session and the call of a request.
 
-A session is found by its path and key (`/s/<session>/v1/...`) or by its key alone (`/v1/...`). Plain ASGI: a framework's
-share would be most of what a call costs here.
+A session is found by its path and key (`/s/<session>/v1/...`) or only by its key (`/v1/...`). Plain ASGI, because a framework
+would take most of a call's time here.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ MODELS = "/v1/models"
 
 
 class AgentApi:
-    """`model` is the name that /v1/models gives; an agent may use any. `episodes`: for programs that take them."""
+    """`model` is the name that /v1/models returns; an agent may use any. `episodes`: for programs that take them."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class AgentApi:
                 await send_whole(send, 200, counted, [JSON])
             elif dialect is None:
                 raise CallRefused(
-                    f"there is no {path[:100]!r} here. There are {', '.join([*CALLS, COUNT, MODELS])}, each also after /s/<session>.",
+                    f"no call has the address {path[:100]!r}. Use {', '.join([*CALLS, COUNT, MODELS])}, each also after /s/<session>.",
                     status=404,
                     code="unknown_url",
                 )
@@ -103,7 +103,7 @@ class AgentApi:
         return self._sessions.find(id, key_of(scope))
 
     def _models(self, path: str) -> dict[str, Any]:
-        """In OpenAI's form and Anthropic's at once."""
+        """The list of models, in OpenAI's form and Anthropic's at once."""
         model = {
             "id": self._model, "object": "model", "created": 0, "owned_by": "atropos",
             "type": "model", "display_name": self._model, "created_at": "1970-01-01T00:00:00Z",
@@ -114,7 +114,7 @@ class AgentApi:
 
 
 async def refuse_early(scope: Scope, send: Send, status: int, error: AtroposError, headers: Headers = ()) -> None:
-    """What is refused before the application is called, in the form of the API that was called: a `Refuse`."""
+    """A `Refuse`: answer a request that is refused before the application is called, in the form of the API that it used."""
     refused = CallRefused(str(error), status=status, code=type(error).__name__)
     dialect = CALLS.get(_split(scope["path"])[1]) or _dialect_of(scope)
     body = orjson.dumps(dialect.error(refused))
@@ -122,7 +122,7 @@ async def refuse_early(scope: Scope, send: Send, status: int, error: AtroposErro
 
 
 def _split(path: str) -> tuple[str | None, str]:
-    """The session in an address, and what is called there."""
+    """The session in an address, and the path after it."""
     if not path.startswith("/s/"):
         return None, path
     id, slash, rest = path[3:].partition("/")
@@ -130,6 +130,6 @@ def _split(path: str) -> tuple[str | None, str]:
 
 
 def _dialect_of(scope: Scope) -> Dialect:
-    """In whose form an error is written where the address is of no call."""
+    """The dialect in which to write an error if the address is not that of a call."""
     is_anthropic = scope["path"].endswith(COUNT) or header(scope, b"anthropic-version") is not None
     return MESSAGES if is_anthropic else CHAT

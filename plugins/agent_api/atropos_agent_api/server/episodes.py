@@ -1,4 +1,4 @@
-"""Episodes for programs that somebody starts themselves: `POST /episodes/next` takes one, `POST /episodes/<id>/end` reports its end."""
+"""Episodes for programs that the user starts: `POST /episodes/next` takes one, `POST /episodes/<id>/end` reports its end."""
 
 from __future__ import annotations
 
@@ -26,29 +26,29 @@ from atropos_http_server.connection import HOST, SCOPE_KEY, Connection
 EPISODES = "/episodes/"
 WAIT_S, MOST_WAIT_S = 20, 60
 MOST_FILES = 10_000
-MOST_REPORT_BYTES = 1 << 40  # the server's own bound is the lower one
+MOST_REPORT_BYTES = 1 << 40  # the server's own limit is lower
 DEEPEST = 64  # directories inside one another
-NEXT = Fields(read={"wait_s": f"seconds to wait for an episode, at most {MOST_WAIT_S}; {WAIT_S} where it is left out"})
+NEXT = Fields(read={"wait_s": f"seconds to wait for an episode, at most {MOST_WAIT_S}; default {WAIT_S}"})
 END = Fields(
     read={
-        "exit_code": "0 to 255: anything but 0 is a program that failed; 0 where it is left out",
-        "output": 'text, or any JSON value: with answer = "stdout" what the reward reads',
-        "errors": "text: what a program writes to its standard error",
+        "exit_code": "0 to 255, default 0: anything but 0 is a program that failed",
+        "output": 'text, or any JSON value: with answer = "stdout", the text that the reward reads',
+        "errors": "text: the program's standard error",
         "files": 'by path in the work directory that rewards see: text, or {"base64": "..."}',
     }
 )
 
 
 class Episodes:
-    """Plain ASGI. `token`: of whoever may take episodes."""
+    """Plain ASGI. `token`: the token of programs that may take episodes."""
 
     def __init__(self, offers: Offers, token: bytes) -> None:
         self._offers = offers
         self._token = token
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Raises CallRefused before anything was sent."""
-        given = key_of(scope, "the file that the run names when it begins has it")
+        """Answer one request. Raises CallRefused before anything was sent."""
+        given = key_of(scope, "it is in the file that the run names when it begins")
         if not compare_digest(given.encode(), self._token):
             raise CallRefused("the token is not this run's.", status=401, code="invalid_token")
         what = scope["path"].removeprefix(EPISODES)
@@ -61,7 +61,7 @@ class Episodes:
             await self._end(id, scope, receive, send)
         else:
             raise CallRefused(
-                f"there is no {scope['path'][:100]!r} here. There are {EPISODES}next and {EPISODES}<id>/end.",
+                f"no call has the address {scope['path'][:100]!r}. Use {EPISODES}next and {EPISODES}<id>/end.",
                 status=404,
                 code="unknown_url",
             )
@@ -81,7 +81,7 @@ class Episodes:
         elif offer is not None:
             await send_whole(send, 200, orjson.dumps(_at(offer, header(scope, b"host") or b"")), [JSON])
         elif self._offers.is_closed:
-            raise CallRefused("the run has ended: there is no further episode.", status=410, code="run_ended")
+            raise CallRefused("the run has ended: there are no more episodes.", status=410, code="run_ended")
         else:
             await send({"type": "http.response.start", "status": 204, "headers": []})
             await send({"type": "http.response.body", "body": b""})
@@ -89,7 +89,7 @@ class Episodes:
     async def _end(self, id: str, scope: Scope, receive: Receive, send: Send) -> None:
         offer = self._offers.taken(id)
         report = await read(scope, receive, report_of, may_be_empty=True, most_bytes=MOST_REPORT_BYTES)
-        self._offers.taken(id)  # it may have ended meanwhile
+        self._offers.taken(id)  # it may have ended in the meantime
         limit = self._offers.reported(offer, report)
         await send_whole(send, 200, orjson.dumps({"id": id, "limit": limit}), [JSON])
 
@@ -100,7 +100,7 @@ def _wait_of(given: Mapping[str, Any]) -> int | None:
 
 
 def report_of(given: Mapping[str, Any]) -> Report:
-    """Raises CallRefused for what is no report."""
+    """Read a report. Raises CallRefused if it is not one."""
     END.check(given)
     output, errors, files = given.get("output"), given.get("errors"), given.get("files")
     return Report(
@@ -115,7 +115,7 @@ def _output(value: Any) -> bytes:
     try:
         return value.encode() if isinstance(value, str) else orjson.dumps(value)
     except orjson.JSONEncodeError as error:
-        raise wrong("output", f"a value that can be written down: {error}") from None
+        raise wrong("output", f"a value that can be written as JSON: {error}") from None
 
 
 def _files(given: Mapping[str, Any]) -> dict[PurePosixPath, bytes]:
@@ -139,7 +139,7 @@ def _path(name: str) -> PurePosixPath:
         or len(name.encode()) > 2048
     ):
         raise CallRefused(
-            f"the file {shown(name)} does not lie in the work directory: give a relative path.",
+            f"the file {shown(name)} is not in the work directory: give a relative path.",
             field="files",
             code="invalid_path",
         )
@@ -158,7 +158,7 @@ def _content(value: Any, where: str) -> bytes:
 
 
 def _at(offer: Offer, host: bytes) -> dict[str, Any]:
-    """What its taker gets: addresses as the taker reached us, whatever stands between."""
+    """The JSON for the program. Addresses in it are those by which the program reached us, also through a proxy."""
     episode = {"id": offer.id, **offer.episode}
     if HOST.fullmatch(host):
         there = urlsplit(offer.url)._replace(netloc=host.decode()).geturl()
@@ -168,6 +168,6 @@ def _at(offer: Offer, host: bytes) -> dict[str, Any]:
 
 
 async def _gone(receive: Receive) -> None:
-    """Until the client goes away."""
+    """Wait until the client goes away."""
     while (await receive())["type"] != "http.disconnect":
         pass

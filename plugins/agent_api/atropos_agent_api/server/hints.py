@@ -1,4 +1,4 @@
-"""What clients say in headers about where a call comes from. Hints: whoever sends them may say anything, or nothing."""
+"""Headers in which clients say where a call comes from. They are only hints: a client may say anything, or nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The server for environments that bring a client of their own: a session for each of their episodes."""
+"""The server for environments that have their own client: a session for each of their episodes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class ServedPolicies:
     """A `PolicyServer`."""
 
     def __init__(self, server: RunningServer, sessions: Sessions, formats: ModelFormats, context: int) -> None:
-        """`context`: tokens of a prompt and its reply together; 0 is not known."""
+        """`context`: the most tokens of a prompt and its reply together; 0 if unknown."""
         self._server = server
         self._sessions = sessions
         self._formats = formats

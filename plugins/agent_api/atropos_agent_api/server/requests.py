@@ -1,4 +1,4 @@
-"""What every call has: a method, a key, a body of JSON."""
+"""The common parts of every call: a method, a key, a JSON body."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from atropos_http_server.answers import header
 from atropos_http_server.body_limits import SHARE_KEY, Share
 
 BEARER = b"bearer "
-CALL_BYTES = 8_000_000  # of the body of a call; reports of episodes bring files, and may have more
+CALL_BYTES = 8_000_000  # of the body of a call; reports of episodes contain files, and may be larger
 MOST_VALUES = 100_000  # texts, objects and lists in a body: a conversation of 5,000 messages has some 50,000
-MOST_NUMBERS = 1_000_000  # separators: a prompt may come as ids
-MOST_DEPTH = 120  # values in values; schemas and arguments may go DEEPEST deep inside their calls
+MOST_NUMBERS = 1_000_000  # separators, since a prompt may be a list of ids
+MOST_DEPTH = 120  # nesting of a body; schemas and arguments may be DEEPEST deep inside their calls
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
-_STEPS = bytes({91: 1, 123: 1, 93: 255, 125: 255}.get(one, 0) for one in range(256))  # into a value, and out of it
+_STEPS = bytes({91: 1, 123: 1, 93: 255, 125: 255}.get(one, 0) for one in range(256))  # +1 into a value, -1 out of it
 _NO_STEPS = bytes(one for one in range(256) if not _STEPS[one])
 
 T = TypeVar("T")
@@ -36,11 +36,11 @@ async def read(
     most_bytes: int = CALL_BYTES,
 ) -> T:
     """Read the body, which `Limits` passes on whole, with `reader`. A long body is read outside the event loop. Raises CallRefused
-    for a body that is not a JSON object or that has too much in it, and what `reader` raises."""
+    for a body that is not a JSON object or that contains too much, and what `reader` raises."""
     body = (await receive()).get("body", b"")
     if len(body) > most_bytes:
         raise CallRefused(
-            f"the body of this call has {len(body) / 1e6:.1f} MB, and it may have {most_bytes / 1e6:g}: send less.",
+            f"the body of this call has {len(body) / 1e6:.1f} MB, but at most {most_bytes / 1e6:g} are allowed: send less.",
             status=413,
             code="request_too_large",
         )
@@ -56,7 +56,7 @@ async def read(
 
 
 def object_of(body: bytes) -> dict[str, Any]:
-    """Raises CallRefused. Nothing is made of a body with too many values, or too deep ones: that takes longest."""
+    """Parse the body. Raises CallRefused. A body with too many or too deep values is refused before parsing, which takes longest."""
     check_size(body)
     try:
         value = orjson.loads(body)
@@ -69,7 +69,7 @@ def object_of(body: bytes) -> dict[str, Any]:
 
 def check_size(body: bytes) -> None:
     """Raises CallRefused for more values than a conversation has, or deeper ones."""
-    # each text has a quote that is not escaped, and at most two: so these are more than MOST_VALUES texts
+    # each text has at least one quote that is not escaped, and at most two: so these are more than MOST_VALUES texts
     if body.count(b'"') - body.count(b'\\"') > 2 * MOST_VALUES:
         raise _too_much(f"more than {MOST_VALUES:,} texts")
     bare, texts = _STRING.subn(b"", body)
@@ -79,22 +79,22 @@ def check_size(body: bytes) -> None:
     if bare.count(b",") > MOST_NUMBERS:
         raise _too_much(f"more than {MOST_NUMBERS:,} values")
     if len(steps) and int(np.cumsum(steps, dtype=np.int32).max()) > MOST_DEPTH:
-        raise _too_much(f"values in values, more than {MOST_DEPTH} deep")
+        raise _too_much(f"values nested more than {MOST_DEPTH} deep")
 
 
 def _too_much(what: str) -> CallRefused:
     return CallRefused(f"the body has {what}: send a shorter or flatter one.", code="invalid_json")
 
 
-def key_of(scope: Scope, where: str = "the agent's environment has it") -> str:
-    """The key of a request. Raises CallRefused; `where` says where one is to be had."""
+def key_of(scope: Scope, where: str = "it is in the agent's environment") -> str:
+    """The key of a request. Raises CallRefused, with `where` to find the key."""
     given = header(scope, b"x-api-key") or b""
     authorization = header(scope, b"authorization") or b""
     if authorization[: len(BEARER)].lower() == BEARER:
         given = authorization[len(BEARER) :].strip()
     if not given:
         raise CallRefused(
-            f"there is no key. Send `Authorization: Bearer KEY` or `x-api-key: KEY`: {where}.",
+            f"the request has no key. Send `Authorization: Bearer KEY` or `x-api-key: KEY`: {where}.",
             status=401,
             code="missing_api_key",
         )
@@ -103,4 +103,4 @@ def key_of(scope: Scope, where: str = "the agent's environment has it") -> str:
 
 def only(scope: Scope, method: str) -> None:
     if scope["method"] != method:
-        raise CallRefused(f"this is called with {method}.", status=405, code="method_not_allowed")
+        raise CallRefused(f"use {method} here.", status=405, code="method_not_allowed")

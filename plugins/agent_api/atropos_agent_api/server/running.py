@@ -11,11 +11,11 @@ from atropos_http_server.gate import Gate
 from atropos_http_server.server import ListenOptions, RunningServer, serve_in_loop
 
 BODY_BYTES = 32_000_000
-IN_FLIGHT_BYTES = 512_000_000  # of all bodies that are read at once, JSON at eight times its bytes
-REQUEST_S = 60.0  # in which a request must have arrived, and some of an answer be read
+IN_FLIGHT_BYTES = 512_000_000  # of all bodies that are being read, with JSON counted at eight times its bytes
+REQUEST_S = 60.0  # for a request to arrive, and for the client to read some of an answer
 CONNECTIONS = 2048
-KEPT_ALIVE_S = 600  # a connection between two calls: an agent may run a tool for long
-GRACE_S = 2  # for the answers that are under way at the end
+KEPT_ALIVE_S = 600  # a connection between two calls, since an agent may run a tool for long
+GRACE_S = 2  # for unfinished answers at the end
 
 
 async def open_agent_server(
@@ -32,7 +32,7 @@ async def open_agent_server(
     grace_s: int = GRACE_S,
 ) -> RunningServer:
     """Let agents call `sessions` over HTTP: a session is at `url + "/s/" + session.id`. `keep_alive_s`: between two comments of a
-    stream that waits; `episodes`: for programs that take them. Raises ConfigError where nothing can listen at that address."""
+    waiting stream; `episodes`: for programs that take them. Raises ConfigError if the address cannot be used."""
     refusals = Refusals(refuse_early)
     app = Limits(
         AgentApi(sessions, model, keep_alive_s=keep_alive_s, episodes=episodes),

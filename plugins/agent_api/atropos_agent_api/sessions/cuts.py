@@ -1,5 +1,5 @@
-"""Where a reply ends for its call, though the policy sampled on: after one tool call where only one may be; what is shown of one
-that ends at a stop text."""
+"""Cut a reply before the end of what was sampled: after one tool call if only one is allowed, and before a stop text in what the
+agent sees."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Parse = Callable[[Tokens], Awaitable[Message]]
 
 
 async def end_after_one_call(tokens: Tokens, parse: Parse) -> int:
-    """How many tokens make the first call whole; all of them where there is at most one."""
+    """The number of tokens up to the end of the first call; all tokens if there is at most one call."""
     if len((await parse(tokens)).get("tool_calls") or ()) < 2:
         return len(tokens)
 
@@ -23,7 +23,7 @@ async def end_after_one_call(tokens: Tokens, parse: Parse) -> int:
 
 
 def without_stop(message: Message, stop: str) -> Message:
-    """The message as it stands before the stop text."""
+    """The message up to the stop text."""
     shown = dict(message)
     for name in ("reasoning_content", "content", "text"):
         if stop and stop in (said := str(shown.get(name) or "")):

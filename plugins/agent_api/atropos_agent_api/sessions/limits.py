@@ -1,4 +1,4 @@
-"""What a call may not have: what the run decides, and bounds of the session and of the model."""
+"""Limits of a call: the run's decisions, and bounds of the session and of the model."""
 
 from __future__ import annotations
 
@@ -13,50 +13,50 @@ from atropos_core.guards.apart import characters
 from atropos_core.types import Sampling
 
 MOST_CHARACTERS = 2_000_000  # of a prompt: each may be a token
-TOKEN_CHARACTERS = 48  # a token's average in no prompt of any use; VALUE of a message's own count as well
+TOKEN_CHARACTERS = (
+    48  # useful prompts have fewer characters per token on average; VALUE of a message's own count as well
+)
 
 
 def check_call(call: Call) -> None:
-    """Raises CallRefused for a call that nothing can answer."""
+    """Raises CallRefused for a call that cannot be answered."""
     if not call.messages and (call.prompt is None or not len(call.prompt)):
         what = "prompt" if call.dialect == "completions" else "messages"
         raise CallRefused(f"{what} is empty: there is nothing to answer.", field=what)
     if call.n < 1:
-        raise CallRefused(f"n is {call.n}, and an answer has at least one choice.", field="n")
+        raise CallRefused(f"n is {call.n}, but an answer has at least one choice.", field="n")
     if call.max_tokens is not None and call.max_tokens < 1:
-        raise CallRefused(f"max_tokens is {call.max_tokens}, and an answer has at least one.", field="max_tokens")
+        raise CallRefused(f"max_tokens is {call.max_tokens}, but an answer has at least one.", field="max_tokens")
 
 
 def overruled(call: Call, run: Sampling) -> Mapping[str, Any]:
-    """What the call wants that is not the run's own, and what of it the model does not see."""
+    """The call's sampling that differs from the run's, and the parts of the call that the model does not see."""
     differing = {name: value for name, value in call.sampling.items() if value != getattr(run, name, None)}
     return {**differing, **dict.fromkeys(call.left_out, "left out")}
 
 
 def check_sampling(call: Call, run: Sampling, options: SessionOptions) -> None:
-    """Raises CallRefused where the session does not overrule what is not the run's own."""
+    """Raises CallRefused if such differences may not be overruled."""
     if options.client_sampling == "overrule":
         return
     for name, wanted in overruled(call, run).items():
-        why = f"{name} is {wanted}, and this run samples with {getattr(run, name, 'its own')}"
+        why = f"{name} is {wanted}, but this run samples with {getattr(run, name, 'its own')}"
         raise CallRefused(
-            f"{f'{name} is not there for the model' if name in call.left_out else why}: leave it out, or have the run "
-            'overrule what calls want (sampling = "overrule").',
+            f"{f'{name} is not passed to the model' if name in call.left_out else why}: leave it out, or have the run "
+            'overrule what calls ask for (sampling = "overrule").',
             field=name.partition(":")[0],
             code="unsupported_parameter",
         )
 
 
 def check_calls(answered: int, options: SessionOptions) -> None:
-    """Raises CallRefused where the session has no call left."""
+    """Raises CallRefused if the session has no call left."""
     if options.max_calls and answered >= options.max_calls:
-        raise CallRefused(
-            f"this session may have {options.max_calls} calls, and had them.", status=403, code="call_limit"
-        )
+        raise CallRefused(f"this session has used all of its {options.max_calls} calls.", status=403, code="call_limit")
 
 
 def check_requests(arrived: int, options: SessionOptions) -> None:
-    """Raises CallRefused if too many requests came that were not answered calls. `arrived`: the number of requests of any kind."""
+    """Raises CallRefused if there were too many requests besides answered calls. `arrived`: the number of requests of any kind."""
     if options.max_calls and arrived > 2 * options.max_calls:
         raise CallRefused(
             f"this session has sent more than {2 * options.max_calls} requests: it may have {options.max_calls} calls, and as many "
@@ -67,8 +67,8 @@ def check_requests(arrived: int, options: SessionOptions) -> None:
 
 
 def check_length(call: Call, options: SessionOptions) -> None:
-    """Raises CallRefused for a prompt with so many characters that it cannot fit into the context, or more than any call may have,
-    before it is rendered."""
+    """Raises CallRefused, before rendering, for a prompt with more characters than fit into the context, or than any call may
+    have."""
     if not isinstance(call.prompt, str | None):
         return
     given = (call.messages, call.tools, call.prompt)
@@ -86,19 +86,19 @@ def check_length(call: Call, options: SessionOptions) -> None:
 
 
 class TokenBudget:
-    """The tokens that a session may sample, 0 for any number. What a call may sample at most is taken before it samples, and
-    what it did not sample is given back after it: calls at once cannot pass the limit together. A call that fails may have
-    sampled all of it, and gives nothing back."""
+    """The tokens that a session may sample; 0 for any number. A call takes its largest possible number before it samples, and
+    returns the rest afterwards, so calls at once cannot exceed the limit together. A call that fails returns nothing, since it may
+    have sampled all of them."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._taken = 0
-        self._calls = 0  # that have taken some and not given back yet
+        self._calls = 0  # that have taken tokens and not yet returned the rest
         self._changed = asyncio.Event()
 
     async def take(self, n: int, wanted: int) -> int:
-        """Return how many tokens each of `n` replies may have, up to `wanted`. If too few are left, wait for the calls under way, which
-        may give some back, and only then return less. Raises CallRefused if not even one is left for each."""
+        """Return how many tokens each of `n` replies may have, up to `wanted`. If too few are left, wait for calls under way, which
+        may return some, and only then return less. Raises CallRefused if there is not one token for each."""
         while self._most:
             left = (self._most - self._taken) // n
             if left >= wanted or (not self._calls and left > 0):
@@ -112,19 +112,19 @@ class TokenBudget:
                     code="token_limit",
                 )
             self._changed.clear()
-            await self._changed.wait()  # a call under way ends at its own deadline, if not before
+            await self._changed.wait()  # at the latest, a call ends at its own deadline
         self._taken += n * wanted
         self._calls += 1
         return wanted
 
     def give_back(self, tokens: int) -> None:
-        """End a call, and return the tokens that it took and did not sample."""
+        """End a call, and return the tokens that it took but did not sample."""
         self._taken -= tokens
         self._calls -= 1
         self._changed.set()
 
     def close(self) -> None:
-        """End the waiting of all calls, because the session has ended."""
+        """Stop the waiting of all calls, because the session has ended."""
         self._most = 0
         self._changed.set()
 
@@ -139,7 +139,7 @@ def bounded(call: Call, prompt_tokens: int, run: Sampling, options: SessionOptio
         bounds.append(options.context_tokens - prompt_tokens)
         if bounds[-1] < 1:
             raise CallRefused(
-                f"the prompt has {prompt_tokens} tokens, and the model's context is {options.context_tokens}.",
+                f"the prompt has {prompt_tokens} tokens, but the model's context is {options.context_tokens}.",
                 field="messages" if call.prompt is None else "prompt",
                 code="context_length_exceeded",
             )

@@ -1,4 +1,4 @@
-"""What a call is sampled from: the stored ids that it continues, and those that are rendered after them."""
+"""The prompt of a call: the stored ids that it continues, and the ids that are rendered after them."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ NOTHING: Tokens = np.zeros(0, np.int32)
 
 @dataclass(frozen=True)
 class Prompt:
-    """`opening` are those of `added` at its end with which the reply begins, where a tool must be called."""
+    """`opening` are the last ids of `added`, with which the reply must begin if it has to call a tool."""
 
     parent: Reply | None  # the reply whose history is extended
     beginning: Beginning
-    messages: tuple[Message, ...]  # that come after the parent's
-    units: int  # messages in all
+    messages: tuple[Message, ...]  # after the parent's
+    units: int  # number of all messages
     position: bytes
     history: Tokens  # stored ids
     added: Tokens  # ids after those
@@ -38,7 +38,7 @@ class Prompt:
 
 
 class PromptBuilder:
-    """Finds what a call continues in the tree, and has the format render the rest. Changes nothing."""
+    """Finds what a call continues in the tree, and lets the format render the rest. Changes nothing."""
 
     def __init__(self, format: ChatFormat, tree: TokenTree, history: Literal["as_sampled", "as_sent"]) -> None:
         self._format = format
@@ -46,13 +46,13 @@ class PromptBuilder:
         self._history = history
 
     async def prompt(self, call: Call) -> Prompt:
-        """Raises CallRefused for what cannot be rendered."""
+        """The prompt of a call. Raises CallRefused if it cannot be rendered."""
         field = "messages" if call.prompt is None else "prompt"
         try:
             return await (self._of_messages(call) if call.prompt is None else self._of_text(call.prompt))
         except UnicodeEncodeError as error:
             raise CallRefused(
-                f"{field} holds {error.object[error.start]!a}, half of a surrogate pair, which nothing can write down.",
+                f"{field} contains {error.object[error.start]!a}, half of a surrogate pair, which cannot be encoded.",
                 field=field,
             ) from None
         except DataError as error:
@@ -75,7 +75,7 @@ class PromptBuilder:
         )
 
     async def _continued(self, match: Match, units: tuple[Unit, ...], call: Call) -> tuple[Tokens, Tokens, Match]:
-        """The stored ids that are extended, what comes after them, and whose they are."""
+        """The stored ids that are extended, the ids after them, and the match they belong to."""
         parent = match.parent
         if parent is not None and self._history == "as_sampled":
             before, remainder = parent.history, _with_stored_ids(match, units)
@@ -92,7 +92,7 @@ class PromptBuilder:
         return NOTHING, rendered, Match(None, match.beginning if parent is None else "rewritten", units)
 
     async def _of_text(self, prompt: str | Tokens) -> Prompt:
-        """A prompt of text continues the longest stored text that it begins with; one of ids, the longest stored ids."""
+        """A text continues the longest stored text that it begins with; ids continue the longest stored ids."""
         if isinstance(prompt, str):
             parent, before = self._tree.match_text(prompt)
             added = await self._format.encode(prompt[before:])
@@ -119,13 +119,13 @@ class PromptBuilder:
         name = call.tool_choice.removeprefix("tool:") if call.tool_choice != "required" else None
         names = {tool["function"]["name"] for tool in call.tools}
         if not names or (name is not None and name not in names):
-            raise CallRefused(f"tool_choice is {call.tool_choice!r}, and no such tool is given.", field="tool_choice")
-        # what calls of all have in common, those of the first and the last in order have: their texts begin alike
+            raise CallRefused(f"tool_choice is {call.tool_choice!r}, but that tool is not given.", field="tool_choice")
+        # the first and the last name in order share the beginning that all of them share
         opening = await opening_of(self._format, [name] if name is not None else sorted({min(names), max(names)}))
         if opening is None:
             raise CallRefused(
                 f"tool_choice {call.tool_choice!r} cannot be kept: the format {self._format.name!r} of this model has no "
-                'beginning of a call that could be given to it. Use "auto".',
+                'fixed beginning of a call to start the reply with. Use "auto".',
                 field="tool_choice",
                 code="unsupported_parameter",
             )
@@ -138,8 +138,8 @@ def _units(call: Call) -> tuple[tuple[Unit, ...], list[bytes]]:
 
 
 def _with_stored_ids(match: Match, units: tuple[Unit, ...]) -> list[Message]:
-    """The messages that come after the parent's, with the call ids that were sampled in place of those that the client has
-    for them: some formats write them down."""
+    """The messages after the parent's, with the call ids that were sampled instead of the client's: some formats write them
+    out."""
     stored: dict[str, str] = {}
     for reply in match.parent.chain if match.parent is not None else ():
         stored |= zip(call_ids(units[reply.turn.units].message), call_ids(reply.message), strict=False)

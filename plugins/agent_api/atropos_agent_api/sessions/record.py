@@ -1,4 +1,4 @@
-"""What is recorded of an episode: its calls, what became of every token, and its metrics."""
+"""The record of an episode: its calls, the fate of every token, and its metrics."""
 
 from __future__ import annotations
 
@@ -14,45 +14,45 @@ from atropos_core.types import Message, Metrics, Rollout
 
 @dataclass(frozen=True)
 class CallRecord:
-    """One call that was answered, or that sampled for a client that had gone."""
+    """One call that was answered, or that sampled although its client had gone."""
 
     id: str
-    dialect: Dialect  # the API that it came by
+    dialect: Dialect  # the API that it used
     parent: str  # the id of the call whose answer it continues; "" for none
     beginning: Beginning
     is_trained: bool
     is_side: bool  # it is outside the task
     is_delivered: bool
     is_orphan: bool
-    prompt_tokens: int  # those that were rendered for it, after its parent's
+    prompt_tokens: int  # rendered for this call, after its parent's tokens
     sampled_tokens: int
     finish: str  # of its last choice
-    is_cut: bool  # by a bound below the run's: of the call, the model's context or the session
+    is_cut: bool  # by a bound below the run's: the call's, the model's context or the session's
     hints: Mapping[str, str]
-    overruled: Mapping[str, Any]  # sampling that the client wanted otherwise
+    overruled: Mapping[str, Any]  # sampling that the client asked for and did not get
 
 
 @dataclass(frozen=True)
 class SessionRecord:
-    """What an episode was. `messages` is the conversation that was answered last, of those that are trained."""
+    """The record of an episode. `messages` is the trained conversation that was answered last."""
 
     account: Account
     calls: tuple[CallRecord, ...]  # in the order in which they began
     messages: tuple[Message, ...]
     finish: str  # of the last reply of `messages`
     metrics: Metrics
-    side: str = ""  # what the first call that is outside the task shows of itself; "" for none
+    side: str = ""  # the beginning of the first call outside the task; "" for none
     ends_aside: bool = False  # `messages` is a conversation outside the task
-    shows_task: bool = True  # False: no conversation shows the task's prompt, so that none can be called the task's
+    shows_task: bool = True  # False: no conversation shows the task's prompt, so it is unknown which one is the task's
 
     @property
     def rollouts(self) -> tuple[Rollout, ...]:
-        """Empty where nothing that is trained was sampled."""
+        """Empty if nothing was sampled that is trained."""
         return self.account.rollouts
 
     def as_json(self) -> dict[str, Any]:
-        """For people and for audits: every call, and what became of every token. Those of rollouts are in the run's own
-        records; those that were dropped are here."""
+        """For people and for audits: every call, and the fate of every token. The run's own records have the rollouts' tokens;
+        those that were dropped are here."""
         return {
             "metrics": self.metrics,
             "calls": [asdict(call) for call in self.calls],
@@ -84,7 +84,7 @@ def call_records(turns: Sequence[Turn]) -> tuple[CallRecord, ...]:
 
 
 def metrics_of(account: Account, calls: Sequence[CallRecord], *, refused: int, failed: int) -> Metrics:
-    """`delivered_share`: of the sampled tokens, those that are trained."""
+    """`delivered_share`: the share of the sampled tokens that is trained."""
     sampled, trained = sum(call.sampled_tokens for call in calls), account.count("trained")
     counts = {
         "calls": len(calls),

@@ -1,4 +1,4 @@
-"""From what was sampled for a call to the reply that is stored, and the choice that the agent is shown."""
+"""Turn what was sampled for a call into the reply that is stored, and the choice that the agent sees."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from atropos_core.rollouts.stop_texts import end_at_stop, first_tokens
 from atropos_core.seeds import derive
 from atropos_core.types import Completion, Message, Tokens
 
-TOKENS_AT_ONCE = 256  # whose texts are made before others have a turn
+TOKENS_AT_ONCE = 256  # token texts to make before other tasks get a turn
 
 
 async def reply_of(call: Call, turn: Turn, prompt: Prompt, sampled: Completion, format: ChatFormat, at: int) -> Reply:
-    """The reply number `at` of a turn: cut where the call ends it, its calls with ids that no other reply has."""
-    await asyncio.sleep(0)  # there may be many: others have a turn between two
+    """Reply number `at` of a turn: cut at the call's end, and with tool call ids that no other reply has."""
+    await asyncio.sleep(0)  # there may be many replies: let others run in between
     given = prompt.ids[: len(prompt.ids) - len(prompt.opening)]
 
     async def text_of(tokens: Tokens) -> str:
@@ -49,7 +49,7 @@ async def reply_of(call: Call, turn: Turn, prompt: Prompt, sampled: Completion, 
     if calls:
         message["tool_calls"] = [
             {"id": f"call_{derive(turn.seed, at, number):016x}", **one} for number, one in enumerate(calls)
-        ]  # a format that samples ids of its own keeps them: it writes them down again
+        ]  # a format that samples its own ids keeps them, because it writes them out again
     position = digest(turn.position, units_of([message])[0].key)
     text = None if call.prompt is None else await format.text(tokens)
     cut = sampled.tokens[len(tokens) :]
@@ -58,7 +58,7 @@ async def reply_of(call: Call, turn: Turn, prompt: Prompt, sampled: Completion, 
 
 
 async def choice_of(call: Call, reply: Reply, format: ChatFormat) -> Choice:
-    """What the agent is shown of a reply."""
+    """The choice that the agent sees of a reply."""
     kept = reply.completion
     texts: list[str] = []
     for at in range(len(kept.tokens)) if call.logprobs else ():

@@ -1,7 +1,7 @@
 """One episode of an agent: its calls, each answered by the policy and recorded before the answer is given.
 
-What is sampled is kept whatever becomes of the call: sampling is the session's own task, so that a client that goes away
-takes no half of a turn along.
+Samples are kept whatever happens to the call. Sampling is the session's own task, so a client that goes away cannot cut a turn in
+half.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ from atropos_core.types import Sampling
 
 
 class Session:
-    """Used concurrently on one event loop. What a call is sampled from, and with which seed, depends on its conversation
-    alone, and on how often the same one came before: not on which of two calls at once came first."""
+    """Used concurrently on one event loop. The prompt and seed of a call depend only on its conversation, and on how often the
+    same one came before. They do not depend on which of two simultaneous calls came first."""
 
     def __init__(
         self, policy: Policy, format: ChatFormat, options: SessionOptions, *, seed: int, name: str, prompt: str = ""
     ) -> None:
-        """`prompt`: the task's, by which calls outside the task are told; empty for none."""
+        """`prompt`: the task's, by which calls outside the task are recognised; empty for none."""
         self.id = secrets.token_urlsafe(18)
         self.key = f"sk-atropos-{secrets.token_urlsafe(24)}"
         self.name = name  # for people: the task's
-        self.ended = ""  # why, once it has
-        self.failure: AtroposError | None = None  # the first that the policy raised: a run may have to end with it
+        self.ended = ""  # the reason, once it has ended
+        self.failure: AtroposError | None = None  # the first error of the policy: it may have to end the run
         self._policy = policy
         self._format = format
         self._options = options
@@ -75,7 +75,7 @@ class Session:
         check_requests(self._requests, self._options)
 
     async def answer(self, call: Call) -> Answer:
-        """Raises CallRefused. Cancelled, it goes on sampling: what comes is recorded as an answer that nobody saw."""
+        """Answer a call. Raises CallRefused. If cancelled, sampling continues and is recorded as an undelivered answer."""
         try:
             turn, prompt, sampling = await self._begin(call)
         except CallRefused:
@@ -88,27 +88,29 @@ class Session:
             await asyncio.wait([task])
         except asyncio.CancelledError:
             turn.is_delivered = False
-            task.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody else looks
+            task.add_done_callback(
+                lambda done: done.cancelled() or done.exception()
+            )  # so that its error counts as seen
             raise
         if task.cancelled():
             raise self._refused_as_ended()
         return task.result()
 
     async def count(self, call: Call) -> int:
-        """How many tokens the prompt of this call has. Raises CallRefused."""
+        """The number of tokens in the prompt of this call. Raises CallRefused."""
         if self.ended:
             raise self._refused_as_ended()
         check_call(call)
         return len((await self._prompts.prompt(call)).ids)
 
     def not_delivered(self, answer_id: str) -> None:
-        """The client had gone before any of this answer was sent: an orphan, unless a later call continues it."""
+        """Record that the client was gone before the answer was sent: an orphan, unless a later call continues it."""
         for turn in self._tree.turns:
             if name_of(turn) == answer_id:
                 turn.is_delivered = False
 
     def end(self, reason: str) -> None:
-        """Calls in flight and later ones are refused with 409; nothing is recorded from here on. May be called twice."""
+        """End the session: calls in flight and later ones are refused with 409, and nothing more is recorded. May be called twice."""
         if not self.ended:
             self.ended = reason or "it was closed"
             for task in self._pending:
@@ -116,7 +118,7 @@ class Session:
             self._budget.close()
 
     def record(self) -> SessionRecord:
-        """Of all calls that were answered so far."""
+        """The record of all calls that were answered so far."""
         turns = [turn for turn in self._tree.turns if turn.replies]
         side = side_turns(turns, self._prompt)
         for turn in turns:
@@ -143,7 +145,7 @@ class Session:
         check_sampling(call, run, self._options)
         check_length(call, self._options)
         check_calls(self._calls, self._options)
-        self._calls += 1  # before anything is awaited, or many at once would pass the limit together
+        self._calls += 1  # before the first await, or simultaneous calls would exceed the limit together
         try:
             return await self._begun(call, run)
         except BaseException:
@@ -179,7 +181,7 @@ class Session:
         return turn, prompt, sampling
 
     async def _sample(self, call: Call, turn: Turn, prompt: Prompt, sampling: Sampling) -> Answer:
-        unused = 0  # if sampling fails, it may have sampled all of its tokens
+        unused = 0  # a failed call may have sampled all of its tokens
         try:
             completions = await sample_to_stop(
                 self._policy, prompt.ids, call.n, call.stop, sampling, turn.seed, self._format

@@ -1,4 +1,4 @@
-"""The sessions of a server: each by its path and its key, both of which nobody can guess."""
+"""The sessions of a server, found by path and key, which cannot be guessed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from atropos_agent_api.sessions.session import Session
 from atropos_agent_api.tokens.formats import ChatFormat
 from atropos_core.interfaces import Policy
 
-MOST_ENDED = 10_000  # sessions whose late calls are answered with 409; of older ones, 404
+MOST_ENDED = 10_000  # latest ended sessions whose calls are answered with 409; older ones get 404
 
 
 S = TypeVar("S", bound=Session)
@@ -23,29 +23,29 @@ class Sessions:
     def __init__(self) -> None:
         self._open: dict[str, Session] = {}
         self._by_key: dict[str, str] = {}
-        self._ended: dict[str, tuple[str, str]] = {}  # id: key and why, in the order in which they ended
+        self._ended: dict[str, tuple[str, str]] = {}  # id: key and reason, in the order in which they ended
 
     def open(self, policy: Policy, format: ChatFormat, options: SessionOptions, *, seed: int, name: str) -> Session:
         return self.add(Session(policy, format, options, seed=seed, name=name))
 
     def add(self, session: S) -> S:
-        """Let it be called."""
+        """Make the session available to calls."""
         self._open[session.id] = session
         self._by_key[session.key] = session.id
         return session
 
     def find(self, id: str | None, key: str) -> Session:
-        """By path and key, or by key alone. Raises CallRefused: 401 for a key that is not this session's, 404 for a session
-        that never was, 409 for one that has ended."""
+        """Find a session by path and key, or only by key. Raises CallRefused: 401 for the wrong key, 404 for an unknown session,
+        409 for one that has ended."""
         known = id if id is not None else self._by_key.get(key)
         if known is None:
-            raise CallRefused("the key is that of no session.", status=401, code="invalid_api_key")
+            raise CallRefused("the key belongs to no session.", status=401, code="invalid_api_key")
         if (session := self._open.get(known)) is not None:
             if not compare_digest(session.key.encode(), key.encode()):
                 raise CallRefused("the key is not this session's.", status=401, code="invalid_api_key")
             return session
         if known not in self._ended:
-            raise CallRefused("there is no such session.", status=404, code="no_such_session")
+            raise CallRefused("this session does not exist.", status=404, code="no_such_session")
         owner, why = self._ended[known]
         if not compare_digest(owner.encode(), key.encode()):
             raise CallRefused("the key is not this session's.", status=401, code="invalid_api_key")

@@ -1,4 +1,4 @@
-"""What became of each token of an episode: trained, context or dropped, and why."""
+"""The fate of each token of an episode: trained, context or dropped, and the reason."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Fate = Literal["trained", "context", "dropped"]
 
 @dataclass(frozen=True)
 class Span:
-    """Tokens `[start, stop)` of rollout number `rollout` and why they are there. `turn` names the call that brought them."""
+    """Tokens `[start, stop)` of rollout number `rollout`, and the reason why they are there. `turn` names their call."""
 
     rollout: int
     start: int
@@ -28,7 +28,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Dropped:
-    """Sampled tokens that are in no rollout."""
+    """Sampled tokens that are not in a rollout."""
 
     turn: str
     why: str  # "orphan", "past a stop", "its call is not trained"
@@ -37,7 +37,7 @@ class Dropped:
 
 @dataclass(frozen=True)
 class Account:
-    """The branches of an episode as rollouts, and what became of every token."""
+    """The branches of an episode as rollouts, and the fate of every token."""
 
     rollouts: tuple[Rollout, ...]
     conversations: tuple[tuple[Message, ...], ...]  # of each rollout
@@ -53,7 +53,7 @@ class Account:
 
 
 def account_of(turns: Sequence[Turn]) -> Account:
-    """Each sampled token that is trained is trained in one rollout: the first branch that has it."""
+    """The account of these turns. A sampled token is trained only in the first branch that contains it."""
     trained_in: dict[Reply, int] = {}
     rollouts: list[Rollout] = []
     conversations: list[tuple[Message, ...]] = []
@@ -90,7 +90,7 @@ def account_of(turns: Sequence[Turn]) -> Account:
 
 
 def name_of(turn: Turn) -> str:
-    """Of a turn in a session: the id of its answer."""
+    """The name of a turn in a session: the id of its answer."""
     return f"{turn.seed:016x}"
 
 
@@ -107,7 +107,7 @@ def _fate(reply: Reply, trained_in: dict[Reply, int], rollout: int) -> tuple[Fat
 
 
 def _rollout(path: Sequence[Reply], spans: Sequence[Span]) -> Rollout:
-    """Tokens that another rollout trains are context here: not sampled, with neither logprob nor version."""
+    """Make a rollout. Tokens that another rollout trains are context here: not sampled, without logprob and version."""
     tokens = path[-1].history.astype(np.int32)
     trained = np.zeros(len(tokens), np.bool_)
     logprobs = np.zeros(len(tokens), np.float32)

@@ -1,8 +1,8 @@
-"""Whether two messages are the same one, though a client has sent it back in other words.
+"""Decide if two messages are the same, although a client changed one before sending it back.
 
-Clients reorder the keys of arguments, send them as an object or as text, rename call ids, leave out reasoning and the text
-beside calls, trim white space, split one reply in two messages and send "" for None. None of that makes another history of
-it; all else does.
+Clients reorder the keys of arguments, send them as an object or as text, rename call ids, leave out reasoning and the text next
+to calls, trim white space, split one reply into two messages and send "" for None. None of these changes the history. Any other
+change does.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _THINK = re.compile(r"\A\s*<think>(.*?)</think>", re.DOTALL)
 class Unit:
     """One message of a conversation, or several of the assistant's in a row, which are one reply."""
 
-    message: Message  # as it is rendered: content is text, arguments are objects where they are JSON
-    key: bytes  # equal where two messages are the same one, but for what `is_same_reply` compares
+    message: Message  # in the form for rendering: content is text, arguments are objects if they are JSON
+    key: bytes  # equal if two messages are the same, except for what `is_same_reply` compares
 
     @property
     def by_assistant(self) -> bool:
@@ -54,7 +54,7 @@ def units_of(messages: Sequence[Message]) -> list[Unit]:
 
 
 def plain_message(message: Message) -> dict[str, Any]:
-    """With content as text (never None or a list of parts) and arguments as objects where they are JSON."""
+    """The message with content as text (never None or a list of parts) and arguments as objects if they are JSON."""
     plain = {name: value for name, value in message.items() if value is not None}
     plain["content"] = _text(message.get("content"))
     if plain.get("role") != "assistant":
@@ -68,8 +68,8 @@ def plain_message(message: Message) -> dict[str, Any]:
 
 
 def is_same_reply(sent: Message, sampled: Message) -> bool:
-    """Of two of the assistant's with one key: whether the client sent the reasoning, and the text beside calls, that was
-    sampled, or none."""
+    """For two assistant messages with the same key: True if the reasoning, and the text next to calls, are as sampled or left
+    out."""
     (content, reasoning), (own_content, own_reasoning) = _content_and_reasoning(sent), _content_and_reasoning(sampled)
     has_text = not sent.get("tool_calls") or bool(content.strip())
     return (not reasoning.strip() or reasoning.split() == own_reasoning.split()) and (
@@ -78,12 +78,12 @@ def is_same_reply(sent: Message, sampled: Message) -> bool:
 
 
 def call_ids(message: Message) -> list[str]:
-    """Of the calls of one message of the assistant."""
+    """The call ids of one message of the assistant."""
     return [str(call.get("id") or "") for call in message.get("tool_calls") or ()]
 
 
 def digest(*parts: Any) -> bytes:
-    """Of bytes, or of what JSON can say; mappings are the same in any order."""
+    """A digest of bytes, or of JSON values; the order in a mapping does not matter."""
     hashed = hashlib.blake2b(digest_size=16)
     for part in parts:
         data = part if isinstance(part, bytes) else _written(part)
@@ -106,7 +106,7 @@ def _key(message: Message, numbers: dict[str, int]) -> bytes:
 
 
 def _content_and_reasoning(message: Message) -> tuple[str, str]:
-    """Some put the reasoning before the content, in <think> and </think>."""
+    """Content and reasoning. Some clients put the reasoning before the content, in <think> and </think>."""
     content, reasoning = str(message.get("content") or ""), str(message.get("reasoning_content") or "")
     if not reasoning and (found := _THINK.match(content)):
         return content[found.end() :], found[1]
@@ -135,7 +135,7 @@ def _read(arguments: Any) -> Any:
 
 
 def _canonical(value: Any) -> Any:
-    """JavaScript writes 1.0 as 1."""
+    """The value with whole floats as integers, since JavaScript writes 1.0 as 1."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, Mapping):
@@ -144,12 +144,12 @@ def _canonical(value: Any) -> Any:
 
 
 def _joined(said: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Messages of the assistant in a row as one."""
+    """Join consecutive messages of the assistant into one."""
     joined: dict[str, Any] = {}
     for one in said:
         joined.update(one)
     for name in AS_SAMPLED if len(said) > 1 else ():
-        joined.pop(name, None)  # of one of them
+        joined.pop(name, None)  # it belongs to only one of them
     joined["content"] = "".join(one["content"] for one in said)
     if calls := [call for one in said for call in one.get("tool_calls", ())]:
         joined["tool_calls"] = calls

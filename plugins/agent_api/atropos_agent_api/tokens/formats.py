@@ -1,6 +1,6 @@
-"""How messages become ids and sampled ids a message: what a format must do, and that of a model's own chat template.
+"""Formats turn messages into ids, and sampled ids into a message: the interface, and the model's own chat template.
 
-A format never encodes again what was sampled: `extend` gives only the ids that follow.
+A format never encodes again what was sampled: `extend` returns only the ids that follow.
 """
 
 from __future__ import annotations
@@ -21,41 +21,41 @@ Tools = Sequence[Mapping[str, Any]]
 
 
 class ChatFormat(Protocol):
-    """Messages have text as content and arguments as objects where they are JSON (`canonical.plain_message`)."""
+    """Messages have text as content, and arguments as objects if they are JSON (`canonical.plain_message`)."""
 
     name: str  # "template", or that of a renderer: "renderer qwen3"
 
     async def render(self, messages: Sequence[Message], tools: Tools) -> Tokens:
-        """Ids of a conversation, ready for the assistant's reply. Raises DataError where it cannot be rendered."""
+        """Ids of a conversation, ready for the assistant's reply. Raises DataError if it cannot be rendered."""
 
     async def extend(self, prompt: Tokens, sampled: Tokens, messages: Sequence[Message], tools: Tools) -> Tokens | None:
-        """The ids that follow `prompt` and `sampled` when `messages` come next, ready for a reply; None where this format
-        cannot extend it."""
+        """The ids that follow `prompt` and `sampled` when `messages` come next, ready for a reply. None if this format cannot
+        extend them."""
 
     async def parse(self, prompt: Tokens, sampled: Tokens, tools: Tools) -> Message:
-        """The assistant's message that was sampled after `prompt`, whatever the ids are."""
+        """The assistant's message that was sampled after `prompt`, for any ids."""
 
     async def text(self, ids: Tokens) -> str:
-        """What these ids say, without the tokens that frame a turn."""
+        """The text of these ids, without the tokens that frame a turn."""
 
     async def framed_text(self, ids: Tokens) -> str:
-        """With the tokens that frame a turn, so that `encode` makes the same of it. Raises DataError where there is no
+        """The text with the tokens that frame a turn, which `encode` turns back into the same ids. Raises DataError without a
         tokenizer."""
 
     async def encode(self, text: str) -> Tokens:
-        """Of a prompt that is no conversation. Raises DataError where there is no tokenizer."""
+        """The ids of a prompt that is not a conversation. Raises DataError without a tokenizer."""
 
     async def completing_ids(self, texts: Sequence[str]) -> Sequence[int]:
-        """Tokens that may be the last of one of these texts; none where there is no tokenizer."""
+        """Tokens that may be the last of one of these texts; none without a tokenizer."""
 
 
 async def text_of(tokenizer: ChatTokenizer, ids: Tokens) -> str:
-    """As `ChatFormat.text`. That of many ids is made apart from the event loop."""
+    """As `ChatFormat.text`. Many ids are decoded outside the event loop."""
     return await apart(tokenizer.decode, ids) if len(ids) > LONG else tokenizer.decode(ids)
 
 
 class TemplateFormat(ChatFormat):
-    """The model's own chat template, through the policy. A policy need not have a tokenizer; without one, text prompts are
+    """The model's own chat template, through the policy. A policy need not have a tokenizer. Without one, text prompts are
     refused, and the text of a reply is its content."""
 
     name = "template"
@@ -90,7 +90,7 @@ class TemplateFormat(ChatFormat):
 
     async def encode(self, text: str) -> Tokens:
         if self._tokenizer is None:
-            raise DataError("this policy has no tokenizer, so a prompt that is no conversation cannot be encoded.")
+            raise DataError("this policy has no tokenizer, so a prompt that is not a conversation cannot be encoded.")
         return await apart_if_long(text, self._tokenizer.encode, text)
 
     async def completing_ids(self, texts: Sequence[str]) -> Sequence[int]:

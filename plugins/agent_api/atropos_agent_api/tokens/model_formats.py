@@ -1,7 +1,7 @@
-"""Which format a model has: a renderer's where that renders what the model's own chat template does, else the template's.
+"""Choose a model's format: a renderer's if it renders as the model's own chat template does, else the template's.
 
-Names say little of this (a fine-tune keeps its model's name and brings another template), so renderers are tried on
-conversations, and one is used that gives the same ids for each of them.
+Names are no guide: a fine-tune keeps its model's name and brings another template. So each renderer is tried on conversations, and
+one is used if it gives the same ids for all of them.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ _SETTINGS: tuple[dict[str, Any], ...] = ({}, {"enable_thinking": False}, {"enabl
 
 
 class ModelFormats:
-    """The format of one model directory. `choice`: "auto", "template", or the name of a renderer. `today`: as
-    ChatTokenizer has it. Raises ConfigError."""
+    """The format of one model directory. `choice`: "auto", "template", or the name of a renderer. `today`: as in
+    ChatTokenizer. Raises ConfigError."""
 
     def __init__(self, model: Path, choice: str = "auto", today: str = "") -> None:
         self.tokenizer = ChatTokenizer(model, today)
@@ -73,24 +73,24 @@ class ModelFormats:
             self._renderer = RendererFormat(choice, self.tokenizer)
 
     async def of(self, policy: Policy) -> ChatFormat:
-        """For one rollout's policy. One that renders otherwise than this model's tokenizer (a scripted one) speaks for
-        itself."""
+        """The format for one rollout's policy. A policy that renders differently from this model's tokenizer (a scripted one) uses
+        its own rendering."""
         probe = [{"role": "user", "content": "."}]
         try:
             same = np.array_equal(await policy.render(probe), self.tokenizer.render(probe))
         except (ConfigError, DataError):
-            same = self._renderer is not None  # a model without a template, which a renderer was chosen for
+            same = self._renderer is not None  # a model without a template, for which a renderer was chosen
         if not same:
             return TemplateFormat(policy, None)
         return self._renderer or TemplateFormat(policy, self.tokenizer)
 
 
 def renderer_like_template(tokenizer: ChatTokenizer) -> RendererFormat | None:
-    """The first that renders PROBES as the model's chat template does, token for token."""
+    """The first renderer that renders PROBES as the model's chat template does, token for token."""
     try:
         expected = [tokenizer.render(messages, tools) for messages, tools in PROBES]
     except (ConfigError, DataError):
-        return None  # the template knows no tools, or there is none
+        return None  # the template does not support tools, or there is none
     for name in (name for name in renderer_names() if name not in FETCHES):
         for settings in _SETTINGS:
             try:

@@ -1,6 +1,6 @@
-"""The ids with which a call of a tool begins in a model's format: given to the model, they make it call one.
+"""The ids with which a tool call begins in a model's format. A reply that starts with them must continue as a call.
 
-They are what renderings of different calls have in common, so no format needs to be known for it.
+They are the common part of renderings of different calls, so nothing about the format needs to be known.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ _ARGUMENTS: tuple[dict[str, int], ...] = (
     {},
     {"x": 1},
     {"y": 2},
-)  # of which calls have no more in common than their beginning
+)  # calls with these share nothing but their beginning
 
 
 async def opening_of(format: ChatFormat, names: Sequence[str]) -> Tokens | None:
-    """Of a call of any of these tools. None where the format has no beginning that says there will be a call."""
+    """The beginning of a call of any of these tools. None if the format has no beginning that is specific to calls."""
     empty = {"type": "object", "properties": {}}
     tools = [
         {"type": "function", "function": {"name": name, "description": "", "parameters": empty}} for name in names
-    ]  # a schema says nothing of how a call begins
+    ]  # a schema does not affect how a call begins
     try:
         start = await format.render([_QUESTION], tools)
         calls = [await format.render([_QUESTION, _call(name, some)], tools) for name in names for some in _ARGUMENTS]
@@ -35,7 +35,7 @@ async def opening_of(format: ChatFormat, names: Sequence[str]) -> Tokens | None:
         ]
         framing = _common(
             [ids[::-1] for ids in (*calls, *texts)]
-        )  # after a reply: the end of its turn, the next one's start
+        )  # after a reply: the end of its turn, and the start of the next one
         opening = await _after(format, start, calls[0][: _common(calls)])
         if opening is None or _common(calls) <= max(_common([calls[0], text]) for text in texts):
             return None
@@ -53,8 +53,8 @@ async def _calls(format: ChatFormat, start: Tokens, reply: Tokens, tools: Tools)
 
 
 async def _after(format: ChatFormat, start: Tokens, ids: Tokens) -> Tokens | None:
-    """What comes in `ids` after `start`. Where a token of theirs reaches over its end, the text that comes after its text;
-    None where they begin otherwise."""
+    """The part of `ids` after `start`. If a token crosses the end of `start`, the text after it is encoded again. None if `ids`
+    begin differently."""
     if _common([start, ids]) == len(start):
         return ids[len(start) :] if len(ids) > len(start) else None
     before, said = await format.framed_text(start), await format.framed_text(ids)
@@ -67,7 +67,7 @@ def _call(name: str, arguments: object) -> Message:
 
 
 def _common(all_ids: Sequence[Tokens]) -> int:
-    """How many ids at their beginning are the same."""
+    """The number of equal ids at the beginning."""
     size = min(map(len, all_ids))
     differing = np.any(np.stack([ids[:size] for ids in all_ids]) != all_ids[0][:size], axis=0)
     return int(differing.argmax()) if differing.any() else size

@@ -1,4 +1,4 @@
-"""The formats of some twenty model families, as the package `renderers` has them."""
+"""The formats of some twenty model families, from the package `renderers`."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from atropos_core.types import Message, Tokens
 if TYPE_CHECKING:
     from renderers import ParsedResponse, Renderer
 
-# What a renderer raises on messages or ids that it cannot take.
+# Errors of a renderer for messages or ids that it cannot use.
 FAULTS = (ValueError, TypeError, LookupError, AttributeError, AssertionError, RuntimeError)
-FETCHES = frozenset({"gpt-oss"})  # its package loads a vocabulary of its own from the network
+FETCHES = frozenset({"gpt-oss"})  # its package loads its own vocabulary from the network
 
 
 class RendererFormat(ChatFormat):
-    """One renderer over the model's tokenizer. Raises ConfigError where that has not the family's special tokens."""
+    """One renderer with the model's tokenizer. Raises ConfigError if the tokenizer lacks the family's special tokens."""
 
     def __init__(self, name: str, tokenizer: ChatTokenizer, **settings: Any) -> None:
         self.name = f"renderer {name}"
-        self.unparsed = 0  # replies that the renderer could not read: their text is the content
+        self.unparsed = 0  # replies that the renderer could not read; their text became the content
         self._tokenizer = tokenizer
         self._renderer = _renderer(name, tokenizer, settings)
         self._ends = np.array(self._renderer.get_stop_token_ids(), np.int32)
@@ -58,7 +58,7 @@ class RendererFormat(ChatFormat):
                 before, after, self._tokenizer.marked(messages), tools=self._tokenizer.marked(tools) or None
             )
         except FAULTS:
-            return None  # then all is rendered, and what is wrong with these messages is said there
+            return None  # everything is then rendered, which reports what is wrong with these messages
         if bridged is None or bridged.token_ids[: len(before) + len(after)] != before + after:
             return None
         return np.asarray(bridged.token_ids[len(before) + len(after) :], np.int32)
@@ -77,7 +77,7 @@ class RendererFormat(ChatFormat):
         return message
 
     def _since_last_turn(self, prompt: Tokens) -> list[int]:
-        """All that a renderer reads of a prompt: how the reply's turn begins. The rest would be copied at each turn."""
+        """The only part of a prompt that a renderer reads: how the reply's turn begins. The rest would be copied at each turn."""
         ends = np.flatnonzero(np.isin(prompt, self._ends))
         ids: list[int] = prompt[ends[-1] if len(ends) else 0 :].tolist()
         return ids
@@ -96,7 +96,7 @@ class RendererFormat(ChatFormat):
 
 
 def renderer_names() -> list[str]:
-    """All that there are."""
+    """The names of all renderers."""
     from renderers import base
 
     base._populate_registry()
@@ -108,7 +108,7 @@ def _renderer(name: str, tokenizer: ChatTokenizer, settings: dict[str, Any]) -> 
 
     if name not in renderer_names():
         raise ConfigError(
-            f"there is no format {name!r}.", remedy=f"There are auto, template, {', '.join(renderer_names())}."
+            f"unknown format {name!r}.", remedy=f"Choose one of: auto, template, {', '.join(renderer_names())}."
         )
     try:
         config = type(config_from_name(name))(thinking_retention="all", **settings)
@@ -121,7 +121,7 @@ def _renderer(name: str, tokenizer: ChatTokenizer, settings: dict[str, Any]) -> 
 
 
 class _Tokenizer:
-    """Our tokenizer as renderers see one."""
+    """Our tokenizer with the interface that renderers expect."""
 
     def __init__(self, tokenizer: ChatTokenizer) -> None:
         self.name_or_path = tokenizer.directory.name
@@ -139,7 +139,7 @@ class _Tokenizer:
         return self._tokenizer.decode(np.asarray(ids, np.int32).reshape(-1), keep_special=not skip_special_tokens)
 
     def convert_tokens_to_ids(self, tokens: Any) -> Any:
-        """Of special tokens; None for any other that is not one token."""
+        """The id of a special token; None for any other token."""
         if not isinstance(tokens, str):
             return [self.convert_tokens_to_ids(token) for token in tokens]
         if tokens not in self._known:
@@ -149,7 +149,7 @@ class _Tokenizer:
 
 
 def _message(parsed: ParsedResponse) -> dict[str, Any]:
-    """A call that could not be read stays in the content, as it was sampled."""
+    """The message. A call that could not be read stays in the content, as sampled."""
     from renderers import ToolCallParseStatus as Status
 
     read = (Status.OK, Status.UNKNOWN_TOOL)

@@ -1,7 +1,7 @@
-"""The tree of all that was sampled in an episode: which stored ids a request continues.
+"""The tree of everything that was sampled in an episode: it finds the stored ids that a request continues.
 
-A turn is one call; its replies are what was sampled for it. A reply's history is the ids of its chain of turns up to the
-root: those that were rendered and those that were sampled, as they were. docs/agent-tokens.md has the rules, with pictures.
+A turn is one call; its replies are what was sampled for it. A reply's history is the ids of its chain of turns up to the root:
+rendered and sampled, unchanged. docs/agent-tokens.md has the rules, with pictures.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from atropos_core.types import Completion, Message, Tokens
 Beginning = Literal[
     "new",  # a conversation in which the assistant has said nothing yet
     "extended",  # it continues what was sampled
-    "edited",  # the assistant has said in it what was not sampled there: an edit, other tools, a compaction
-    "rewritten",  # the format renders what was sampled otherwise, so that there is nothing to extend
+    "edited",  # it has assistant messages that were not sampled there: an edit, other tools, a compaction
+    "rewritten",  # the format renders what was sampled differently, so there is nothing to extend
 ]
 
 
@@ -29,10 +29,10 @@ class Reply:
     """One continuation that was sampled for a turn."""
 
     turn: Turn
-    message: Message  # what the agent was shown, and the reasoning
-    position: bytes  # the digest of the conversation up to and with this reply
-    completion: Completion  # of what is kept: tokens past a stop are not in it
-    cut: Tokens  # what was sampled past a stop, and is not shown
+    message: Message  # what the agent saw, and the reasoning
+    position: bytes  # the digest of the conversation up to and including this reply
+    completion: Completion  # the kept part, without tokens past a stop
+    cut: Tokens  # sampled past a stop, and not shown
     stop: str = ""  # the stop text that ended it
     text: str | None = None  # its text, if the prompt was not a conversation
     children: list[Turn] = field(default_factory=list)
@@ -44,7 +44,7 @@ class Reply:
 
     @property
     def chain(self) -> list[Reply]:
-        """From the root to this reply."""
+        """The replies from the root to this one."""
         chain = [self]
         while (parent := chain[-1].turn.parent) is not None:
             chain.append(parent)
@@ -58,17 +58,17 @@ class Reply:
 
 @dataclass(eq=False)
 class Turn:
-    """One call. `units` is how many messages its request had, after splits were joined."""
+    """One call. `units` is the number of messages in its request, after split ones were joined."""
 
-    seed: int  # of its sampling: names it in the session
+    seed: int  # of its sampling; it names the turn in the session
     dialect: Dialect
     parent: Reply | None  # the reply that it continues
-    beginning: Beginning  # why it continues that one, or none
-    messages: tuple[Message, ...]  # that are not in the parent's conversation
+    beginning: Beginning  # the reason why it continues that one, or none
+    messages: tuple[Message, ...]  # not in the parent's conversation
     units: int
     position: bytes  # the digest of the conversation that was sent
     added: Tokens  # ids that were rendered after the parent's
-    tools: tuple[str, ...]  # the names of those that it offers, sorted
+    tools: tuple[str, ...]  # sorted names of the tools that it offers
     is_trained: bool
     is_cut: bool  # it may have fewer tokens than the run's bound
     hints: Mapping[str, str]
@@ -81,7 +81,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Match:
-    """What a request continues. `remainder` comes after the parent's reply."""
+    """The reply that a request continues. `remainder` comes after the parent's reply."""
 
     parent: Reply | None
     beginning: Beginning
@@ -89,19 +89,19 @@ class Match:
 
 
 class TokenTree:
-    """Replies by the conversation that they end, and turns in the order in which they were begun."""
+    """Replies by the conversation that they end, and turns in the order in which they began."""
 
     def __init__(self) -> None:
         self.turns: list[Turn] = []
         self._replies: dict[bytes, list[Reply]] = {}
-        self._texts: list[Turn] = []  # whose prompts were plain text, and continue no reply
+        self._texts: list[Turn] = []  # with plain text as prompts, continuing no reply
 
     def match(self, units: Sequence[Unit], positions: Sequence[bytes]) -> Match:
-        """The longest conversation that ends in a reply and is repeated by a request; `positions` are of its units, with
-        that before the first one ahead."""
+        """The longest conversation that ends in a reply and is repeated by a request. `positions` are those of its units, preceded
+        by the position before the first one."""
         size = max(
             (at for at, unit in enumerate(units, 1) if unit.by_assistant), default=0
-        )  # a reply is the last that it says
+        )  # a reply is the last unit of the assistant
         if 0 < size < len(units):
             seen: dict[Reply, bool] = {}
             echoed = [reply for reply in self._replies.get(positions[size], ()) if _is_echoed(reply, units, seen)]
@@ -131,8 +131,8 @@ class TokenTree:
         return self._longest(end, len(prompt))
 
     def _longest(self, end: Callable[[Reply, int], int], size: int) -> tuple[Reply | None, int]:
-        """The last reply of the longest chain that a prompt of `size` repeats, and where it ends; the prompt must continue after it.
-        `end(reply, start)`: where the reply ends in the prompt if it begins at `start`, or 0 if it does not."""
+        """The last reply of the longest chain that a prompt of `size` repeats, and the place of its end; the prompt must continue
+        after it. `end(reply, start)`: the place at which a reply that begins at `start` ends in the prompt, or 0 if it does not match."""
         found: tuple[Reply | None, int] = (None, 0)
         waiting = [(turn, 0) for turn in self._texts]
         while waiting:
@@ -150,11 +150,11 @@ class TokenTree:
         self.turns.append(turn)
 
     def remove(self, turn: Turn) -> None:
-        """A turn of which nothing was sampled."""
+        """Remove a turn of which nothing was sampled."""
         self.turns.remove(turn)
 
     def add(self, turn: Turn, replies: Sequence[Reply]) -> None:
-        """What was sampled for a turn. From here on it can be continued."""
+        """Add what was sampled for a turn. From now on it can be continued."""
         turn.replies = list(replies)
         if turn.parent is not None:
             turn.parent.children.append(turn)
@@ -174,8 +174,8 @@ def positions_of(units: Sequence[Unit], tools: Sequence[Mapping[str, Any]]) -> l
 
 
 def paths(turns: Sequence[Turn]) -> Iterator[list[Reply]]:
-    """Every branch from its root to its last reply that is no orphan, in an order that does not depend on which of two calls
-    at once came first."""
+    """Every branch from its root to its last reply that is not an orphan. The order does not depend on which of two simultaneous
+    calls came first."""
     waiting = [reply.chain for reply in _standing([turn for turn in turns if turn.parent is None])]
     while waiting:
         path = waiting.pop()
@@ -191,7 +191,7 @@ def is_orphan(reply: Reply) -> bool:
 
 
 def _standing(turns: Sequence[Turn]) -> list[Reply]:
-    """Their replies, without orphans, last first."""
+    """The turns' replies without orphans, last first."""
     return [reply for turn in sorted(turns, key=_order) for reply in turn.replies if not is_orphan(reply)][::-1]
 
 
@@ -210,7 +210,7 @@ def _is_echoed(reply: Reply, units: Sequence[Unit], seen: dict[Reply, bool]) -> 
 
 
 def _likeliest(replies: Sequence[Reply], echoed: Message) -> Reply:
-    """Of replies that say the same: the one whose call ids are sent, else one that was seen and nothing continues yet."""
+    """The best of replies with the same content: the one whose call ids were sent, else one that was seen and not continued yet."""
     sent = call_ids(echoed)
 
     def how_likely(reply: Reply) -> tuple[bool, bool, bool]:
