@@ -416,7 +416,7 @@ async def test_a_folder_that_is_not_there_cannot_be_made_visible(tmp_path):
 
 async def test_a_network_that_a_process_cannot_be_held_to_is_refused(tmp_path):
     async with opened("process") as sandbox:
-        with pytest.raises(ConfigError, match='network = "api" cannot be held here: this sandbox gives host'):
+        with pytest.raises(ConfigError, match='network = "api" is not possible here: this sandbox gives host'):
             await sandbox.start(program(tmp_path, ["true"], network="api", api_url="http://127.0.0.1:1/v1"))
 
 

@@ -541,11 +541,11 @@ async def test_a_baseline_that_refuses_is_named_and_one_is_never_trained(made: M
                 await one(agent)
     finally:
         await elsewhere.close()
-    with pytest.raises(ConfigError, match="NOT_SET.*no such environment variable"):
+    with pytest.raises(ConfigError, match="NOT_SET.*that environment variable is not set"):
         async with made(baseline={**baseline, "key_variable": "NOT_SET"}):
             pass
     options = AgentOptions.model_validate({"command": ["a"], "tasks_from": "gsm8k", "baseline": baseline})
-    with pytest.raises(ConfigError, match="nothing of a baseline can be trained"):
+    with pytest.raises(ConfigError, match="a baseline cannot be trained"):
         build(options, RunContext(tmp_path, TOY_MODEL, is_trained=True))
 
 

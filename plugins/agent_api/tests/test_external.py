@@ -349,12 +349,12 @@ async def test_a_report_beyond_a_bound_is_kept_up_to_it_and_named(
         ({"errors": 3}, "errors must be text"),
         ({"score": 1.0}, "'score' is not supported"),
         ({"files": ["a"]}, "files must be an object"),
-        ({"files": {"/etc/passwd": "x"}}, "does not lie in the work directory"),
-        ({"files": {"a/../../b": "x"}}, "does not lie in the work directory"),
-        ({"files": {"": "x"}}, "does not lie in the work directory"),
-        ({"files": {"a\0b": "x"}}, "does not lie in the work directory"),
-        ({"files": {"x" * 256: "x"}}, "does not lie in the work directory"),
-        ({"files": {"/".join("a" * 65): "x"}}, "does not lie in the work directory"),
+        ({"files": {"/etc/passwd": "x"}}, "is not in the work directory"),
+        ({"files": {"a/../../b": "x"}}, "is not in the work directory"),
+        ({"files": {"": "x"}}, "is not in the work directory"),
+        ({"files": {"a\0b": "x"}}, "is not in the work directory"),
+        ({"files": {"x" * 256: "x"}}, "is not in the work directory"),
+        ({"files": {"/".join("a" * 65): "x"}}, "is not in the work directory"),
         ({"files": {"a": "x", "a/b": "y"}}, "none of them a folder of another"),
         ({"files": {"a": "x", "./a": "y"}}, "of different paths"),
         ({"files": {str(number): "" for number in range(10_001)}}, "at most 10,000 files"),
@@ -438,7 +438,7 @@ def test_what_only_a_program_of_ours_could_have_is_refused(options: dict[str, An
 
 
 async def test_a_deterministic_run_is_refused(made: Made) -> None:
-    with pytest.raises(ConfigError, match="deterministic = true cannot be kept with sandbox external"):
+    with pytest.raises(ConfigError, match="deterministic = true is not possible with sandbox external"):
         async with made(deterministic=True):
             pass
 
@@ -462,4 +462,4 @@ def test_its_check_looks_at_the_tasks_and_waits_for_nobody() -> None:
         ("rollouts", "note"),
         ("poisoned programs", "note"),
     ]
-    assert "waits for a program that somebody starts elsewhere" in found[1][2]
+    assert "waits for a program that you start yourself" in found[1][2]

@@ -161,7 +161,7 @@ async def test_an_opening_begins_a_call_or_there_is_none(formats: dict[str, Rend
 
 def test_a_format_that_is_not_there_and_one_that_does_not_fit_are_refused_by_name(tmp_path: Path):
     tokenizer = write("llama-3", tmp_path)
-    with pytest.raises(ConfigError, match="there is no format 'llama-9'"):
+    with pytest.raises(ConfigError, match="unknown format 'llama-9'"):
         RendererFormat("llama-9", tokenizer)
     with pytest.raises(ConfigError, match=r"'qwen3' does not fit .*<\|im_start\|>"):
         RendererFormat("qwen3", tokenizer)

@@ -92,7 +92,7 @@ async def test_one_that_never_ends_is_ended_with_what_it_started_and_the_next_is
         ("raises", RemoteError, "ValueError: there is no such thing"),
         ("ends_its_process", RemoteError, "ended its process without an answer"),
         ("gives_text", RemoteError, "gave '1.0', which is not a number"),
-        ("gives_much", RemoteError, "gave back more than 1,048,576 bytes"),
+        ("gives_much", RemoteError, "returned more than 1,048,576 bytes"),
     ],
 )
 async def test_a_function_that_fails_is_named(tmp_path: Path, name: str, error: type[Exception], message: str) -> None:
@@ -103,7 +103,7 @@ async def test_a_function_that_fails_is_named(tmp_path: Path, name: str, error: 
 
 @pytest.mark.parametrize(
     ("reference", "message"),
-    [("NO_FUNCTION", "is no function"), ("file_is_rigth", "Did you mean 'file_is_right'"), ("x", "there is no 'x'")],
+    [("NO_FUNCTION", "is not a function"), ("file_is_rigth", "Did you mean 'file_is_right'"), ("x", "there is no 'x'")],
 )
 async def test_a_function_that_there_is_not_is_refused_when_it_is_opened(
     tmp_path: Path, reference: str, message: str
@@ -144,7 +144,7 @@ async def test_the_environment_of_the_tasks_scores_the_answer(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ("1", "no number"), (None, "no number"), ([1], "no number"), ({}, "has no score"), ({"score": "1"}, "no number"),
+        ("1", "not a number"), (None, "not a number"), ([1], "not a number"), ({}, "has no score"), ({"score": "1"}, "not a number"),
         ({"score": 1, "reward": 2}, r"has \['reward'\]"), ({"score": 1, "correct": 1}, "must be true, false or null"),
         ({"score": 1, "parts": [1]}, "no mapping"), ({"score": 1, "metrics": {"a": "b"}}, "no number"),
     ],

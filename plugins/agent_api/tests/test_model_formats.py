@@ -36,7 +36,7 @@ async def test_a_fine_tune_with_a_template_of_its_own_has_that(tmp_path: Path):
     formats = ModelFormats(write("qwen3", tmp_path, template).directory)
     policy = policy_of(LedgerEngine(formats.tokenizer, lambda prompt, seed: "ok"), formats.tokenizer)
     assert (await formats.of(policy)).name == "template"
-    with pytest.raises(ConfigError, match="there is no format 'qwen33'"):
+    with pytest.raises(ConfigError, match="unknown format 'qwen33'"):
         ModelFormats(tmp_path, "qwen33")
 
 

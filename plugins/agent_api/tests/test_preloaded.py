@@ -159,7 +159,7 @@ async def test_threads_that_an_import_starts_are_named(tmp_path: Path, capsys: p
     made = PreloadedSandbox(str(module), "main", tmp_path, tmp_path / "function.log")
     try:
         await made.open()
-        assert "started threads (keeps-alive), of which a fork has none" in " ".join(capsys.readouterr().err.split())
+        assert "started threads (keeps-alive), which a fork does not have" in " ".join(capsys.readouterr().err.split())
         assert (await ended(made, program(made, tmp_path))).code == 0
     finally:
         await made.close()

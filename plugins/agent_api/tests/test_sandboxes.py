@@ -164,9 +164,9 @@ async def test_a_program_that_is_not_there_is_an_error_that_names_it(sandbox, tm
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"files": {"../out": b""}}, "would not lie in the program's own directory"),
-        ({"home_files": {"/etc/x": b""}}, "would not lie in the program's own directory"),
-        ({"environment": {"HOME": "/root"}}, "HOME of a program in a sandbox is the sandbox's own"),
+        ({"files": {"../out": b""}}, "would not be in the program's own directory"),
+        ({"home_files": {"/etc/x": b""}}, "would not be in the program's own directory"),
+        ({"environment": {"HOME": "/root"}}, "HOME of a program is set by the sandbox itself"),
         ({"name": "../one"}, "cannot be named"),
         ({"argv": []}, "its command is empty"),
     ],

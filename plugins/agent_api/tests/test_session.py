@@ -214,7 +214,7 @@ async def test_a_client_s_temperature_is_overruled_and_counted_or_refused_by_nam
     [call] = session.record().calls
     assert (call.overruled, session.record().metrics["agent/overruled_calls"]) == ({"temperature": 0.2}, 1)
     session = session_of(engine, tokenizer, client_sampling="refuse")
-    with pytest.raises(CallRefused, match="temperature is 0.2, and this run samples with 1") as refused:
+    with pytest.raises(CallRefused, match="temperature is 0.2, but this run samples with 1") as refused:
         await session.answer(said("?", sampling={"temperature": 0.2}))
     assert refused.value.field == "temperature"
     assert session.record().metrics["agent/refused_calls"] == 1 and len(engine.ledger) == 1

@@ -28,7 +28,7 @@ WAIT_S, MOST_WAIT_S = 20, 60
 MOST_FILES = 10_000
 MOST_REPORT_BYTES = 1 << 40  # the server's own limit is lower
 DEEPEST = 64  # directories inside one another
-NEXT = Fields(read={"wait_s": f"seconds to wait for an episode, at most {MOST_WAIT_S}; default {WAIT_S}"})
+NEXT = Fields(read={"wait_s": f"seconds to wait for an episode, at most {MOST_WAIT_S}; {WAIT_S} if left out"})
 END = Fields(
     read={
         "exit_code": "0 to 255, default 0: anything but 0 is a program that failed",

@@ -13,9 +13,7 @@ from atropos_core.guards.apart import characters
 from atropos_core.types import Sampling
 
 MOST_CHARACTERS = 2_000_000  # of a prompt: each may be a token
-TOKEN_CHARACTERS = (
-    48  # useful prompts have fewer characters per token on average; VALUE of a message's own count as well
-)
+TOKEN_CHARACTERS = 48  # more than any useful prompt has per token on average; each value of a message adds apart.VALUE
 
 
 def check_call(call: Call) -> None:

@@ -1,6 +1,6 @@
 """Choose a model's format: a renderer's if it renders as the model's own chat template does, else the template's.
 
-Names are no guide: a fine-tune keeps its model's name and brings another template. So each renderer is tried on conversations, and
+Names do not show it: a fine-tune keeps its model's name and brings another template. So each renderer is tried on conversations, and
 one is used if it gives the same ids for all of them.
 """
 

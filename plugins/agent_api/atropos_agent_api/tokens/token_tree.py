@@ -32,7 +32,7 @@ class Reply:
     message: Message  # what the agent saw, and the reasoning
     position: bytes  # the digest of the conversation up to and including this reply
     completion: Completion  # the kept part, without tokens past a stop
-    cut: Tokens  # sampled past a stop, and not shown
+    cut: Tokens  # sampled past a stop; not shown
     stop: str = ""  # the stop text that ended it
     text: str | None = None  # its text, if the prompt was not a conversation
     children: list[Turn] = field(default_factory=list)
