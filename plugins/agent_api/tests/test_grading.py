@@ -146,7 +146,7 @@ async def test_the_environment_of_the_tasks_scores_the_answer(tmp_path: Path) ->
     [
         ("1", "not a number"), (None, "not a number"), ([1], "not a number"), ({}, "has no score"), ({"score": "1"}, "not a number"),
         ({"score": 1, "reward": 2}, r"has \['reward'\]"), ({"score": 1, "correct": 1}, "must be true, false or null"),
-        ({"score": 1, "parts": [1]}, "no mapping"), ({"score": 1, "metrics": {"a": "b"}}, "no number"),
+        ({"score": 1, "parts": [1]}, "not a mapping"), ({"score": 1, "metrics": {"a": "b"}}, "not a number"),
     ],
 )  # fmt: skip
 def test_what_is_no_score_is_refused(given: Any, message: str) -> None:
