@@ -1,4 +1,4 @@
-"""The engines that the server names, as one: a trainer that is resumed elsewhere takes its workers along."""
+"""The engines that the server names, as one engine. If a trainer is resumed elsewhere, its workers follow it."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from atropos_core.interfaces import Engine, ModelInfo
 from atropos_core.rollouts.engine_router import EngineRouter
 from atropos_core.types import Completion, Sampling, Tokens
 
-LOOK_S = 0.5  # between two looks at which engines there are, while samples are awaited
+LOOK_S = 0.5  # between two requests for the engines' names, while samples wait
 
 
 class NamedEngines(Engine):
-    """Samples from whatever `named()` says at the moment. What an engine that goes away was sampling is sampled again
-    from the others: same prompt, same seeds. `ask` has the names looked up anew."""
+    """Sample from the engines that `named()` returns now. If an engine goes away, its samples are drawn again from the
+    others, with the same prompt and seeds. `ask` updates the names."""
 
     def __init__(
         self, named: Callable[[], Sequence[str]], ask: Callable[[], Awaitable[None]], make: Callable[[str], Engine]
@@ -30,7 +30,7 @@ class NamedEngines(Engine):
         self._looking: asyncio.Task[None] | None = None
 
     async def open(self) -> ModelInfo:
-        raise NotImplementedError("the engines are opened where they are")
+        raise NotImplementedError("the engines are opened in their own processes")
 
     async def sample(
         self, prompt: Tokens, n: int, sampling: Sampling, seeds: Sequence[int], deadline_s: float
@@ -75,7 +75,7 @@ class NamedEngines(Engine):
         await asyncio.gather(*(engine.close() for engine in engines.values()))
 
     async def _look(self, left: float) -> None:
-        """Wait for the next answer to which engines there are, or so long: one question for all samples that wait."""
+        """Wait for the next list of engines, or until the time is over: one request for all waiting samples."""
         if self._looking is None or self._looking.done():
             self._looking = asyncio.create_task(self._look_later())
         looking = self._looking

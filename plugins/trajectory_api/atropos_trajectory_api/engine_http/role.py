@@ -1,4 +1,4 @@
-"""An engine alone, for a trainer elsewhere that sends it weights."""
+"""A separate engine process for a trainer elsewhere, which sends it weights."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from atropos_trajectory_api.roles.environment_worker import draining_signals
 
 
 def sent_weights(plan: Plan, plugins: Plugins, *, by_bridge: bool) -> Plan:
-    """The plan of an engine that is sent whole models, or with `by_bridge` what `bridge.use` carries. Where that is
-    adapters, the trainer tells how large. Raises FitError."""
+    """The plan of an engine that receives whole models, or with `by_bridge` what `bridge.use` carries. For adapters, the
+    trainer sends their size. Raises FitError."""
     [engine], config = plan.engines, plan.config
     carried = (
         resolve_component(plugins.registry, "bridge", "bridge", config.bridge).transports
@@ -36,7 +36,7 @@ def sent_weights(plan: Plan, plugins: Plugins, *, by_bridge: bool) -> Plan:
     if transport is None:
         what = f"bridge {config.bridge.use!r} carries {', '.join(sorted(carried))}; " if by_bridge else ""
         raise FitError(
-            f"nothing can be sent to this engine from elsewhere: {what}engine {engine.component.use!r} takes"
+            f"no weights can be sent to this engine from elsewhere: {what}engine {engine.component.use!r} takes"
             f" {', '.join(sorted(engine.transports - WITH_EVERY_ENGINE)) or 'nothing'}.",
             remedy="Use --bridge checkpoint, --bridge delta or --bridge lora, with an engine that takes what it carries: hf or vllm.",
         )
@@ -46,15 +46,15 @@ def sent_weights(plan: Plan, plugins: Plugins, *, by_bridge: bool) -> Plan:
 
 
 def bridge_code(plan: Plan, plugins: Plugins) -> str:
-    """What a run's bridge has loaded in the engine's process, as "pkg.mod:Class"; empty where it needs nothing there."""
+    """The code that a run's bridge loads in the engine's process, as "pkg.mod:Class"; empty if it needs none."""
     resolved = resolve_component(plugins.registry, "bridge", "bridge", plan.config.bridge)
     bridge: Bridge = resolved.build(RunContext(Path(), plan.model.directory, max_staleness=sys.maxsize))
     return bridge.extensions().get("engine", "")
 
 
 async def serve_engine(plan: Plan, where: str, token_file: Path | None, extension: str = "") -> None:
-    """Until SIGTERM or Ctrl-C, or until the engine's process ends. `plan` is of `sent_weights`, `extension` of `bridge_code`. Raises
-    ConfigError, ProcessDied."""
+    """Serve until SIGTERM or Ctrl-C, or until the engine's process ends. `plan` is from `sent_weights`, `extension` from
+    `bridge_code`. Raises ConfigError, ProcessDied."""
     [takes] = plan.transports
     stop = asyncio.Event()
     sweep("engine")

@@ -1,7 +1,7 @@
 """An engine over HTTP: the other end of `atropos_trajectory_client.remote_engine`.
 
-Who may reach it is decided before it (access.py). Unless it takes weights (`takes`) it samples and scores, and that is
-all: a worker can neither stop the trainer's engine nor change what it samples from.
+access.py decides who may reach it. Unless it takes weights (`takes`), it only samples and scores: a worker can neither stop the
+trainer's engine nor change what it samples from.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from atropos_trajectory_api.native.frames import Gone, Handler, Native, Request,
 
 LOAD_S = 1800.0
 SAMPLE_S = 3600.0  # the longest deadline that a call may ask for
-SILENT_S = 60.0  # that an upload may stand still; LOAD_S for each file of it
+SILENT_S = 60.0  # how long an upload may stand still; LOAD_S for each of its files
 FILES = 10_000  # of one upload
-MANY = 1000  # sequences that are checked apart from the event loop
-FORMER = 1000  # trainers that are remembered
+MANY = 1000  # more sequences than this are checked outside the event loop
+FORMER = 1000  # trainers to remember
 SENT: Mapping[Transport, str] = {
     "checkpoint": "whole models (--bridge checkpoint)",
     "adapter": "adapters (--bridge lora)",
@@ -52,9 +52,9 @@ def engine_app(
     extension: str = "",
     silent_s: float = SILENT_S,
 ) -> EngineRoutes:
-    """`takes`: what the engine was started to be sent, one of SENT; None: nothing. `extension`: the code of the bridge that it was
-    started with ("pkg.mod:Class"), which a run may have loaded, and no other. `info` is what `engine.open()` gave;
-    without it the first caller's `open` opens the engine. `silent_s`: that an upload may stand still."""
+    """`takes`: the kind of weights that the engine was started for, one of SENT; None: none. `extension`: the code of the bridge
+    that it was started with ("pkg.mod:Class"); a run can load only this code. `info` is the result of `engine.open()`; without
+    it, the first caller's `open` opens the engine. `silent_s`: how long an upload may stand still."""
     return EngineRoutes(engine, takes, info, extension, silent_s)
 
 
@@ -74,7 +74,7 @@ class EngineRoutes:
         self._loading: set[Path] = set()
         self._takes = takes
         self._holder: str | None = None  # the trainer that changes what the engine samples from
-        self._former: dict[str, None] = {}  # those that it took the engine over from, oldest first
+        self._former: dict[str, None] = {}  # trainers that lost the engine to a newer one, oldest first
         calls = {"open": self._open, "logprobs": self._logprobs}
         changes = {
             "pause": self._pause, "resume": self._resume,
@@ -107,11 +107,11 @@ class EngineRoutes:
         return checked
 
     def _take_over(self, holder: str) -> None:
-        """The newest trainer has the engine, as it has the hub. Raises LeaseLost for one that had it before."""
+        """Give the engine to the newest trainer, as the hub does. Raises LeaseLost for a trainer that had it earlier."""
         if holder in self._former:
             raise LeaseLost(
                 "another trainer has taken this engine over: what it samples from is no longer this run's.",
-                remedy="Give each run an engine of its own, or end the other run and resume this one.",
+                remedy="Give each run its own engine, or end the other run and resume this one.",
             )
         if holder != self._holder:
             if self._holder is not None:
@@ -121,13 +121,13 @@ class EngineRoutes:
             self._holder = holder
 
     async def _open(self, request: Request) -> ModelInfo:
-        """Of a run that will send weights, `transport` says which. Raises FitError where they are not what it takes."""
+        """`transport` says what the run will send, if it sends weights. Raises FitError if the engine does not take that."""
         sends: Any = request.get("transport", str, None)
         if self._takes is None and sends is not None:
             await _refuse(request)
         elif self._takes is not None and sends not in (None, self._takes):
             raise FitError(
-                f"this engine was started for {SENT[self._takes]}, and the run would send it {SENT.get(sends, repr(sends))}.",
+                f"this engine was started for {SENT[self._takes]}, but the run would send it {SENT.get(sends, repr(sends))}.",
                 remedy="Give `atropos engine` the --bridge of the run.",
             )
         async with self._opening:
@@ -136,13 +136,13 @@ class EngineRoutes:
         return replace(self._info, instance=self._instance)
 
     def _refuse_for_another(self, request: Request) -> None:
-        """Raises EngineReplaced for a call to an engine that was here before this one."""
+        """Raises EngineReplaced for a call that is meant for an earlier engine at this address."""
         if request.get("instance", str, self._instance) != self._instance:
             raise EngineReplaced(
-                "the engine at this address is another process than the one that the run opened: its model, stop tokens and "
-                "adapters may be others, and it has none of the run's weights.",
-                remedy="Look at who started it. `atropos resume` opens it anew, compares its model and sends it the run's weights; "
-                "with `restarts = N` a run does so by itself.",
+                "the engine at this address is not the process that the run opened: its model, stop tokens and adapters may "
+                "differ, and it does not have the run's weights.",
+                remedy="Find out who started it. `atropos resume` opens it anew, compares its model and sends it the run's weights; "
+                "with `restarts = N` a run does so automatically.",
             )
 
     async def _sample(self, request: Request) -> list[Completion]:
@@ -179,10 +179,10 @@ class EngineRoutes:
         await self._with_upload(request, lambda directory: self._engine.load_adapter(directory, version))
 
     async def _load_extension(self, request: Request) -> None:
-        """Raises FitError for code of another bridge: what is imported here, whoever started the engine says."""
+        """Raises FitError for another bridge's code: only the user who starts the engine decides what is imported here."""
         if (reference := request.get("reference", str)) != self._extension:
             raise FitError(
-                f"the run's bridge has code of its own in the engine's process ({brief(reference)}), and this engine was started "
+                f"the run's bridge needs its own code in the engine's process ({brief(reference)}), but this engine was started "
                 "without it.",
                 remedy="Give `atropos engine` the --bridge of the run.",
             )
@@ -191,7 +191,7 @@ class EngineRoutes:
     async def _call_extension(self, request: Request) -> Any:
         method = request.get("method", str)
         if not self._extension or not method.isidentifier() or method.startswith("_"):
-            raise DataError(f"there is no code of a bridge here that takes a call {brief(method)}")
+            raise DataError(f"no code of a bridge here takes a call {brief(method)}")
         answer, _ = await self._engine.endpoint.call(method, *request.get("arguments", list), deadline_s=LOAD_S)
         return answer
 
@@ -224,13 +224,13 @@ class EngineRoutes:
         await send({"type": "http.response.body", "body": answer})
 
     async def _write(self, where: str, receive: Receive) -> None:
-        """One file of an upload, piece by piece."""
+        """Write one file of an upload, piece by piece."""
         parts = PurePosixPath(where).parts
         if len(parts) < 2 or any(_plain(part) != part for part in parts):
-            raise DataError(f"{where[:200]!r} names no file of an upload")
+            raise DataError(f"{where[:200]!r} does not name a file of an upload")
         self._take_over(parts[0].partition(".")[0])
         directory = self._directory() / parts[0]
-        if not directory.exists():  # a new upload: those before it that were not loaded by now have broken off
+        if not directory.exists():  # a new upload, so earlier ones that were not loaded were broken off
             for other in set(directory.parent.iterdir()) - self._loading:
                 await asyncio.to_thread(shutil.rmtree, other, ignore_errors=True)
         path = directory.joinpath(*parts[1:])
@@ -259,15 +259,15 @@ def is_upload(scope: Scope) -> bool:
 
 async def _refuse(request: Request | None) -> None:
     raise AccessRefused(
-        "this endpoint of the engine is for sampling: its weights are the trainer's.",
-        remedy="An engine that others may steer is started with `atropos engine`.",
+        "this endpoint of the engine is only for sampling: the trainer controls its weights.",
+        remedy="Start an engine that others may control with `atropos engine`.",
     )
 
 
 def _plain(part: str) -> str:
-    """A name of a file or folder that is nothing but a name. Raises DataError."""
+    """A plain name of a file or folder. Raises DataError."""
     if part in ("", ".", "..") or "/" in part or "\\" in part or "\0" in part or len(part) > 200:
-        raise DataError(f"{part[:200]!r} is no name of a file")
+        raise DataError(f"{part[:200]!r} is not a file name")
     return part
 
 

@@ -1,8 +1,8 @@
-"""Many samples in one request, each answered as soon as it is there.
+"""Many samples in one request, each answered as soon as it is ready.
 
-The calls of a request begin in one turn of the event loop, in their order: the engine sees them together and can batch
-them. The answer is a row of frames, {"call": which, "value": completions} or {"call": which, "error": {...}}; an empty
-one says from time to time that this end is alive.
+The calls of a request begin in one turn of the event loop, in order, so the engine sees them together and can batch them. The answer
+is a row of frames, {"call": which, "value": completions} or {"call": which, "error": {...}}. An empty frame shows from time to time
+that this end is alive.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Sample = Callable[[Request], Awaitable[list[Completion]]]
 
 
 async def give_samples(sample: Sample, receive: Receive, send: Send) -> None:
-    """Answer one request; what is left of it is cancelled when the client hangs up."""
+    """Answer one request. Calls that are not finished are cancelled when the client hangs up."""
     try:
         calls = _calls(await read_frame_of(await read_body(receive)))
         await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
@@ -89,7 +89,7 @@ async def _frame(sample: Sample, number: int, request: Request) -> bytes:
         return encode_bytes({"call": number, "value": await sample(request)})
     except (AtroposError, NotImplementedError) as error:
         record = error_record(error)
-    except Exception as error:  # noqa: BLE001 - the plugin boundary: the caller gets it, whatever it is
+    except Exception as error:  # noqa: BLE001 - the plugin boundary: every error goes to the caller
         trace = "".join(traceback.format_exception(error)).rstrip()
         record = error_record(RemoteError(f"the engine raised {type(error).__name__}: {error}\n{trace}"))
     return encode_bytes({"call": number, "error": record})

@@ -1,4 +1,4 @@
-"""An HTTP server inside a process that does something else: the endpoint of its engine."""
+"""The HTTP endpoint of an engine, inside a process that also does other work."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from atropos_trajectory_api.server.answers import body_cost, refuse
 
 KEEP_ALIVE_S = 3600
 CONNECTIONS = 512
-GRACE_S = 2  # for the answers that are under way at the end
-BODY_BYTES = 16_000_000  # of one call of a worker: prompts, or sequences to be scored
+GRACE_S = 2  # for unfinished answers at the end
+BODY_BYTES = 16_000_000  # of one call of a worker: prompts, or sequences to score
 TRAINER_BODY_BYTES = (
     1 << 28
-)  # of one call of a trainer, whose bridge may send pieces of an update so; uploads are not bounded
-REQUEST_S = 60.0  # in which a call must have arrived
+)  # of one call of a trainer, whose bridge may send pieces of an update this way; uploads are not bounded
+REQUEST_S = 60.0  # for a call to arrive
 
 
 class RunningEngineServer:
@@ -36,7 +36,7 @@ class RunningEngineServer:
         self._server = server
 
     async def close(self) -> None:
-        """Raises what ended the server before, if anything did."""
+        """Raises the error that ended the server before, if any."""
         try:
             await self._server.close()
         finally:
@@ -54,14 +54,14 @@ async def open_engine_server(
     grace_s: int = GRACE_S,
     options: ListenOptions = ListenOptions("api.engine_address", "api.engine_address"),  # noqa: B008 - immutable
 ) -> RunningEngineServer:
-    """Let others sample from `engine`, which is open (`info`), at `where`, HOST:PORT, and send it what it `takes`, by a bridge whose
-    code in the engine's process is `extension`. `options`: what the user set `where` with. Raises ConfigError where that cannot be, or
-    must not be."""
+    """Let others sample from `engine`, which is open (`info`), at `where`, HOST:PORT, and send it the weights that it `takes`. The
+    bridge's code in the engine's process is `extension`. `options`: the options with which the user set `where`. Raises ConfigError if
+    that is not possible or not allowed."""
     host, port = address(where)
     token = None if token_file is None else read_server_token(token_file)
     if token is None and not is_loopback(host):
         raise ConfigError(
-            f"the engine is to be reached at {where}, from other machines, and there is no token.",
+            f"the engine would be reachable at {where} from other machines, but there is no token.",
             remedy="Name a file that holds one: --token-file FILE (in a run file, api.token_file), the same for server and workers.",
         )
     app = engine_app(engine, takes, info, extension=extension)
@@ -77,7 +77,7 @@ async def open_engine_server(
     )
 
     async def bounded(scope: Scope, receive: Receive, send: Send) -> None:
-        """Files of weights are of any size, and are written down piece by piece."""
+        """Limit bodies, except files of weights: these may have any size, and are written piece by piece."""
         await (app if takes is not None and is_upload(scope) else limits)(scope, receive, send)
 
     gate = Gate(REQUEST_S, CONNECTIONS, check_users=token is None, refusals=Refusals(refuse))
@@ -99,14 +99,14 @@ async def open_engine_server(
 
 
 def address(where: str) -> tuple[str, int]:
-    """HOST:PORT in two. Raises ConfigError."""
+    """Split HOST:PORT. Raises ConfigError."""
     host, colon, port = where.rpartition(":")
     host = host.strip("[]")
     if not colon or not host or not port.isdigit() or int(port) > 65535:
-        raise ConfigError(f"{where!r} is no HOST:PORT, like 127.0.0.1:8001; port 0 is any free one.")
+        raise ConfigError(f"{where!r} is not HOST:PORT, like 127.0.0.1:8001; port 0 is any free one.")
     if host in ("0.0.0.0", "::"):
         raise ConfigError(
-            f"{where!r} is every address of this machine, and workers need one of them.",
+            f"{where!r} means every address of this machine, but workers need one of them.",
             remedy="Give the name or address by which workers reach this machine.",
         )
     return host, int(port)

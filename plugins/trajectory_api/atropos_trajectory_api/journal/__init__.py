@@ -1,1 +1,1 @@
-"""What the server acknowledged, on disk: the log, and the hub's store on it."""
+"""What the server has acknowledged, kept on disk: the log, and the hub's store on it."""

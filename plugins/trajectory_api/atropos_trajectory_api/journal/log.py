@@ -1,9 +1,8 @@
-"""An append-only log of records in segment files, which survives `kill -9`, and a power cut as far as `sync` says.
+"""An append-only log of records in segment files. It survives `kill -9`, and a power cut as far as `sync` says.
 
-A segment begins with a random salt, and the checksum of each of its records begins from that salt: what a client sends
-can never pass for a record of ours. A record is written by one `writev` before anyone hears that it is there. What a
-killed process left half written at the very end is cut off when the journal is opened; a record that was damaged later
-is named, and reading goes on behind it. Both are reported.
+A segment begins with a random salt, and the checksums of its records begin from that salt, so data from a client can never pass for
+a record. A record is written with one `writev` before it is acknowledged. If a process was killed while writing, the incomplete record
+at the end is cut off when the journal is opened. A record that was damaged later is reported, and reading continues after it.
 """
 
 from __future__ import annotations
@@ -27,21 +26,23 @@ from atropos_core.errors import DataError, RunDirectoryError, StoreFull
 from atropos_core.storage import atomic as durable
 from atropos_core.storage.private import make_private
 
-Sync = Literal["always", "second", "never"]  # when what was appended is also safe from a power cut: once `written` has
-# returned and for the rest within a second or so, all within a second or so, when the kernel likes
+Sync = Literal[
+    "always", "second", "never"
+]  # when appended data is also safe from a power cut. always: once `written` has
+# returned, and the rest within about a second; second: everything within about a second; never: when the kernel decides
 SEGMENT_BYTES = 64 << 20
-RESERVE_BYTES = 256 << 10  # given up on a full disk, so that what frees room can still be written; it comes back first
+RESERVE_BYTES = 256 << 10  # used on a full disk, so that records that free space can still be written; refilled first
 
 _SEGMENT = struct.Struct("<8sQ")  # magic, salt
 _SEGMENT_MAGIC = b"ATRJRNL1"
-_HEAD = struct.Struct("<4sII")  # magic, kind, length of the body; a checksum of these and the body follows
+_HEAD = struct.Struct("<4sII")  # magic, kind, length of the body; followed by a checksum of these and the body
 _CRC = struct.Struct("<I")
 _MAGIC = b"\xa7rec"
 _HEAD_BYTES = _HEAD.size + _CRC.size
 
 
 class RecordPosition(NamedTuple):
-    """Where the body of a record is."""
+    """The position of a record's body."""
 
     segment: int
     offset: int
@@ -49,7 +50,7 @@ class RecordPosition(NamedTuple):
 
 
 class _Segment:
-    """One file. `size` is where its last whole record ends, `filled` what of that brings it nearer to its end."""
+    """One file. `size` is the end of its last whole record; `filled` is the part of it that counts towards its capacity."""
 
     def __init__(self, path: Path, descriptor: int, salt: int, size: int) -> None:
         self.path = path
@@ -68,11 +69,11 @@ class Journal:
         self.size_bytes = 0  # of all segments
         self._sync = sync
         self._has_reserve = False
-        self._syncing = threading.Lock()  # one sync at a time: who comes second must find the disk as the first left it
-        self._lock = threading.Lock()  # of the next three, and of closing what they name
+        self._syncing = threading.Lock()  # one sync at a time: the second must find the disk as the first left it
+        self._lock = threading.Lock()  # for the next three, and for closing what they name
         self._dirty: set[int] = set()
-        self._new_segment = False  # whose name is not on the disk yet
-        self._doomed: list[_Segment] = []  # to be deleted once what is in the others is on the disk
+        self._new_segment = False  # True if its name is not on the disk yet
+        self._doomed: list[_Segment] = []  # to delete once the data in the others is on the disk
         self._flushing = asyncio.Lock()
         self._appended = self._flushed = 0
         self._stop = threading.Event()
@@ -89,9 +90,9 @@ class Journal:
     def append(
         self, kind: int, *parts: bytes | memoryview, urgent: bool = False, copied: bool = False
     ) -> RecordPosition:
-        """Written when this returns. Raises StoreFull where it could not be, with nothing left of it. An `urgent`
-        record, which must be small, gets the reserve of a full disk. One that is `copied` from a segment that goes does
-        not fill its new one: else a few segments of copies would chase one another."""
+        """Append a record, which is written when this returns. Raises StoreFull if it could not be, with nothing left of it. An
+        `urgent` record, which must be small, may use the reserve of a full disk. A record `copied` from a segment that is dropped
+        does not fill its new one; otherwise a few segments of copies would be copied again and again."""
         number = next(reversed(self.segments))
         segment = self.segments[number]
         length = sum(map(len, parts))
@@ -112,11 +113,11 @@ class Journal:
 
     @property
     def is_due(self) -> bool:
-        """The segment that is written to has had its fill."""
+        """True if the current segment is full."""
         return not self.segments or next(reversed(self.segments.values())).filled >= self.segment_bytes
 
     def roll(self, *, urgent: bool = False) -> None:
-        """Go on in a new segment. Raises StoreFull."""
+        """Continue in a new segment. Raises StoreFull."""
         number = next(reversed(self.segments), 0) + 1
         path = self.directory / f"{number:012d}.journal"
         salt = int.from_bytes(os.urandom(8), "little")
@@ -144,8 +145,8 @@ class Journal:
         _delete([segment])
 
     def drop_first(self) -> None:
-        """Let go of the oldest segment. It is deleted when what is in the others has reached the disk: within a second,
-        or when its room is needed. Nobody waits for that here: with 64 MB to be synced it would be 50 to 100 ms."""
+        """Let go of the oldest segment. It is deleted once the data in the others is on the disk: within a second, or when its
+        space is needed. This call does not wait for that: syncing 64 MB takes 50 to 100 ms."""
         segment = self.segments.pop(next(iter(self.segments)))
         self.size_bytes -= segment.size
         with self._lock:
@@ -155,7 +156,7 @@ class Journal:
             self._delete_doomed()
 
     async def written(self) -> None:
-        """Once everything that was appended before is as safe as `sync` promises."""
+        """Return once everything that was appended before is as safe as `sync` promises."""
         if self._sync != "always":
             return
         upto = self._appended
@@ -166,7 +167,7 @@ class Journal:
                 self._flushed = latest
 
     def sync(self) -> None:
-        """Return once everything is on the disk. Raises StoreFull where the disk refuses it."""
+        """Return once everything is on the disk. Raises StoreFull if the disk refuses it."""
         copies: list[int] = []
         with self._syncing:
             with self._lock:
@@ -192,7 +193,7 @@ class Journal:
             _delete(doomed)
 
     def has_room(self, size_bytes: int) -> bool:
-        """Whether a record of that size could be appended now, beside the reserve."""
+        """True if a record of that size could be appended now, in addition to the reserve."""
         if not self.fill_reserve():
             return False
         try:
@@ -218,7 +219,7 @@ class Journal:
             self._held = -1
 
     def _write_at_last(self, segment: _Segment, buffers: list[bytes | memoryview], total: int, urgent: bool) -> None:
-        """With the room of segments that are to be deleted, where that is needed, and for what is urgent the reserve."""
+        """Write the record. If needed, use the space of segments that are to be deleted, and for urgent records the reserve."""
         while True:
             try:
                 if not urgent and not self.fill_reserve():
@@ -229,7 +230,7 @@ class Journal:
                     raise
 
     def _write(self, segment: _Segment, buffers: list[bytes | memoryview], total: int) -> None:
-        """All of it or nothing."""
+        """Write all of it or nothing."""
         try:
             done = os.writev(segment.descriptor, buffers)
             if done < total:
@@ -243,7 +244,7 @@ class Journal:
     def _full(self, error: OSError) -> StoreFull:
         return StoreFull(
             f"the journal in {self.directory} cannot be written: {error.strerror}.",
-            remedy="Make room on that disk. What was acknowledged before is safe, and work goes on once there is room.",
+            remedy="Free space on that disk. What was acknowledged is safe, and work continues once there is space.",
         )
 
     def _delete_doomed(self) -> bool:
@@ -266,7 +267,7 @@ class Journal:
         return True
 
     def fill_reserve(self) -> bool:
-        """Whether it is there. Nothing but what is urgent may take room of this disk while it is not."""
+        """True if the reserve exists. While it does not, only urgent records may use space on this disk."""
         if not self._has_reserve:
             path = self.directory / "reserve"
             try:
@@ -280,20 +281,20 @@ class Journal:
         said = ""
         while not self._stop.wait(1.0):
             if self._sync == "always" and not (self._dirty or self._doomed):
-                continue  # who appends waits for that itself, where it matters
+                continue  # a caller of `written` syncs on its own
             try:
                 self.sync()
                 said = ""
             except (StoreFull, OSError) as error:
                 if str(error) != said:
-                    with contextlib.suppress(OSError):  # to speak may also need a file descriptor
-                        console.warn(f"{error} It is tried again every second.")
+                    with contextlib.suppress(OSError):  # a warning may also need a file descriptor
+                        console.warn(f"{error} Trying again every second.")
                         said = str(error)
 
     # -- reading
 
     def read(self, place: RecordPosition) -> bytes:
-        """The body of a record, checked again. Raises DataError where it is no longer what was written."""
+        """The body of a record, checked again. Raises DataError if it is damaged."""
         segment = self.segments.get(place.segment)
         if segment is not None:
             found = os.pread(segment.descriptor, _HEAD_BYTES + place.length, place.offset - _HEAD_BYTES)
@@ -304,8 +305,8 @@ class Journal:
         )
 
     def replay(self) -> Iterator[tuple[int, RecordPosition, memoryview]]:
-        """Kind, place and body of every whole record, oldest first; the bodies are gone after the next step. To be
-        used up before anything is appended: it also cuts off what was left half written."""
+        """Kind, position and body of every whole record, oldest first. A body is only valid until the next step. Use this up before
+        anything is appended: it also cuts off an incomplete record at the end."""
         for number, segment in self.segments.items():
             is_last = number == next(reversed(self.segments))
             with mmap.mmap(segment.descriptor, 0, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as data:
@@ -320,7 +321,7 @@ class Journal:
                         continue
                     found = self._next_whole(mapped, data, at + 1, segment.salt)
                     if found is None and is_last:
-                        console.warn(f"{segment.path}: {end - at} bytes at the end were half written, and are cut off")
+                        console.warn(f"{segment.path}: {end - at} bytes at the end were incomplete, and are cut off")
                         self.size_bytes -= end - at
                         segment.size = at
                         break
@@ -344,7 +345,7 @@ class Journal:
     def _open(self, path: Path) -> None:
         descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
         head = os.pread(descriptor, _SEGMENT.size, 0)
-        if len(head) < _SEGMENT.size:  # killed between making the file and its first write
+        if len(head) < _SEGMENT.size:  # killed between creating the file and its first write
             os.close(descriptor)
             path.unlink()
             return
@@ -378,7 +379,7 @@ def _delete(segments: list[_Segment]) -> None:
 
 
 def _lock(directory: Path) -> int:
-    """One process at a time: two would write into each other's records."""
+    """Lock the directory for one process: two would write into each other's records."""
     try:
         make_private(directory)
         descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -391,11 +392,11 @@ def _lock(directory: Path) -> int:
         os.close(descriptor)
         raise RunDirectoryError(
             f"the journal directory {directory} is in use by process {owner}.",
-            remedy="Stop that server first, or give this one a directory of its own (--dir).",
+            remedy="Stop that server first, or give this one its own directory (--dir).",
         ) from None
     try:
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, str(os.getpid()).encode(), 0)
-    except OSError:  # a full disk: the lock holds without the name of who has it
+    except OSError:  # a full disk: the lock works without its owner's name
         pass
     return descriptor

@@ -1,8 +1,8 @@
-"""The hub's store on a journal: what was acknowledged outlives the process, and what is over makes room again.
+"""The hub's store on a journal: what was acknowledged survives the process, and what is settled makes room again.
 
-Segments go from the oldest on, once none of their groups is live, so a record about a group is never older than the
-group's own and nothing must be kept of a segment but the newest idempotency keys. Where groups that stay keep too much
-dead weight on the disk, they are copied to the front: the journal stays below twice what is live plus two segments.
+The oldest segments are dropped once none of their groups is live. So a record about a group is never older than the group's own,
+and only the newest idempotency keys of a dropped segment must be kept. If long-lived groups keep too much dead data on the disk,
+they are copied to the front: the journal stays below twice the live data plus two segments.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ _KEY = np.dtype([("key", "V16"), ("id", "<u8")])
 
 
 class JournalStore:
-    """`Store[bytes]`: opened once per process and directory, closed by whoever opened it."""
+    """`Store[bytes]`: opened once per process and directory, and closed by its owner."""
 
     def __init__(self, directory: Path, *, sync: Sync = "second", segment_bytes: int = SEGMENT_BYTES) -> None:
-        self.meta: Mapping[str, Any] = {}  # a small dictionary of JSON for whoever owns the store
-        self.full: str | None = None  # why groups are refused now
-        self.check: Callable[[bytes], None] = lambda payload: None  # of what another process wrote; raises DataError
-        self._refused_bytes = 0  # of the record that was refused then
+        self.meta: Mapping[str, Any] = {}  # a small JSON dictionary for the store's owner
+        self.full: str | None = None  # the reason why groups are refused now
+        self.check: Callable[[bytes], None] = lambda payload: None  # for groups of another process; raises DataError
+        self._refused_bytes = 0  # size of the record that was refused then
         self._places: dict[int, RecordPosition | None] = {}  # of live groups; None: damaged
-        self._marked: dict[int, State] = {}  # those that do not wait
+        self._marked: dict[int, State] = {}  # groups that do not wait
         self._live: dict[int, dict[int, None]] = {}  # ids by segment
         self._keys: dict[int, bytearray] = {}  # (key, id) by segment
         self._live_bytes = 0
@@ -64,7 +64,7 @@ class JournalStore:
 
     @property
     def live_bytes(self) -> int:
-        """Of the groups that are still to be settled."""
+        """Size of the groups that are not settled yet."""
         return self._live_bytes
 
     def restored(self, now: float) -> Restored[bytes]:
@@ -138,7 +138,7 @@ class JournalStore:
         self._marked.clear()
 
     def save_meta(self, meta: Mapping[str, Any]) -> None:
-        """Keep `meta` in place of what was there. Raises StoreFull."""
+        """Save `meta` instead of the old value. Raises StoreFull."""
         before, self.meta = self.meta, meta
         try:
             self._append(_SUMMARY, self._summarised())
@@ -150,11 +150,11 @@ class JournalStore:
         await self._journal.written()
 
     def has_reserve(self) -> bool:
-        """Whether others may write to this disk: without its reserve, what frees room could not be written any more."""
+        """True if others may write to this disk. Without the reserve, records that free space could no longer be written."""
         return self._journal.fill_reserve()
 
     def tick(self) -> None:
-        """Once a second: notices that a full disk has room again, though nobody sends."""
+        """Called once a second: notice if a full disk has space again, even if no client sends."""
         if self.full is not None:
             self._begin_anew()
             if self._journal.has_room(self._refused_bytes):
@@ -166,7 +166,7 @@ class JournalStore:
     # -- segments
 
     def _append(self, kind: int, *parts: bytes) -> RecordPosition:
-        """A small record. A full disk has a reserve for it, and it may pass the segment's end."""
+        """Append a small record. A full disk has a reserve for it, and it may exceed the segment's size."""
         if self._journal.is_due:
             try:
                 self._roll()
@@ -183,7 +183,7 @@ class JournalStore:
         self._live_bytes += place.length
 
     def _roll(self, *, urgent: bool = False) -> None:
-        """Each segment begins with a summary of all before it, so that those can go."""
+        """Begin a new segment with a summary of all earlier ones, so that those can be dropped."""
         self._journal.roll(urgent=urgent)
         try:
             self._journal.append(_SUMMARY, self._summarised(), urgent=True)
@@ -202,8 +202,8 @@ class JournalStore:
             self._live_bytes -= place.length
 
     def _begin_anew(self) -> bool:
-        """On a full disk, where next to nothing is live and the dead weight is in the segment that is written to: go on
-        in another one, on the reserve. Whether that gave room."""
+        """For a full disk: if almost nothing is live and the dead data is in the current segment, continue in a new one, using the
+        reserve. Returns True if that freed space."""
         if self._live_bytes > RESERVE_BYTES // 4 or self._journal.size_bytes < RESERVE_BYTES:
             return False
         try:
@@ -217,16 +217,16 @@ class JournalStore:
         self._refused_bytes = size_bytes
         if self.full is None:
             self.full = Exception.__str__(error)
-            console.warn(f"groups are refused from now on: {error}")
+            console.warn(f"from now on groups are refused: {error}")
 
     def _say_room(self) -> None:
         if self.full is not None:
             self.full, self._refused_bytes = None, 0
-            console.warn(f"the journal in {self._journal.directory} has room again: groups are taken.")
+            console.warn(f"the journal in {self._journal.directory} has space again: groups are accepted.")
 
     def _compact(self, written: int, *, urgent: bool = False) -> None:
-        """Drop the oldest segments where nothing in them is live; copy a few groups out of them where the disk holds
-        too much besides, or where it is `urgent`. Little at a time: a caller waits."""
+        """Drop the oldest segments if nothing in them is live. If the disk holds too much dead data, or if it is `urgent`, copy a
+        few groups out of them. Does little at a time, because a caller waits."""
         journal, left = self._journal, 1_000_000 + 4 * written
         while len(journal.segments) > 1:
             oldest = next(iter(journal.segments))
@@ -238,7 +238,7 @@ class JournalStore:
                 return
             id = next(reversed(live))
             place = self._places[id]
-            assert place is not None, "what is damaged is live in no segment"
+            assert place is not None, "damaged groups are not live in any segment"
             left -= place.length
             try:
                 body = journal.read(place)
@@ -260,7 +260,7 @@ class JournalStore:
         place = None
         try:
             place = self._journal.append(_KEYS, kept, copied=True) if kept else None
-        except StoreFull:  # this segment is the room: between its end and the next line a kill would lose the keys
+        except StoreFull:  # this segment is the only space: a kill before the next line would lose the keys
             pass
         self._journal.drop_first()
         if kept:
@@ -308,7 +308,7 @@ class JournalStore:
                 self._keys.setdefault(place.segment, bytearray()).extend(body)
             else:
                 raise DataError(
-                    f"the journal in {self._journal.directory} holds a record of kind {kind}, which this version does not know.",
+                    f"the journal in {self._journal.directory} has a record of kind {kind}, which this version does not know.",
                     remedy="Read it with the version that wrote it, or serve from another directory (--dir).",
                 )
         self._marked = {id: state for id, state in self._marked.items() if state != "waiting"}
@@ -341,7 +341,7 @@ def _decoded(body: memoryview) -> tuple[int, Label, State, bytes | None]:
 
 
 def _label_bytes(body: bytes) -> int:
-    """How much of a put's body comes before its payload."""
+    """The length of a put's body before its payload."""
     *_, first, second = _LABEL.unpack_from(body)
     return _LABEL.size + int(first) + int(second)
 

@@ -1,8 +1,8 @@
 """GET /batch: the internal session through which old trainers take groups.
 
-The old protocol has no acknowledgement, so a batch counts as trained when all of it has reached the client's machine. A
-client that was gone before that gets the same groups again. A short answer is sent whole and watched from then on; one
-that is long, or after which the connection ends, keeps its last byte back until the rest has arrived.
+The old protocol has no acknowledgement, so a batch counts as trained when all of it has reached the client's machine. If the client
+was gone before that, the same groups are served again. A short answer is sent whole and then watched. A long answer, or one after
+which the connection ends, keeps its last byte back until the rest has arrived.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ from atropos_trajectory_api.server.service import Service
 HOLDER = "old"
 SAY_AGAIN_S = 60.0
 MOST_AT_ONCE = 1000
-WATCHED_BYTES = 1 << 18  # of an answer that is sent whole: the kernel takes so much at once
-UNSAYABLE = (TypeError, ValueError, RecursionError, DataError)  # of a group with something that JSON has no word for
+WATCHED_BYTES = 1 << 18  # of an answer that is sent whole: the kernel accepts this much at once
+UNSAYABLE = (TypeError, ValueError, RecursionError, DataError)  # for a group with a value that JSON cannot express
 _T = TypeVar("_T")
 
 
 class OldTrainer:
-    """All old trainers together: whoever asks gets the next batch."""
+    """All old trainers together: the one that asks gets the next batch."""
 
     def __init__(self, service: Service, options: ServeOptions) -> None:
         self._service = service
         self._old = service.old
         self._deadline_s = options.request_s
         self._session: Session[bytes] | None = None
-        self._delivered: list[int] = []  # and not settled yet
-        self._watched: set[asyncio.Task[None]] = set()  # of batches on their way
+        self._delivered: list[int] = []  # but not settled yet
+        self._watched: set[asyncio.Task[None]] = set()  # batches on their way
         self._warned, self._warned_at = "", 0.0
 
     def native_holder(self) -> str | None:
-        """Who holds the session of the native protocol, if anyone."""
+        """The holder of the native protocol's session, if there is one."""
         trainer = self._service.trainer
         return trainer.holder if trainer is not None else None
 
@@ -61,7 +61,7 @@ class OldTrainer:
                 self._session = None
 
     async def serve(self, scope: Scope, send: Send) -> bool:
-        """Answer with a batch; False where there is none to be had now, and nothing was answered."""
+        """Answer with a batch. Returns False, without answering, if there is none now."""
         registration = self._old.registration
         if registration is None:
             await self._error(scope, send, "Trainer not registered. Call /register first.")
@@ -87,7 +87,7 @@ class OldTrainer:
         return True
 
     async def _next(self, batch_size: int) -> tuple[Session[bytes] | None, list[GroupRecord[bytes]], bytes]:
-        """A batch and its JSON. Groups that have none are dropped: nobody else takes them while an old trainer trains."""
+        """A batch and its JSON. Groups without JSON are dropped: while an old trainer trains, no other trainer takes them."""
         while True:
             session, entries = await self._lease(batch_size)
             if session is None:
@@ -105,19 +105,19 @@ class OldTrainer:
                 self._drop(session, unsayable, error)
             finally:
                 if text is None:
-                    with contextlib.suppress(LeaseLost):  # then they wait again already
+                    with contextlib.suppress(LeaseLost):  # then they already wait again
                         session.give_back([entry.id for entry in entries])
 
     def _drop(self, session: Session[bytes], unsayable: list[GroupRecord[bytes]], error: Exception) -> None:
         with contextlib.suppress(LeaseLost):
             session.drop([entry.id for entry in unsayable], "unsayable")
             console.warn(
-                f"{len(unsayable)} groups of {unsayable[0].label.environment!r} cannot be written as JSON ({error}), and old "
-                "trainers take nothing else: they are dropped. Train them with a trainer of /v1, or send plain values."
+                f"{len(unsayable)} groups of {unsayable[0].label.environment!r} cannot be written as JSON ({error}), which old "
+                "trainers need: they are dropped. Train them with a trainer of /v1, or send plain values."
             )
 
     async def drop_all(self) -> int:
-        """Let go of every group that waits."""
+        """Drop every waiting group."""
         dropped = 0
         while True:
             ids = self._in_session(self._drop_some)
@@ -127,7 +127,7 @@ class OldTrainer:
             await asyncio.sleep(0)
 
     async def close(self) -> None:
-        """The connections are closed: what became of the batches that were on their way is known in a moment."""
+        """Called when the connections are closed: wait a moment for the fate of batches that were on their way."""
         if self._watched:
             _, late = await asyncio.wait(self._watched, timeout=1.0)
             for task in late:
@@ -143,7 +143,7 @@ class OldTrainer:
         return ids
 
     def _watch(self, connection: Connection, session: Session[bytes], ids: list[int]) -> None:
-        """Settle them once the client's machine has them."""
+        """Settle the groups once they are on the client's machine."""
 
         async def until_arrived() -> None:
             arrived = False
@@ -164,21 +164,23 @@ class OldTrainer:
             self._settle(session)
             return
         self._advance(-1)
-        with contextlib.suppress(LeaseLost):  # then they wait again already
+        with contextlib.suppress(LeaseLost):  # then they already wait again
             session.give_back(ids)
 
     def _advance(self, steps: int) -> None:
         registration = self._old.registration
         if self.native_holder() is None and registration is not None:
-            with contextlib.suppress(StoreFull):  # the next change saves it as well
+            with contextlib.suppress(StoreFull):  # the next change also saves it
                 self._old.advance(max(self._old.step + steps, registration.starting_step))
 
     def _settle(self, session: Session[bytes]) -> None:
-        """What was delivered is never served again; where the disk is full, as soon as it can be written down."""
+        """Settle what was delivered, so that it is never served again. If the disk is full, do so as soon as possible."""
         try:
             session.commit(self._delivered)
         except LeaseLost:
-            console.warn(f"{len(self._delivered)} groups that an old trainer has got wait again: another trainer came.")
+            console.warn(
+                f"{len(self._delivered)} groups that an old trainer received wait again: another trainer came."
+            )
         except StoreFull as error:
             console.warn(
                 f"{Exception.__str__(error)} A batch that was delivered is served again if the server dies now."
@@ -199,7 +201,7 @@ class OldTrainer:
         return None, []
 
     def _in_session(self, work: Callable[[Session[bytes]], _T]) -> _T:
-        """In the session that there is, or in a new one where that is over: a native trainer has come and gone."""
+        """Do the work in the present session, or in a new one if that is over because a native trainer came and went."""
         try:
             return work(self._open())
         except LeaseLost:
@@ -212,7 +214,7 @@ class OldTrainer:
         return self._session
 
     def _say(self, why: str) -> None:
-        """Why there is no batch: on change, at most once a minute, and only where something waits."""
+        """Say why there is no batch: on a change, at most once a minute, and only if groups wait."""
         now = time.monotonic()
         if self._service.hub.status().groups and why != self._warned and now - self._warned_at > SAY_AGAIN_S:
             console.say(f"no batch for GET /batch: {why}")
@@ -222,7 +224,7 @@ class OldTrainer:
         await answer(scope, send, 200, {"status": "error", "message": message, "batch": []})
 
     async def _deliver(self, scope: Scope, send: Send, body: bytes, headers: list[tuple[bytes, bytes]]) -> bool | None:
-        """Whether the client has it; None where that is still to be seen."""
+        """True if the client has the answer; None if that is not known yet."""
         connection: Connection | None = scope.get(SCOPE_KEY)
         if connection is not None and connection.is_gone:
             return False
@@ -230,11 +232,11 @@ class OldTrainer:
         watched = connection is not None and connection.keeps_alive and len(body) <= WATCHED_BYTES
         end = (
             len(body) // 2 if watched else len(body) - 1
-        )  # a second segment is acknowledged at once, a first after 40 ms
+        )  # a second segment is acknowledged at once, a first one after 40 ms
         for at in range(0, end, PIECE):
             await send({"type": "http.response.body", "body": body[at : min(at + PIECE, end)], "more_body": True})
         if watched:
-            await asyncio.sleep(0)  # so that the halves leave apart
+            await asyncio.sleep(0)  # so that the halves are sent separately
         elif connection is not None and not await connection.arrived(self._deadline_s):
             connection.transport.abort()
             return False

@@ -1,7 +1,7 @@
-"""What an old Atropos client sends, checked, and the JSON that goes back.
+"""Read and check what an old client sends, and write the JSON that goes back.
 
-A body whose values are already of their types takes the fast way; any other goes through `ScoredData` first, which
-coerces as the old server did.
+If all values of a body have the right types, it is read the fast way. Other bodies go through `ScoredData` first, which coerces
+values as the old server did.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from atropos_trajectory_api.legacy.wire_lists import (
 __all__ = ["KEYS", "ScoredData", "dumps", "from_wire", "parse", "read", "to_wire"]
 
 _T = TypeVar("_T")
-MAX_DEPTH = 64  # of lists and objects in what the old protocol leaves to its clients
+MAX_DEPTH = 64  # of lists and objects in fields that the old protocol leaves to its clients
 
 MOST_WARNED = 1000
 _WARNED: set[str] = set()  # environments whose advantages were ignored
@@ -53,7 +53,7 @@ _SAID = ("messages", *VERBATIM)
 
 
 class _First(FailFast):
-    """Of a list: its first wrong entry is named, and no further one looked at. A union wants it hashable."""
+    """For a list: name its first wrong entry, and do not look further. It must be hashable for a union."""
 
     __hash__ = object.__hash__
 
@@ -64,24 +64,24 @@ Rows = Annotated[list[Row[_T]], _FIRST]
 
 
 class ScoredData(BaseModel):
-    """One group as the old protocol has it: a list for each sequence, with an entry for each token."""
+    """One group in the old protocol: a list for each sequence, with an entry for each token."""
 
     tokens: Rows[int] = Field(description="Prompt and completion ids of each sequence.")
-    masks: Rows[int] = Field(description="For each token: -100 where the loss does not count it, else its id.")
+    masks: Rows[int] = Field(description="For each token: its id, or -100 if the loss does not count it.")
     scores: Row[float] = Field(description="One for each sequence.")
-    advantages: Rows[float] | None = Field(None, description="For each token, over those that scores would give.")
+    advantages: Rows[float] | None = Field(None, description="For each token; they replace those from scores.")
     ref_logprobs: Rows[float] | None = Field(None, description="For each token, of a reference model.")
     messages: Rows[dict[str, Any]] | None = Field(None, description="Each with `role` and `content`.")
     generation_params: dict[str, Any] | None = Field(None, description="`temperature` is read.")
-    inference_logprobs: Rows[float] | None = Field(None, description="For each token; 1.0 where it is masked.")
+    inference_logprobs: Rows[float] | None = Field(None, description="For each token; 1.0 if it is masked.")
     overrides: Row[dict[str, Any]] | None = Field(
         None, description="For each sequence: `set_advantage_to_zero`, `temperature`, `sft`."
     )
     group_overrides: dict[str, Any] | None = Field(None, description="`temperature` and `sft` are read.")
     images: Any | None = None
     env_id: int | None = Field(None, description="As /register-env gave it.")
-    distill_token_ids: Rows[Row[int]] | None = Field(None, description="A teacher's likeliest at each token.")
-    distill_logprobs: Rows[Row[float]] | None = Field(None, description="Theirs, in the same shape.")
+    distill_token_ids: Rows[Row[int]] | None = Field(None, description="A teacher's likeliest tokens at each token.")
+    distill_logprobs: Rows[Row[float]] | None = Field(None, description="Their logprobs, in the same shape.")
 
     @field_validator("messages", mode="after")
     @classmethod
@@ -92,18 +92,18 @@ class ScoredData(BaseModel):
 
 
 def from_wire(data: Any, *, environment: str, version: int | None) -> ScoredGroup:
-    """The group that an old client sent, sampled from policy `version` as far as anyone knows. Its draw is nobody's.
+    """The group that an old client sent, as sampled from policy `version` at best. Its draw belongs to no trainer.
 
-    A token is trained where its mask is its own id. Raises DataError that names the field and the index.
+    A token is trained if its mask is its own id. Raises DataError that names the field and the index.
     """
     return read(data, environment).group(version)
 
 
 def read(data: Any, environment: str) -> OldGroup:
-    """The same as the hub keeps it."""
+    """The group in the form in which the hub keeps it."""
     try:
         return _read(data, environment)
-    except NOT_OF_ITS_TYPE:  # a value that is not of its type: perhaps it can be made so
+    except NOT_OF_ITS_TYPE:  # a value of the wrong type, which may be coercible
         pass
     try:
         coerced = ScoredData.model_validate(without_arrays(data)).__dict__
@@ -117,7 +117,7 @@ def read(data: Any, environment: str) -> OldGroup:
 
 
 def _read(data: Mapping[str, Any], environment: str) -> OldGroup:
-    """Raises one of `NOT_OF_ITS_TYPE` for a value that is not, DataError for what no coercion mends."""
+    """Raises one of `NOT_OF_ITS_TYPE` for a value of the wrong type, DataError for what coercion cannot fix."""
     if type(data) is not dict or not ("tokens" in data and "masks" in data and "scores" in data):
         raise TypeError
     rows = data["tokens"]
@@ -130,7 +130,7 @@ def _read(data: Mapping[str, Any], environment: str) -> OldGroup:
         raise TypeError
     if np.count_nonzero(sampled) + np.count_nonzero(masks == MASKED) < len(
         masks
-    ):  # no token is MASKED: none counts twice
+    ):  # no token is MASKED, so none is counted twice
         if type(data["masks"]) is FlatRows:
             raise TypeError
         rest["masks"] = [list(map(int, row)) for row in data["masks"]]
@@ -142,7 +142,7 @@ def _read(data: Mapping[str, Any], environment: str) -> OldGroup:
             rest[name] = _ignored(given, environment)
         elif given:
             columns[name] = floats(by_token(name, given, lengths))
-        elif given is not None:  # an empty list says nothing, and is given back as it came
+        elif given is not None:  # an empty list has no meaning, and is returned unchanged
             rest[name] = lists(given)
     teacher = _teacher(data, rest, lengths)
     if (messages := data.get("messages")) is not None:
@@ -161,16 +161,16 @@ def _differ_in_length(rows: Any, lengths: list[int]) -> bool:
 
 
 def _ignored(rows: Any, environment: str) -> list[list[float]]:
-    """atroposlib takes advantages of any length, and its trainers do not read them; its clients drop a group that is refused."""
+    """atroposlib accepts advantages of any length, and its trainers do not read them; its clients drop a group that is refused."""
     if type(rows) is FlatRows or any(type(row) is not list for row in rows):
-        raise TypeError  # as lists, once more
+        raise TypeError  # read them again as lists
     kept = [_as_numbers(row) for row in rows]
     _bounded("advantages", kept)
     if environment not in _WARNED and len(_WARNED) < MOST_WARNED:
         _WARNED.add(environment)
         console.warn(
-            f"environment {environment!r} sends advantages that are not one for each token: they are ignored, and those that its "
-            "scores give are trained. Later ones go without a word."
+            f"environment {environment!r} sends advantages that are not one for each token: they are ignored, and those from its "
+            "scores are trained. This is reported once."
         )
     return kept
 
@@ -192,7 +192,7 @@ def _teacher(
         rest |= {name: lists(rows) for name, rows in zip(names, given, strict=True) if rows is not None}
         return None
     if not all(given):
-        raise DataError(f"{names[not given[1]]} is missing: the two of a teacher come together")
+        raise DataError(f"{names[not given[1]]} is missing: the two fields of a teacher go together")
     positions = [
         lists(list(chain.from_iterable(by_token(name, rows, lengths)))) for name, rows in zip(names, given, strict=True)
     ]

@@ -1,7 +1,7 @@
-"""Groups from old environments on their way into the hub: checked, buffered where they are pieces, kept waiting while it is full.
+"""Groups from old environments on their way into the hub: checked, buffered if they are pieces, and kept waiting while it is full.
 
-What unmodified environments understand of a full hub: a larger `queue_size`, then an answer that takes its time (they wait
-300 s), then 503, upon which they try twice more. Any 4xx makes them drop the group at once.
+Unmodified environments understand three signs of a full hub: a larger `queue_size`, an answer that takes long (they wait 300 s), and
+503, after which they try twice more. Any 4xx makes them drop the group at once.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from atropos_trajectory_api.server.options import ServeOptions
 from atropos_trajectory_api.server.service import Service
 
 ANONYMOUS = "anonymous"
-MOST_GROUPS = 1024  # in one body: each is kept parsed and as bytes before the first is stored
-ASIDE_BYTES, LIST_ASIDE_BYTES = 1 << 19, 1 << 16  # reading a body of this size on the event loop holds everyone up
+MOST_GROUPS = 1024  # in one body: each is held both parsed and as bytes before the first is stored
+ASIDE_BYTES, LIST_ASIDE_BYTES = 1 << 19, 1 << 16  # reading a body of this size on the event loop delays all others
 SHORT_BYTES = 1 << 13  # nothing in a body of this size takes long to read
-READ_S = 30.0  # that a large body may wait until it is read
-READ_KEY = "atropos.read"  # in a scope: what was read of its body already
-MANY = 16  # groups that are stored before others have a turn
-PIECES_PART = 4  # pieces take up to this part of the hub's size
+READ_S = 30.0  # how long a large body may wait to be read
+READ_KEY = "atropos.read"  # in a scope: the part of its body that was already read
+MANY = 16  # groups to store before other tasks get a turn
+PIECES_PART = 4  # pieces may take one part in this many of the hub's size
 SAY_AGAIN_S = 60.0
 
 
@@ -50,7 +50,7 @@ def is_long(body: bytes, *, many: bool) -> bool:
 
 
 class Read(NamedTuple):
-    """One group of a body, checked."""
+    """One checked group of a body."""
 
     environment: OldEnvironment | None
     group: OldGroup
@@ -62,7 +62,7 @@ class Read(NamedTuple):
 
 
 class Intake:
-    """One for all old environments."""
+    """One instance for all old environments."""
 
     def __init__(self, service: Service, options: ServeOptions, vocabulary: int, killed_at: float | None) -> None:
         self._service = service
@@ -73,7 +73,7 @@ class Intake:
         self._reading = asyncio.Lock()
         self._quick = QuickReader()
         self.stopping = asyncio.Event()
-        self.latest: bytes | None = None  # the frame that was queued last
+        self.latest: bytes | None = None  # the last queued frame
         kept = Path(options.directory) / "pieces" if options.journal else None
         self.pieces = Pieces(
             kept,
@@ -88,8 +88,8 @@ class Intake:
         )
 
     def at_once(self, scope: Scope, body: bytes) -> dict[str, Any] | None:
-        """As `take` of a short body of one group, where that waits for nothing; None where it may wait, or has to be refused:
-        `take` then goes on from what was read."""
+        """As `take`, for a short body of one group that need not wait. None if it may have to wait or must be refused; `take` then
+        continues from what was read."""
         connection: Connection = scope[SCOPE_KEY]
         if not self._service.durable_at_once or is_long(body, many=False):
             return None
@@ -113,14 +113,14 @@ class Intake:
         return {"status": "received"}
 
     async def queue_wholes(self) -> None:
-        """Queue what pieces have made: a killed server had not got round to it, or the hub had no room in time."""
+        """Queue groups that pieces have completed: a killed server did not get to it, or the hub had no room in time."""
         for number in self.pieces.environments():
             if (environment := self._old.environments.get(number)) is not None:
                 await self._queue_whole(environment, None, 0.0)
 
     async def take(self, scope: Scope, receive: Receive, body: bytes, *, many: bool) -> list[dict[str, Any]]:
-        """Store every group of a body, or none that is malformed; the answers in their order. Raises DataError for one
-        that cannot be, HubFull where there is no room in time, GoneAway for a client that did not wait."""
+        """Store every group of a body, or none if one is malformed. Returns the answers in order. Raises DataError for a malformed
+        group, HubFull if there is no room in time, GoneAway for a client that did not wait."""
         if READ_KEY in scope:
             groups = scope.pop(READ_KEY)
         elif is_long(body, many=many):
@@ -138,7 +138,7 @@ class Intake:
         for item, one in enumerate(groups):
             if item % MANY == MANY - 1:
                 await asyncio.sleep(0)
-            keys: list[str] = []  # that it may have been stored under
+            keys: list[str] = []  # under which it may have been stored
             try:
                 if item >= stored:
                     replies.append(await self._store(one, body_digest, item, keys, receive, until))
@@ -154,41 +154,41 @@ class Intake:
         if connection is not None and connection.has_hung_up():
             self.retries.remember(body_digest, len(groups))
             if connection.is_gone:
-                raise GoneAway  # one that has only ended what it sends still reads
+                raise GoneAway  # a client that only closed its sending side still reads
         return replies
 
     @property
     def _version(self) -> int | None:
-        """The policy version that old groups are taken to be of, at best: no old client says it."""
+        """The newest policy version that old groups can have: old clients do not report it."""
         return self._service.version if self._service.trainer is not None else None
 
     async def _read_aside(self, body: bytes, many: bool) -> list[Read]:
-        """One body at a time: what reading costs in memory is that of one."""
+        """Read one body at a time, so that only one body's memory is used."""
         try:
             async with asyncio.timeout(min(READ_S, self._hold_s)):
                 await self._reading.acquire()
         except TimeoutError:
             raise HubFull(
                 f"large bodies are read one at a time, and this one has waited for {min(READ_S, self._hold_s):g} s.",
-                remedy="Send it again later, or send smaller ones: they are read as they come.",
+                remedy="Send it again later, or send smaller ones, which are read as they come.",
             ) from None
-        gc.disable()  # it would look at all that is being read, again and again, and hold everyone up meanwhile
+        gc.disable()  # it would scan all that is being read again and again, and delay all others
         reading = asyncio.ensure_future(asyncio.to_thread(self._read_all, body, many))
-        reading.add_done_callback(self._has_read)  # it goes on if this call is cancelled
+        reading.add_done_callback(self._has_read)  # reading continues if this call is cancelled
         try:
             return await asyncio.shield(reading)
         finally:
-            del reading  # its error has this frame, which would have it: a circle, with the body in it
+            del reading  # its error would refer to this frame, and the frame to it: a cycle that holds the body
 
     def _has_read(self, reading: asyncio.Future[Any]) -> None:
         gc.enable()
         self._reading.release()
 
     def _read_all(self, body: bytes, many: bool) -> list[Read]:
-        """Raises DataError. Touches nothing that changes, but for short bodies of one group: with others it may run beside the
-        event loop."""
+        """Read all groups. Raises DataError. It changes no shared state except for short bodies of one group; the others may be read
+        beside the event loop."""
         if not many and not is_long(body, many=many) and (quick := self._quick.read(body)) is not None:
-            with contextlib.suppress(DataError):  # which the whole way says better
+            with contextlib.suppress(DataError):  # the full way reports it better
                 return [self._read(quick, None)]
         given = parse(body)
         if not many:
@@ -199,7 +199,7 @@ class Intake:
             raise DataError("the body must be a JSON list of groups.", remedy="One group goes to /scored_data.")
         if len(given) > MOST_GROUPS:
             raise DataError(
-                f"the body is a list of {len(given)}, and up to {MOST_GROUPS} groups are taken at once.",
+                f"the body is a list of {len(given)}, but at most {MOST_GROUPS} groups are accepted at once.",
                 remedy="Send them in several requests.",
             )
         return [self._read(data, index if len(given) > 1 else None) for index, data in enumerate(given)]
@@ -207,7 +207,7 @@ class Intake:
     def _read(self, data: Any, index: int | None) -> Read:
         where = "" if index is None else f"group {index}: "
         if not isinstance(data, dict):
-            raise DataError(f"{where}a group is a JSON object, and this is a {type(data).__name__}.")
+            raise DataError(f"{where}a group is a JSON object, but this is a {type(data).__name__}.")
         number = data.get("env_id")
         if isinstance(number, int) and number < 0:
             raise DataError(f"{where}env_id {number} is below 0: environments are numbered from 0.")
@@ -229,7 +229,7 @@ class Intake:
         if known and (highest := int(group.tokens.max())) >= known:
             raise DataError(
                 f"tokens{group.place(int(group.tokens.argmax()))} of environment {group.environment} has the id {highest}, "
-                f"and the policy's vocabulary ends at {known - 1}: the environment has another tokenizer.",
+                f"but the policy's vocabulary ends at {known - 1}: the environment has another tokenizer.",
                 remedy="Give the environment the policy's tokenizer (tokenizer_name), and start it again.",
             )
 
@@ -244,7 +244,7 @@ class Intake:
 
         if environment is not None and self._is_piece(one):
             environment.seen = time.monotonic()
-            piece = Piece.of(key_of(True), one.group, one.frame)  # the whole may wait for room
+            piece = Piece.of(key_of(True), one.group, one.frame)  # the whole group may wait for room
             await self._make_room(piece, receive, until)
             self.pieces.add(environment.id, piece)
             return await self._queue_whole(environment, receive, until)
@@ -265,41 +265,41 @@ class Intake:
         return known or (one.environment is not None and self.pieces.has(one.environment.id, key))
 
     def _size_of(self, environment: OldEnvironment) -> int:
-        """Of its whole groups: what is larger than the hub would never be one."""
+        """The size of its whole groups: a size beyond the hub's would never be reached."""
         return int(min(environment.group_size, self._most_sequences))
 
     def _is_piece(self, one: Read) -> bool:
-        """One that is too large to be kept is a group of its own."""
+        """True for a piece to buffer. A piece too large to buffer is a separate group."""
         if one.environment is None or len(one.group.lengths) >= self._size_of(one.environment):
             return False
         return len(one.frame) + OVERHEAD_BYTES <= self.pieces.most_bytes
 
     async def _make_room(self, piece: Piece, receive: Receive, until: float) -> None:
-        """Those that have waited for the longest go into the hub as they are: what an environment left behind that is
-        gone would otherwise keep all others out. Raises HubFull where the hub has no room for them."""
+        """Put the oldest pieces into the hub as they are. Otherwise, pieces of an environment that is gone would keep all others
+        out. Raises HubFull if the hub has no room for them."""
         while not self.pieces.fits(piece):
             number = self.pieces.oldest()
             if number is None:
-                raise HubFull("the pieces of groups that are buffered wait for room in the hub, and no more are taken.")
+                raise HubFull("buffered pieces of groups wait for room in the hub, and no more are accepted.")
             if time.monotonic() - self._warned_at > SAY_AGAIN_S:
                 self._warned_at = time.monotonic()
                 console.warn(
-                    f"buffered pieces of groups take {self.pieces.size_bytes / 1e6:.1f} MB, and a quarter of the hub is "
-                    "theirs: the oldest are queued as they are (--hub-mb)."
+                    f"buffered pieces of groups take {self.pieces.size_bytes / 1e6:.1f} MB, and their limit is a quarter of the "
+                    "hub: the oldest are queued as they are (--hub-mb)."
                 )
             known = self._old.environments.get(number)
             oldest = self.pieces.first(number, self._size_of(known) if known else 1)
             await self._queue(number, oldest, receive, until)
 
     async def _queue_whole(self, environment: OldEnvironment, receive: Receive | None, until: float) -> dict[str, Any]:
-        """Where pieces make a group, queue it; the answer to who sent one."""
+        """If pieces make a whole group, queue it. Returns the answer to the sender of the last piece."""
         if whole := self.pieces.whole(environment.id, self._size_of(environment)):
-            with contextlib.suppress(HubFull, HubClosed):  # they stay where they are, and the next piece tries again
+            with contextlib.suppress(HubFull, HubClosed):  # they stay, and the next piece tries again
                 await self._queue(environment.id, whole, receive, until)
         return {"status": "buffered", "buffer_size": self.pieces.sequences(environment.id)}
 
     async def _queue(self, environment: int, numbers: list[int], receive: Receive | None, until: float) -> None:
-        """Put these pieces into the hub as one group. Meanwhile they make no other."""
+        """Put these pieces into the hub as one group. In the meantime they cannot be part of another group."""
         pieces = self.pieces.begin(environment, numbers)
         key = pieces[-1].key
         try:
@@ -342,9 +342,9 @@ class Intake:
             if not put.done() and self._service.hub.knows(key):
                 await asyncio.wait({put})  # it is on its way to the disk
             if gone.done():
-                raise GoneAway  # whoever called looks whether it is stored
+                raise GoneAway  # the caller checks if it is stored
             if not put.done():
-                raise HubClosed("the server is ending.", remedy="Send it again: it may be back in a moment.")
+                raise HubClosed("the server is ending.", remedy="Send it again: the server may be back in a moment.")
             put.result()
         finally:
             for task in (put, gone, ending):

@@ -1,4 +1,4 @@
-"""atroposlib's routes in the OpenAPI document, which plain ASGI routes do not write by themselves."""
+"""atroposlib's routes in the OpenAPI document, which plain ASGI routes do not add automatically."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from atropos_trajectory_api.legacy.registrations import EnvIdentifier, RegisterE
 _REF = "#/components/schemas/{model}"
 _ERRORS = {
     "400": "The body cannot be decompressed.",
-    "401": "The token is missing or another.",
-    "403": "Not for this caller.",
+    "401": "The token is missing or wrong.",
+    "403": "This caller is not allowed.",
     "408": "The body did not arrive in time.",
-    "422": "The body is not what the route takes; the text says where.",
+    "422": "The route does not accept this body; the text says where the error is.",
     "503": "No room, or the server is ending: send it again after `Retry-After` seconds.",
 }
 _ROUTES: tuple[tuple[str, str, str, type[BaseModel] | None], ...] = (
-    ("/", "get", "Is it there?", None),
+    ("/", "get", "Is the server there?", None),
     ("/register", "post", "A trainer registers", Registration),
     ("/register-env", "post", "An environment registers; to be repeated until `status` is `success`", RegisterEnv),
     ("/disconnect-env", "post", "An environment has ended", EnvIdentifier),
-    ("/wandb_info", "get", "Where the trainer logs", None),
+    ("/wandb_info", "get", "W&B project and group of the trainer", None),
     ("/info", "get", "Batch size and token limit of the trainer", None),
     ("/batch", "get", "The next batch, or null", None),
-    ("/latest_example", "get", "The group that was queued last", None),
+    ("/latest_example", "get", "The last queued group", None),
     ("/scored_data", "post", "One group", ScoredData),
     ("/scored_data_list", "post", "Several groups", ScoredData),
-    ("/status", "get", "Step, and groups that wait", None),
-    ("/status-env", "get", "How much waits, as one environment should see it", None),
+    ("/status", "get", "Step, and number of waiting groups", None),
+    ("/status-env", "get", "Number of waiting groups, as one environment should see it", None),
     ("/reset_data", "get", "Forget everything", None),
 )
 
@@ -66,7 +66,7 @@ def _operation(path: str, summary: str, model: type[BaseModel] | None) -> dict[s
         made["parameters"] = [{"name": "env_id", "in": "query", "required": True, "schema": whole}]
         made["responses"]["404"] = _error("No such environment.")
     if path == "/reset_data":
-        made["responses"]["409"] = _error("A trainer of the native protocol is at work.")
+        made["responses"]["409"] = _error("A trainer of the native protocol is running.")
     return made
 
 

@@ -1,7 +1,7 @@
-"""Scored groups in the form of the old Atropos protocol: fourteen keys, lists by sequence, -100 where a mask hides.
+"""Scored groups in the form of the old Atropos protocol: fourteen keys, lists by sequence, -100 for masked tokens.
 
-What an old client sent comes back as it was: the token columns of its rollouts, and `ScoredGroup.wire` for what only
-old clients understand. A group of our own has in it what an old trainer needs.
+A group of an old client is returned unchanged: its rollouts' token columns, and `ScoredGroup.wire` for what only old clients
+understand. A group of our own gets the fields that an old trainer needs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from atropos_core.types import Floats, Rollout, ScoredGroup, TopK
 
 MASKED = -100  # in `masks`: the loss does not count this token
 NO_LOGPROB = 1.0  # in `inference_logprobs`, at such a token
-MASKED_LOGPROB = "masked_logprob"  # in `ScoredGroup.wire`: the one other value that a client had there
+MASKED_LOGPROB = "masked_logprob"  # in `ScoredGroup.wire`: the different value that the client used there
 
 KEYS = (
     "tokens", "masks", "scores", "advantages", "ref_logprobs", "messages", "generation_params", "inference_logprobs",
@@ -26,7 +26,7 @@ KEYS = (
 
 
 def to_wire(group: ScoredGroup) -> dict[str, Any]:
-    """Exactly `KEYS`, a sequence for each rollout. Token columns are contiguous arrays: `plain` makes lists of them."""
+    """Exactly `KEYS`, a sequence for each rollout. Token columns are contiguous arrays, which `plain` turns into lists."""
     members = [(episode, score) for episode, score in zip(group.episodes, group.rewards, strict=True)]
     rollouts = [rollout for episode in group.episodes for rollout in episode.rollouts]
     made: dict[str, Any] = dict.fromkeys(KEYS)
@@ -40,7 +40,7 @@ def to_wire(group: ScoredGroup) -> dict[str, Any]:
             for rollout, column in zip(rollouts, logprobs, strict=True)
         ]
     if not any(entry.get("set_advantage_to_zero") for entry in group.wire.get("overrides") or ()):
-        made["advantages"] = _all_of("advantages", rollouts)  # else they are what that override made of them
+        made["advantages"] = _all_of("advantages", rollouts)  # otherwise the override changed them
     made["ref_logprobs"] = _all_of("ref_logprobs", rollouts)
     if rollouts and all(rollout.teacher is not None for rollout in rollouts):
         teachers = [rollout.teacher for rollout in rollouts if rollout.teacher is not None]
@@ -56,7 +56,7 @@ def to_wire(group: ScoredGroup) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """The same with lists of plain numbers for arrays, as `json` takes it."""
+    """The same value with lists of plain numbers instead of arrays, for `json`."""
     if isinstance(value, np.ndarray):
         return value.tolist()
     if isinstance(value, dict):
@@ -70,7 +70,7 @@ def line(group: ScoredGroup) -> str:
 
 
 def _score(own: float, reward: np.float32) -> float:
-    """The number that the client sent, where its 32 bits are the reward."""
+    """The number that the client sent if it equals the reward in 32 bits, else the reward."""
     return own if np.float32(own) == reward else float(reward)
 
 
@@ -88,7 +88,7 @@ def _by_position(teacher: TopK, values: np.ndarray[Any, Any]) -> list[np.ndarray
 
 
 def _temperatures(rollouts: Sequence[Rollout]) -> dict[str, Any]:
-    """What an old trainer divides the logits by, where it looks for it."""
+    """The temperatures, in the field in which an old trainer looks for them."""
     each = [rollout.temperature for rollout in rollouts]
     if len(set(each)) <= 1:
         return {"generation_params": {"temperature": each[0]}} if each else {}

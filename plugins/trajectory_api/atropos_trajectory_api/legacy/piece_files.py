@@ -1,7 +1,7 @@
-"""Pieces of groups on the disk: a file for each, written once and removed once it is over.
+"""Pieces of groups on the disk: a file for each, written once and removed when it is no longer needed.
 
-Before pieces go into the hub as one group it is written down which ones do, so that a server that is killed meanwhile
-neither loses nor repeats any.
+Before pieces go into the hub as one group, their numbers are written down. So if the server is killed in the meantime, it neither
+loses nor repeats a piece.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NAME = re.compile(r"(-?\d+)-(\d+)\.(piece|whole)")
 
 
 class Found(NamedTuple):
-    """One file: a piece, or a list of the numbers of those that go into the hub together."""
+    """One file: a piece, or the numbers of pieces that go into the hub together."""
 
     environment: int
     number: int
@@ -35,7 +35,7 @@ class Found(NamedTuple):
 
 
 class PieceFiles:
-    """A directory of them. `may_write`: whether the journal beside it leaves room; it goes before."""
+    """A directory of such files. `may_write`: returns False if the journal next to it needs the disk space."""
 
     def __init__(self, directory: Path, *, durable: bool, may_write: Callable[[], bool]) -> None:
         make_private(directory)
@@ -44,7 +44,7 @@ class PieceFiles:
         self._durable = durable
 
     def read(self) -> Iterator[Found]:
-        """All, in the order in which they were written. What cannot be read is named and left where it is."""
+        """Read all files in the order in which they were written. A file that cannot be read is reported and left in place."""
         found: list[Found] = []
         for path in self._directory.iterdir():
             if path.suffix == ".partial":
@@ -54,13 +54,13 @@ class PieceFiles:
                 found.append(_read(path))
             except (OSError, ValueError, KeyError, TypeError) as error:
                 console.warn(
-                    f"{path} is not a whole piece of a group ({error}): it is passed over. Whatever was in it is lost; "
+                    f"{path} is not a whole piece of a group ({error}): it is skipped. Whatever was in it is lost; "
                     "delete the file."
                 )
         return iter(sorted(found, key=lambda one: one.number))
 
     def write(self, one: Found) -> None:
-        """Raises StoreFull, and then there is none."""
+        """Write a file. Raises StoreFull, and then there is none."""
         path = self._path(one.environment, one.number, "piece" if one.is_piece else "whole")
         partial = path.with_suffix(".partial")
         head = json.dumps({"key": one.key, "crc": crc32(one.body)}).encode()
@@ -85,7 +85,7 @@ class PieceFiles:
             self._unlink(self._path(environment, number, "piece"))
 
     def begin(self, environment: int, numbers: Sequence[int], key: str) -> None:
-        """These go into the hub as the group of that key. Raises StoreFull."""
+        """Record that these pieces go into the hub as the group of that key. Raises StoreFull."""
         self.write(Found(environment, numbers[-1], False, key, json.dumps(numbers).encode()))
 
     def end(self, environment: int, number: int) -> None:
@@ -98,13 +98,15 @@ class PieceFiles:
         try:
             path.unlink(missing_ok=True)
         except OSError as error:
-            console.warn(f"{path} is over and cannot be removed ({error.strerror}): delete it before the next start.")
+            console.warn(
+                f"{path} is no longer needed but cannot be removed ({error.strerror}): delete it before the next start."
+            )
 
 
 def _read(path: Path) -> Found:
     name = _NAME.fullmatch(path.name)
     if name is None:
-        raise ValueError("no file of this name is written here")
+        raise ValueError("it does not have the name of a piece's file")
     head, newline, body = path.read_bytes().partition(b"\n")
     if not newline:
         raise ValueError("it ends too early")

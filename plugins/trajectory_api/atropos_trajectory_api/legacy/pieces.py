@@ -1,7 +1,7 @@
-"""Pieces of groups from old environments, kept until they make a whole one.
+"""Pieces of groups from old environments, kept until they make a whole group.
 
-An environment that registers with groups of 8 may send 3 sequences and then 5. atroposlib queues them as two groups, and
-their advantages are then reckoned within each; here they become one. What was acknowledged as buffered is on the disk.
+An environment that registers with groups of 8 may send 3 sequences and then 5. atroposlib queues them as two groups, so advantages are
+computed within each. Here they become one group. Pieces that were acknowledged as buffered are on the disk.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ TOGETHER = ("tokens", "masks", "scores")
 OPTIONAL = (
     "advantages", "ref_logprobs", "inference_logprobs", "messages", "overrides", "distill_token_ids", "distill_logprobs",
 )  # fmt: skip
-MOST = 4  # times the group size: pieces that have not made a whole by then are queued as they are
-TRIED = 256  # of the oldest, for a sum that is not that of the first ones
-OVERHEAD_BYTES = 1024  # of a piece beside its frame
+MOST = 4  # times the group size: when pieces reach this without making a whole group, they are queued as they are
+TRIED = 256  # oldest pieces to search for a matching sum, if the first ones have none
+OVERHEAD_BYTES = 1024  # of a piece, in addition to its frame
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """`frame` is that of an OldGroup. `key` is what the hub would know it by."""
+    """`frame` is that of an OldGroup. `key` is its key in the hub."""
 
     key: str
     frame: bytes
     sequences: int
-    kind: str  # only pieces that say the same things of their sequences make one group
+    kind: str  # only pieces with the same kinds of fields can form a group
 
     @classmethod
     def of(cls, key: str, group: OldGroup, frame: bytes) -> Piece:
@@ -61,7 +61,7 @@ class Piece:
 
 
 class Pieces:
-    """All that is buffered. `directory` None: in memory alone, as the hub without a journal. `knows`: whether the hub has
+    """All buffered pieces. `directory` None: only in memory, as the hub without a journal. `knows`: returns True if the hub has
     a group of that key."""
 
     def __init__(
@@ -77,7 +77,7 @@ class Pieces:
         self.size_bytes = 0
         self._of: dict[int, dict[int, Piece]] = {}  # by environment and number, oldest first
         self._counts: dict[int, Counter[str]] = {}  # sequences by kind
-        self._going: set[int] = set()  # numbers of those that are on their way into the hub
+        self._going: set[int] = set()  # numbers of pieces on their way into the hub
         self._next = 0
         self._files = PieceFiles(directory, durable=durable, may_write=may_write) if directory is not None else None
         self.found = self._restore(self._files, knows) if self._files else frozenset[str]()  # keys, at the start
@@ -95,13 +95,13 @@ class Pieces:
         return self.size_bytes + piece.size_bytes <= self.most_bytes
 
     def add(self, environment: int, piece: Piece) -> None:
-        """Raises StoreFull, and then it is not kept."""
+        """Add a piece. Raises StoreFull, and then it is not kept."""
         if self._files is not None:
             self._files.write(Found(environment, self._next, True, piece.key, piece.frame))
         self._keep(environment, self._next, piece)
 
     def whole(self, environment: int, group_size: int) -> list[int]:
-        """Numbers of the pieces that make a group now, oldest first; none where nothing adds up."""
+        """Numbers of the pieces that make a group now, oldest first; none if no sum matches."""
         for kind, sequences in self._counts.get(environment, {}).items():
             if sequences >= group_size:
                 alike = self._free(environment, kind)
@@ -110,7 +110,7 @@ class Pieces:
         return self.first(environment, group_size) if self.sequences(environment) >= MOST * group_size else []
 
     def first(self, environment: int, group_size: int) -> list[int]:
-        """The oldest ones that can be one group, up to that size, as they are."""
+        """The oldest pieces that can be one group, up to that size, as they are."""
         size = 0
         taken: list[int] = []
         for number, piece in self._free(environment):
@@ -124,7 +124,7 @@ class Pieces:
         return taken
 
     def oldest(self) -> int | None:
-        """The environment whose piece has waited for the longest."""
+        """The environment whose piece has waited longest."""
         first = {
             environment: min((number for number in pieces if number not in self._going), default=math.inf)
             for environment, pieces in self._of.items()
@@ -133,7 +133,7 @@ class Pieces:
         return None if found is None or first[found] == math.inf else found
 
     def begin(self, environment: int, numbers: Sequence[int]) -> list[Piece]:
-        """These go into the hub, as the group of the last one's key. Raises StoreFull."""
+        """Begin to put these into the hub, as the group of the last one's key. Raises StoreFull."""
         pieces = [self._of[environment][number] for number in numbers]
         if self._files is not None:
             self._files.begin(environment, numbers, pieces[-1].key)
@@ -141,7 +141,7 @@ class Pieces:
         return pieces
 
     def end(self, environment: int, numbers: Sequence[int], *, stored: bool) -> None:
-        """The hub has them, or they stay."""
+        """Remove the pieces if the hub has stored them; else keep them."""
         self._going.difference_update(numbers)
         if stored:
             self._remove(environment, numbers)
@@ -192,7 +192,7 @@ class Pieces:
                 if isinstance(group, OldGroup):
                     group.check()
             except DataError as error:
-                console.warn(f"piece {one.number} of environment {one.environment} is passed over: {error}")
+                console.warn(f"piece {one.number} of environment {one.environment} is skipped: {error}")
                 continue
             if isinstance(group, OldGroup):
                 keys.add(one.key)
@@ -205,7 +205,7 @@ class Pieces:
 
 
 def joined(groups: Sequence[OldGroup]) -> dict[str, Any]:
-    """One group of all their sequences; fields of the whole group are the first one's."""
+    """One group of all their sequences. Fields of the whole group come from the first one."""
     each = [_by_sequence(group) for group in groups]
     made = dict(each[0])
     for name in (*TOGETHER, *OPTIONAL):
@@ -219,7 +219,7 @@ def joined(groups: Sequence[OldGroup]) -> dict[str, Any]:
 
 
 def _by_sequence(group: OldGroup) -> Mapping[str, Any]:
-    """The fourteen keys. Fields of each sequence, and only where every one has them."""
+    """The fourteen keys. A field by sequence is included only if every sequence has it."""
     data: dict[str, Any] = plain(group.wire())
     sequences = len(group.lengths)
     if isinstance(data["overrides"], list):
@@ -231,7 +231,7 @@ def _by_sequence(group: OldGroup) -> Mapping[str, Any]:
 
 
 def summing_to(sizes: Sequence[int], target: int) -> list[int]:
-    """Indices of sizes that make exactly `target`, the oldest first as far as that works; empty where none do."""
+    """Indices of sizes that sum to exactly `target`, the oldest first if possible; empty if none do."""
     taken, total = [], 0
     for index, size in enumerate(sizes):
         if total + size <= target:

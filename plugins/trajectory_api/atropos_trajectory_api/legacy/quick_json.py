@@ -1,8 +1,8 @@
-"""A body with one group, as nearly all are, is read here without a Python object for each of its numbers.
+"""Read a body with one group, as nearly all bodies are, without a Python object for each of its numbers.
 
-What this reads, `wire_json.parse` reads to the same values, which a test holds it to; what this is not sure of is put to
-that, which says what is wrong. simdjson leaves the numbers where it wrote them, and a whole column is copied out at once:
-a group of 8 x 64 is read and checked in 51 us, and by way of lists of Python numbers in 69 (CPU time of one core).
+`wire_json.parse` reads the same values from what is read here; a test checks that. Any doubtful body is left to `parse`, which reports
+what is wrong. simdjson keeps the numbers in its own memory, and a whole column is copied at once. A group of 8 x 64 is read and
+checked in 51 us, compared with 69 us with lists of Python numbers (CPU time of one core).
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from atropos_trajectory_api.legacy.wire_lists import FlatRows
 
 _ROWS = frozenset(ROWS)
 _WHOLE = ("tokens", "masks")  # the other rows hold fractions
-_NUMBERS = (float, int)  # they have no bracket: a call for each of a list's would be most of what the list costs
+_NUMBERS = (float, int)  # they contain no bracket: a call for each number would take most of a list's time
 
 
 class QuickReader:
-    """For one thread: what it parses with is used again for the next body."""
+    """For one thread: its parser is used again for the next body."""
 
     def __init__(self) -> None:
         self._parser = simdjson.Parser()
 
     def read(self, body: bytes) -> dict[str, Any] | None:
-        """The group with its rows as `FlatRows`; None where the body has to be looked at more closely."""
-        if not body.startswith(b"{"):  # simdjson takes a byte order mark
+        """The group with its rows as `FlatRows`. None if the body must be read the full way."""
+        if not body.startswith(b"{"):  # simdjson accepts a byte order mark
             return None
         try:
             return self._read(body)
@@ -39,8 +39,8 @@ class QuickReader:
         group: dict[str, Any] = {}
         document: Any = self._parser.parse(body)
         brackets = 0
-        for name in document.keys():  # noqa: SIM118 - without it they are looked up as well
-            if name in group:  # of two, the last counts
+        for name in document.keys():  # noqa: SIM118 - without it the values are looked up as well
+            if name in group:  # of two equal keys, the last counts
                 return None
             value = document[name]
             if value is None:
@@ -63,15 +63,17 @@ class QuickReader:
                     return None
             group[name] = value
         # a list within a row would have been read as if its numbers were the row's
-        if brackets != len(body) - len(body.replace(b"[", b"")):  # they are few: a third of what it costs to count them
+        if brackets != len(body) - len(
+            body.replace(b"[", b"")
+        ):  # for few brackets, a third of the cost of counting them
             return None
-        if b"\\" in body and b"\\u005" in body:  # a bracket in a text that is none in the body
+        if b"\\" in body and b"\\u005" in body:  # an escaped bracket in a text, which the body does not show as one
             return None
         return group
 
 
 def _rows(column: Any, lengths: list[int], whole: bool) -> FlatRows:
-    """Raises TypeError for what is no number, or none of its kind."""
+    """A column of numbers. Raises TypeError for other values, or numbers of the wrong kind."""
     kind, dtype = ("i", np.int64) if whole else ("d", np.float64)
     values = np.frombuffer(column.as_buffer(of_type=kind), dtype)
     if len(values) != sum(lengths):
@@ -80,7 +82,7 @@ def _rows(column: Any, lengths: list[int], whole: bool) -> FlatRows:
 
 
 def _brackets(value: Any) -> int:
-    """How many a body has for this value, those in its texts included."""
+    """The number of brackets that a body has for this value, including those in its texts."""
     if isinstance(value, list):
         return 1 + sum(_brackets(entry) for entry in value if type(entry) not in _NUMBERS)
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""What atroposlib's clients send besides groups, with the bounds that keep nonsense out."""
+"""Messages of atroposlib's clients other than groups, with bounds that exclude nonsense."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 Whole = Annotated[int, Field(ge=-(2**53), le=2**53)]
 Positive = Annotated[int, Field(ge=1, le=2**31 - 1)]
-GroupSize = Annotated[int, Field(ge=1, le=1 << 16)]  # pieces of a group wait in memory until they are as many
+GroupSize = Annotated[int, Field(ge=1, le=1 << 16)]  # pieces of a group wait in memory until they reach this
 Name = Annotated[str, Field(max_length=512)]
 
 
@@ -20,7 +20,7 @@ class Registration(BaseModel):
     wandb_group: Name
     wandb_project: Name
     batch_size: Positive
-    max_token_len: Whole  # 0 or less: old environments then keep groups of any length
+    max_token_len: Whole  # if 0 or less, old environments keep groups of any length
     checkpoint_dir: Annotated[str, Field(max_length=4096)]
     save_checkpoint_interval: Whole
     starting_step: Whole
@@ -40,6 +40,6 @@ class RegisterEnv(BaseModel):
 
 
 class EnvIdentifier(BaseModel):
-    """Which environment asks; upstream numbers them from 0."""
+    """The environment that asks; atroposlib numbers them from 0."""
 
     env_id: Whole

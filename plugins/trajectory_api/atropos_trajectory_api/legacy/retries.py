@@ -1,9 +1,8 @@
-"""Groups that were stored and whose senders may not know it, so that the same body sent again is not stored twice.
+"""Recognise a repeated body whose groups were stored but whose sender may not know it, so that they are not stored twice.
 
-An old client has no key to send: it repeats the whole request when the answer does not come. A body counts as repeated
-only where the answer to it could not be delivered, or where the server was killed within moments of storing it: an
-environment may well send the same group twice on purpose. The hub's keys say what was stored when, so nothing else needs
-to be written for it.
+An old client sends no key: it repeats the whole request if no answer comes. A body counts as repeated only if its answer could not be
+delivered, or if the server was killed moments after storing it. Otherwise an environment may send the same group twice on purpose.
+The hub's keys say what was stored and when, so nothing else must be written.
 """
 
 from __future__ import annotations
@@ -15,20 +14,20 @@ from collections.abc import Callable
 
 REMEMBERED_S = 300.0
 MOST = 10_000
-SLOT_S = 5.0  # how finely a key says when it came; what is in the last two slots may not have been answered
+SLOT_S = 5.0  # time resolution of a key; what is in the last two slots may not have been answered
 
 
 def digest(*parts: bytes) -> str:
-    made = hashlib.sha256()  # where the processor has it, half the time of blake2b
+    made = hashlib.sha256()  # with hardware support, half the time of blake2b
     for part in parts:
         made.update(part)
     return made.hexdigest()[:32]
 
 
 class Retries:
-    """By digest of what a body holds: how many of its items are stored. `killed_at`: when the server before this one last
-    wrote, where it did not end by itself; `knows`: whether a group with that key is stored; `hold_s`: how long after its
-    key was made a group may be stored."""
+    """For each digest of a body: how many of its items are stored. `killed_at`: when the previous server last wrote, if it was
+    killed; `knows`: returns True if a group with that key is stored; `hold_s`: how long after its key was made a group may be
+    stored."""
 
     def __init__(
         self,
@@ -43,11 +42,11 @@ class Retries:
         self._held_slots = 2 + int(hold_s / SLOT_S)
         self._started = clock()
         self._stored: dict[str, tuple[int, float]] = {}
-        self._seen: set[str] = set()  # of the time before this process
+        self._seen: set[str] = set()  # from before this process
         self._slot, self._in_slot = 0, Counter[str]()
 
     def new_key(self, body_digest: str, item: int = 0, *, held: bool = False) -> str:
-        """For one group that is stored now, or `held`: when there is room."""
+        """A key for one group that is stored now, or, if `held`, when there is room."""
         slot = int(self._clock() / SLOT_S)
         if slot != self._slot:
             self._slot, self._in_slot = slot, Counter()
@@ -62,12 +61,12 @@ class Retries:
             del self._stored[next(iter(self._stored))]
 
     def forget(self) -> None:
-        """What was stored is dropped: whoever sends it again sends it anew."""
+        """Called when all groups are dropped: a body that is sent again is stored again."""
         self._stored.clear()
         self._killed_slot = None
 
     def take(self, body_digest: str, items: int) -> int:
-        """How many of its items are stored already. Read once: the next such body is a new one."""
+        """How many of its items are already stored. This can be read once: the next such body is a new one."""
         stored, until = self._stored.pop(body_digest, (0, 0.0))
         if until > self._clock():
             return stored

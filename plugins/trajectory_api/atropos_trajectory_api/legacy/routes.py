@@ -1,6 +1,6 @@
-"""atroposlib's 13 routes, as its clients know them, on the hub. README.md lists where and why they differ.
+"""atroposlib's 13 routes on the hub, as its clients know them. README.md lists the differences and their reasons.
 
-Plain ASGI: an environment polls ten times a second, and a framework's share would be most of what that costs.
+Plain ASGI: an environment polls ten times a second, and a framework would take most of that time.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ NO_EXAMPLE: Mapping[str, list[Any]] = {
     )
 }  # fmt: skip
 _M = TypeVar("_M", bound=BaseModel)
-Handler = Callable[[Scope, Receive, Send, bytes], Awaitable[Any]]  # returns what to answer, or ANSWERED
+Handler = Callable[[Scope, Receive, Send, bytes], Awaitable[Any]]  # returns the value to answer with, or ANSWERED
 ANSWERED = object()
 MOST_BYTES, MOST_VALUES = 100_000, 100  # of a body that registers an environment or a trainer: some numbers and names
 NEARLY_FULL = 0.9
@@ -98,7 +98,7 @@ class LegacyRoutes:
                 await answer(scope, send, 200, value)
 
     async def close(self) -> None:
-        """Once no connection is left."""
+        """Called when no connection is left."""
         await self.trainer.close()
 
     async def tick(self) -> None:
@@ -145,7 +145,7 @@ class LegacyRoutes:
         wanted = _read(EnvIdentifier, body)
         one = self._old.environments.get(wanted.env_id)
         if one is None:
-            return {"status": "failure", "error": f"there is no environment {wanted.env_id}"}
+            return {"status": "failure", "error": f"unknown environment {wanted.env_id}"}
         if one.connected:
             one.connected = False
             self._old.on_change()
@@ -189,7 +189,7 @@ class LegacyRoutes:
         one = self._old.environments.get(asking.env_id)
         if one is None:
             await plain_error(
-                scope, send, 404, "DataError", f"there is no environment {asking.env_id}.", "POST /register-env first."
+                scope, send, 404, "DataError", f"unknown environment {asking.env_id}.", "POST /register-env first."
             )
             return ANSWERED
         scope["atropos.worker"] = one.name
@@ -201,7 +201,7 @@ class LegacyRoutes:
     async def _reset_data(self, scope: Scope, receive: Receive, send: Send, body: bytes) -> Any:
         if (holder := self.trainer.native_holder()) is not None:
             await plain_error(
-                scope, send, 409, "DataError", f"trainer {holder} of the native protocol is at work on these data.",
+                scope, send, 409, "DataError", f"trainer {holder} of the native protocol uses these data.",
                 "End it first; then reset.",
             )  # fmt: skip
             return ANSWERED
@@ -213,7 +213,7 @@ class LegacyRoutes:
         self._old.reset()
         self._old.on_change()
         if dropped:
-            console.warn(f"a client called /reset_data: {dropped} groups that waited are dropped.")
+            console.warn(f"a client called /reset_data: {dropped} waiting groups are dropped.")
         await send_whole(send, 200, b"Reset successful", [(b"content-type", b"text/plain; charset=utf-8")])
         return ANSWERED
 
@@ -236,11 +236,11 @@ def _nearly_full(hub: HubStatus) -> bool:
 
 
 def _read(model: type[_M], body: bytes) -> _M:
-    """Raises DataError for a body that is too long or too deep for a registration, before parsing it: other requests wait meanwhile."""
+    """Raises DataError, before parsing, for a body too long or too deep for a registration: other requests wait in the meantime."""
     marks = body.count(b"[") + body.count(b"{")
     if len(body) > MOST_BYTES or marks > MOST_VALUES:
         raise DataError(
-            f"the body of this registration has {len(body):,} bytes with {marks:,} lists and objects; it may have "
+            f"the body of this registration has {len(body):,} bytes with {marks:,} lists and objects, but it may have only "
             f"{MOST_BYTES:,} with {MOST_VALUES}.",
             remedy="Send only the fields of the route.",
         )

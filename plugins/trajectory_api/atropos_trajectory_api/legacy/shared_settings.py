@@ -1,4 +1,4 @@
-"""What a group of the old protocol says of its sequences beside the tokens: overrides and temperatures."""
+"""Overrides and temperatures of the sequences in a group of the old protocol."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from atropos_trajectory_api.legacy.wire_lists import types_of
 
 SETTINGS = frozenset(
     {"overrides", "group_overrides", "generation_params"}
-)  # without any of these, all is as it was sampled
+)  # without any of these, everything is as it was sampled
 
 
 class SharedSettings:
-    """What the overrides of a group say of each sequence: over the generation parameters, over the group's. Raises
-    TypeError for what is not of its type, DataError for what no coercion mends."""
+    """The settings of each sequence: its overrides take precedence over the generation parameters, and these over the group's.
+    Raises TypeError for a value of the wrong type, DataError for what coercion cannot fix."""
 
     def __init__(self, data: Mapping[str, Any], sequences: int) -> None:
         overrides = data.get("overrides") or []
@@ -47,7 +47,7 @@ def _temperature(where: str, said: Mapping[str, Any], default: float) -> float:
         return default
     given = said["temperature"]
     try:
-        value = float(given)  # text too, as the trainers of atroposlib read it
+        value = float(given)  # also text, as in the trainers of atroposlib
     except (TypeError, ValueError, OverflowError):
         value = math.inf
     try:

@@ -1,10 +1,10 @@
-"""What the old protocol remembers: the trainer's registration, the environments, the step. Saved with the journal.
+"""The state of the old protocol: the trainer's registration, the environments, the step. It is saved with the journal.
 
-`/status-env` is the only throttle that unmodified environments know: they stop while `queue_size * group_size` reaches
-`max_batches_offpolicy * batch_size`. Its arithmetic is atroposlib's, from counters in place of scans of the queue, but for
-two cases: an environment that holds less than an equal part of what waits is not stopped for what the others hold, else
-it never runs beside some that do not ask; and nobody hears of more batches than it takes to stop, because an
-environment ends for good once the queue is as long as the steps that are left.
+`/status-env` is the only throttle that unmodified environments know: they stop when `queue_size * group_size` reaches
+`max_batches_offpolicy * batch_size`. The arithmetic is atroposlib's, with counters instead of scans of the queue, but for two cases.
+An environment with less than an equal part of the waiting groups is not stopped because of the others' groups; otherwise it would
+never run next to environments that do not ask. And no more batches are reported than it takes to stop, because an environment ends
+for good once the queue is as long as its remaining steps.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from atropos_core.errors import HubFull
 from atropos_trajectory_api.legacy.registrations import RegisterEnv, Registration
 
-LEAST_WEIGHT = 0.01  # what atroposlib reports at least
+LEAST_WEIGHT = 0.01  # the least that atroposlib reports
 STOP_BATCHES = 4  # queued batches reported by a hub that is nearly full; clients stop at 3 unless configured otherwise
 MOST_ENVIRONMENTS = 1000
 
@@ -39,7 +39,7 @@ class OldEnvironment:
 
     @property
     def share(self) -> float:
-        """Its weight among others, as atroposlib reckons it."""
+        """Its weight among others, as atroposlib computes it."""
         return self.max_context_len * max(0.0, self.weight) if self.connected else 0.0
 
     @property
@@ -48,14 +48,14 @@ class OldEnvironment:
 
 
 class OldState:
-    """All of it; `on_change` is called when something should be saved."""
+    """The whole state. `on_change` is called when something should be saved."""
 
     def __init__(self) -> None:
         self.on_change: Callable[[], None] = lambda: None
         self.reset()
 
     def reset(self) -> None:
-        """As after a start."""
+        """Return to the state after a start."""
         self.registration: Registration | None = None
         self.native = False  # a trainer of the native protocol stands in for the registration
         self.started = False  # environments may register
@@ -66,7 +66,7 @@ class OldState:
         self.anonymous_largest = 1
 
     def register(self, registration: Registration) -> bool:
-        """Whether this registration counts: the first one does, until a reset."""
+        """True if this registration counts: only the first one does, until a reset."""
         if self.registration is not None and not self.native:
             return False
         self.registration, self.native = registration, False
@@ -75,7 +75,7 @@ class OldState:
         return True
 
     def serve_native(self, *, batch_size: int, max_token_len: int, step: int, num_steps: int = -1) -> None:
-        """A trainer of the native protocol has opened its session: old environments need know no more than this."""
+        """A trainer of the native protocol has opened its session. Old environments need only know this about it."""
         if self.registration is not None and not self.native:
             group, project = self.registration.wandb_group, self.registration.wandb_project
         else:
@@ -99,12 +99,12 @@ class OldState:
             self.on_change()
 
     def add(self, wanted: RegisterEnv, now: float) -> OldEnvironment:
-        """A new environment. Raises HubFull where a thousand are connected."""
+        """Add an environment. Raises HubFull if a thousand are already connected."""
         if len(self.environments) >= MOST_ENVIRONMENTS:
             oldest = min(self.environments.values(), key=lambda one: (one.connected, one.seen))
             if oldest.connected:
                 raise HubFull(
-                    f"{MOST_ENVIRONMENTS} environments are connected, and {wanted.desired_name!r} would be one more.",
+                    f"{MOST_ENVIRONMENTS} environments are connected, so {wanted.desired_name!r} cannot be added.",
                     remedy="End some, or POST /disconnect-env for those that have ended.",
                 )
             del self.environments[oldest.id]
@@ -122,7 +122,7 @@ class OldState:
         return made
 
     def silent(self, before: float) -> list[OldEnvironment]:
-        """Disconnects those that were last seen before then; returns them."""
+        """Disconnect and return the environments that were last seen before then."""
         found = [one for one in self.environments.values() if one.connected and one.seen < before]
         for one in found:
             one.connected = False
@@ -131,7 +131,7 @@ class OldState:
         return found
 
     def status(self, asking: OldEnvironment, waiting: Mapping[str, int], *, nearly_full: bool) -> dict[str, Any]:
-        """The answer to /status-env; `waiting` has the sequences in the hub of each environment, by name there."""
+        """The answer to /status-env. `waiting` has the sequences in the hub by environment name."""
         batch_size = self.registration.batch_size if self.registration else 0
         total = sum(one.share for one in self.environments.values())
         sizes = {one.name: one for one in self.environments.values() if one.name in waiting}
@@ -148,8 +148,8 @@ class OldState:
         stop = math.ceil(STOP_BATCHES * max(batch_size, 1) / asking.group_size)
         parts = len(waiting.keys() | {asking.name})
         if own * parts < sum(waiting.values()):
-            if queue * asking.largest > batch_size:  # up to there it gets what waits
-                queue = min(queue, own * parts // asking.largest)  # as if everyone had as much as it does
+            if queue * asking.largest > batch_size:  # up to there, what waits is reported
+                queue = min(queue, own * parts // asking.largest)  # as if every environment had as much as this one
         elif nearly_full:
             queue, mine = max(queue, stop), max(mine, stop)
         return {
@@ -162,7 +162,7 @@ class OldState:
         }
 
     def state(self) -> dict[str, Any]:
-        """For the journal: plain JSON."""
+        """The state for the journal, as plain JSON."""
         return {
             "registration": self.registration.model_dump() if self.registration else None,
             "native": self.native,
@@ -175,7 +175,7 @@ class OldState:
         }
 
     def load(self, state: Mapping[str, Any], now: float) -> None:
-        """What was saved; everyone counts as seen now."""
+        """Load a saved state; every environment counts as seen now."""
         given = state["registration"]
         self.registration = Registration.model_construct(**given) if given else None
         self.native, self.started, self.step = state["native"], state["started"], state["step"]

@@ -1,7 +1,7 @@
 """A group of an old client as the hub keeps it: one array for a whole column, and the rest as the client sent it.
 
-What a native trainer reads in it, a `ScoredGroup`, is made when one asks; what an old trainer gets back is nearly there.
-An 8 x 64 group takes 10 us to encode this way, and 147 as the 41 arrays of a ScoredGroup's frame.
+It becomes a `ScoredGroup` only when a native trainer asks for it; an old trainer gets it back almost unchanged. An 8 x 64 group takes
+10 us to encode this way, compared with 147 as the 41 arrays of a ScoredGroup's frame.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _BEGIN = f'{{"{_MARK}":'.encode()  # of the header of such a frame
 
 @dataclass(slots=True, eq=False)  # not frozen: that would take three times as long to make
 class OldGroup:
-    """Checked: of `lengths` tokens each, N together. `rest` is JSON: every key that has no array here."""
+    """A checked group with sequences of `lengths` tokens, N in all. `rest` is JSON: every key that has no array here."""
 
     environment: str
     lengths: list[int]
@@ -66,18 +66,18 @@ class OldGroup:
 
     @property
     def task(self) -> str:
-        """Groups of one prompt are of one task."""
+        """The task's name, the same for groups of one prompt."""
         first = self.lengths[0]
         prompt = self.tokens[: int(self.sampled[:first].argmax()) or first]
         return f"{self.environment}-{crc32(prompt.tobytes()):08x}"
 
     def place(self, at: int) -> str:
-        """Of token `at` of all, as the index that the client knows it by."""
+        """Token `at` of all, as the index that the client knows it by."""
         return index_of(offsets_of(self.lengths), at)
 
     def check(self, vocabulary: int = 0) -> None:
         """Raises DataError for values that must not be trained (`atropos_core.group_schema`), under the protocol's names
-        for them. A `vocabulary` of 0 is not known."""
+        for them. A `vocabulary` of 0 is unknown."""
         scores = self.scores
         if not (min(scores) >= -LARGEST_REWARD and max(scores) <= LARGEST_REWARD and not math.isnan(sum(scores))):
             for number, score in enumerate(scores):
@@ -113,7 +113,7 @@ class OldGroup:
         )
 
     def frame(self) -> bytes:
-        """What `held` reads again."""
+        """The group as bytes, which `held` reads."""
         body: list[bytes] = []
         size = 0
 
@@ -141,7 +141,7 @@ class OldGroup:
         return framed(dumps({_MARK: header}), *body)
 
     def wire(self) -> dict[str, Any]:
-        """Exactly `KEYS`, token columns as contiguous arrays."""
+        """Exactly `KEYS`, with token columns as contiguous arrays."""
         made: dict[str, Any] = dict.fromkeys(KEYS)
         made["tokens"] = self._rows(self.tokens)
         made["masks"] = self._rows(np.where(self.sampled, self.tokens, np.int32(MASKED)))
@@ -157,7 +157,7 @@ class OldGroup:
         return made
 
     def group(self, version: int | None = None) -> ScoredGroup:
-        """Sampled from policy `version` as far as anyone knows. Its draw is nobody's. Masks and sentinels end here."""
+        """As sampled from policy `version` at best. Its draw belongs to no trainer. Masks and sentinels are converted here."""
         rest, columns = self.rest, self.columns
         wire = {"env_id": rest.get("env_id")} | {key: value for key, value in rest.items() if key != "messages"}
         settings = SharedSettings(rest, len(self.lengths))
@@ -166,7 +166,7 @@ class OldGroup:
             logprobs = self._unmasked(logprobs, wire)
         advantages, reference = columns.get("advantages"), columns.get("ref_logprobs")
         if any(settings.zeroed) and advantages is not None:
-            wire["advantages"] = self._lists(advantages)  # beside the tokens they are zero where that was overridden
+            wire["advantages"] = self._lists(advantages)  # the originals: the tokens' are zero if that was overridden
         messages = rest.get("messages")
         if messages is not None and (len(messages) != len(self.lengths) or not any(messages)):
             wire["messages"], messages = messages, None
@@ -200,7 +200,7 @@ class OldGroup:
         return TopK(at[start : end + 1] - at[start], ids[at[start] : at[end]], logprobs[at[start] : at[end]])
 
     def _unmasked(self, logprobs: Floats, wire: dict[str, Any]) -> Floats:
-        """0 at masked tokens. What the client had there is remembered where it was not the protocol's own value."""
+        """The logprobs with 0 at masked tokens. If the client had another value there than the protocol's, it is remembered."""
         hidden = logprobs[~self.sampled]
         if len(hidden) and not (hidden == NO_LOGPROB).all():
             if (hidden == hidden[0]).all():
@@ -220,7 +220,7 @@ class OldGroup:
 
 
 def held(payload: bytes) -> OldGroup | ScoredGroup:
-    """What the hub has under a payload."""
+    """The group that the hub holds as this payload."""
     value = decode(payload)
     if isinstance(value, ScoredGroup):
         return value
@@ -229,7 +229,7 @@ def held(payload: bytes) -> OldGroup | ScoredGroup:
 
 
 def check_stored(payload: bytes, vocabulary: int) -> None:
-    """Raises DataError for what a server of another version let in, and no trainer can take."""
+    """Raises DataError for a group that a server of another version accepted, but that cannot be trained."""
     try:
         value = held(payload)
         if isinstance(value, OldGroup):
@@ -249,6 +249,6 @@ def as_frame(payload: bytes) -> bytes:
 
 
 def as_wire(payload: bytes) -> dict[str, Any]:
-    """In the form of the old protocol, whatever client the group came from."""
+    """The group in the form of the old protocol, whatever client it came from."""
     value = held(payload)
     return value.wire() if isinstance(value, OldGroup) else to_wire(value)

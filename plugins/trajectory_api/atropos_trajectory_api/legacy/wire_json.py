@@ -1,7 +1,7 @@
-"""JSON as the old protocol has it: numbers within 64 bits coming in, arrays and numbers of any size going out.
+"""JSON of the old protocol: numbers within 64 bits coming in, arrays and numbers of any size going out.
 
-A number takes two bytes or more on the wire and 40 as a Python object, and a parser holds Python's lock until it is done. So in a
-long body each list of numbers is read by itself and kept as an array, and what is left may hold only so many values.
+A number takes two bytes or more on the wire but 40 as a Python object, and a parser holds Python's lock until it is done. So in a
+long body, each list of numbers is read separately and kept as an array, and the number of the remaining values is limited.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from atropos_core.guards.apart import loads_in_turns
 from atropos_trajectory_api.legacy.outgoing_groups import KEYS
 
 MOST_IN_LIST = 300_000  # lists and objects in a body: an empty one of three characters takes 64 bytes once it is read
-MOST_IN_GROUP = 1_000_000  # two for each token, where a teacher's likeliest tokens come along
+MOST_IN_GROUP = 1_000_000  # two for each token, if the group has a teacher's likeliest tokens
 MOST_VALUES = 2_000_000  # outside long lists of numbers: 80 MB
-MOST_OTHERS = 250_000  # in long lists of numbers that are no rows: scores, what a client says of its sampling
-LONG_BYTES = 1 << 18  # what is shorter cannot hold many
-APART_BYTES = 1 << 19  # from here on, lists of numbers are read apart
-PART_BYTES = 1 << 14  # of a body that are looked at, or become Python's numbers, at one time: that keeps Python's lock
+MOST_OTHERS = 250_000  # in long lists of numbers that are not rows, such as scores
+LONG_BYTES = 1 << 18  # shorter bodies cannot hold many values
+APART_BYTES = 1 << 19  # from this size on, lists of numbers are read separately
+PART_BYTES = 1 << 14  # of a body to scan, or to turn into Python numbers, at one time, because that holds Python's lock
 ROWS = ("tokens", "masks", "advantages", "ref_logprobs", "inference_logprobs")  # a list of numbers for each sequence
-MANY_NAMES = 10_000  # in objects: a parser in C that makes so many Python objects keeps Python's lock for some 5 ms
+MANY_NAMES = 10_000  # in objects: a C parser that makes this many Python objects holds Python's lock for some 5 ms
 MANY_OBJECTS = 10_000
-MOST_ENTRIES = 20_000  # of one object: making it keeps the lock as well
-LONG_LIST = 256  # characters of a list of numbers that is read apart
+MOST_ENTRIES = 20_000  # of one object: making it also holds the lock
+LONG_LIST = 256  # characters from which a list of numbers is read separately
 _STRING_OR_LIST = re.compile(rb'["\[]')
 _IN_STRING = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
 _IN_NUMBERS = re.compile(rb"[0-9eE+\-., \t\r\n]*+")
 _QUOTE = ord('"')
 _EXACT = 2**53  # up to which a fraction of 64 bits is equal to each integer
 _INT32_MAX = 2**31 - 1
-_APART = secrets.token_hex(8)  # no client can know what stands for a list that was read apart
+_APART = secrets.token_hex(8)  # clients cannot know the placeholder of a list that was read separately
 COLUMNS = frozenset(KEYS) - {"messages", "generation_params", "overrides", "group_overrides", "images", "env_id"}
 
 
@@ -49,12 +49,12 @@ def parse(body: bytes) -> dict[str, Any] | list[Any]:
         most = MOST_IN_GROUP if body[:64].lstrip().startswith(b"{") else MOST_IN_LIST
         if (found := _count(body, b"[") + _count(body, b"{")) > most:
             raise DataError(
-                f"the body holds {found} lists and objects, and up to {most} are read.",
+                f"the body holds {found} lists and objects, but at most {most} are read.",
                 remedy="Send fewer groups at once.",
             )
     try:
         value = _loads(body) if len(body) < APART_BYTES else read_in_parts(body)
-        if holds_a_large_float(value):  # or else an integer that orjson made a float of
+        if holds_a_large_float(value):  # possibly an integer that orjson turned into a float
             json.loads(body, parse_int=_integer, parse_float=_fraction)
     except (ValueError, RecursionError) as error:
         raise DataError(f"the body is not JSON as the protocol has it: {error}") from error
@@ -65,7 +65,7 @@ def parse(body: bytes) -> dict[str, Any] | list[Any]:
 
 @dataclass(frozen=True, slots=True)
 class _Numbers:
-    """A list of them. `whole`: which of the fractions of 64 bits were integers; None where all of them are of one kind."""
+    """A list of numbers. `whole` marks the floats that were integers; None if all numbers are of one kind."""
 
     values: NDArray[Any]
     whole: NDArray[np.bool_] | None = None
@@ -78,10 +78,10 @@ class _Numbers:
 
 
 def read_in_parts(body: bytes) -> Any:
-    """The same value, but long rows of `ROWS` are arrays: of integers where all are of 32 bits, else of fractions."""
+    """The same value, but long rows of `ROWS` are arrays: of integers if all fit 32 bits, else of floats."""
     apart: list[_Numbers | None] = []
     pieces: list[bytes] = []
-    at = kept = 0  # so far it is looked at, and in `pieces`
+    at = kept = 0  # scanned up to here, and copied to `pieces` up to here
     while at < len(body):
         found = _STRING_OR_LIST.search(body, at, at + PART_BYTES)
         if found is None:
@@ -100,7 +100,7 @@ def read_in_parts(body: bytes) -> Any:
     rest = b"".join((*pieces, body[kept:]))
     if (values := _count(rest, b",")) > MOST_VALUES:
         raise DataError(
-            f"the body holds some {values} values outside long lists of numbers, and up to {MOST_VALUES} are read.",
+            f"the body holds some {values} values outside long lists of numbers, but at most {MOST_VALUES} are read.",
             remedy="Send fewer groups at once.",
         )
     value = _loads(rest)
@@ -110,7 +110,7 @@ def read_in_parts(body: bytes) -> Any:
                 if isinstance(rows := group.get(name), list):
                     group[name] = [_row(row, apart) if isinstance(row, str) else row for row in rows]
     if (others := sum(len(numbers.values) for numbers in apart if numbers is not None)) > MOST_OTHERS:
-        raise DataError(f"the body has {others} numbers outside {', '.join(ROWS)}, and up to {MOST_OTHERS} are read.")
+        raise DataError(f"the body has {others} numbers outside {', '.join(ROWS)}, but at most {MOST_OTHERS} are read.")
     return _with_lists(value, apart)
 
 
@@ -135,7 +135,7 @@ def _count(body: bytes, what: bytes) -> int:
 
 
 def _run(of: re.Pattern[bytes], body: bytes, at: int) -> int:
-    """Where what begins there ends. In parts: a text of eight million characters would hold everyone up for half a second."""
+    """The end of the text or list that begins there. In parts: a text of eight million characters would take half a second at once."""
     while True:
         found = of.match(body, at, at + PART_BYTES)
         assert found is not None, "it may be empty"
@@ -146,8 +146,8 @@ def _run(of: re.Pattern[bytes], body: bytes, at: int) -> int:
 
 
 def _numbers(text: bytes, at: int, end: int) -> _Numbers | None:
-    """Of a list of them, from after its bracket to its end; None where it is empty, or has an integer that no fraction of 64
-    bits is equal to: such a list has 17 bytes for each of them, and may be read as a whole. Raises ValueError."""
+    """The numbers of a list, from after its bracket to its end. None if it is empty, or has an integer that no 64-bit float equals:
+    such a list has 17 bytes for each of them, and may be read as a whole. Raises ValueError."""
     parts: list[NDArray[Any]] = []
     kinds: list[NDArray[np.bool_]] = []
     while at <= end:
@@ -182,7 +182,7 @@ def _row(text: str, apart: list[_Numbers | None]) -> Any:
 
 
 def _taken(text: str, apart: list[_Numbers | None]) -> _Numbers | str | None:
-    """What stands for it, once: nothing does so twice."""
+    """The list that a placeholder stands for. It can be taken only once, since no placeholder occurs twice."""
     if not text.startswith(_APART):
         return text
     place = int(text[len(_APART) :])
@@ -191,7 +191,7 @@ def _taken(text: str, apart: list[_Numbers | None]) -> _Numbers | str | None:
 
 
 def _with_lists(value: Any, apart: list[_Numbers | None]) -> Any:
-    """What was read apart and is no row, as lists."""
+    """The value with separately read lists that are not rows as lists again."""
     if type(value) is dict:
         return {key: _with_lists(entry, apart) for key, entry in value.items()}
     if type(value) is list:
@@ -202,12 +202,12 @@ def _with_lists(value: Any, apart: list[_Numbers | None]) -> Any:
 
 
 def without_arrays(group: Any) -> Any:
-    """A group whose rows are lists again. Raises DataError where they would be too many."""
+    """The group with its rows as lists again. Raises DataError if they would be too many."""
     if not isinstance(group, dict) or not any(type(row) is np.ndarray for row in _rows(group)):
         return group
     if sum(map(len, _rows(group))) > MOST_VALUES:
         raise DataError(
-            "a group this long must have its numbers as they are meant: integers in tokens and masks, fractions elsewhere."
+            "a group this long must have numbers of the right types: integers in tokens and masks, fractions elsewhere."
         )
     return group | {
         name: [row.tolist() if type(row) is np.ndarray else row for row in group[name]]
@@ -222,7 +222,7 @@ def _rows(group: dict[str, Any]) -> list[Any]:
 
 
 def dumps(value: Any) -> bytes:
-    """JSON of plain values and contiguous arrays; integers may be of any size."""
+    """JSON of plain values and contiguous arrays; integers may have any size."""
     try:
         return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
     except orjson.JSONEncodeError:
@@ -231,7 +231,7 @@ def dumps(value: Any) -> bytes:
 
 
 def holds_a_large_float(value: Any) -> bool:
-    """Outside the token columns, whose numbers are checked where their types are known."""
+    """True if there is a large float outside the token columns, whose numbers are checked elsewhere."""
     if type(value) is dict:
         return any(
             holds_a_large_float(entry) for key, entry in value.items() if entry is not None and key not in COLUMNS
@@ -260,11 +260,11 @@ def _no_number(name: str) -> Any:
 
 
 def _fraction(text: str) -> float:
-    """Of Python, so that others have a turn between two of a million."""
+    """Parse a float in Python, so that other threads get a turn between two of a million."""
     return float(text)
 
 
 def _listed(value: Any) -> Any:
     if isinstance(value, (np.ndarray, np.generic)):
         return value.tolist()
-    raise TypeError(f"a {type(value).__name__} has no place in JSON")
+    raise TypeError(f"a {type(value).__name__} cannot be written as JSON")

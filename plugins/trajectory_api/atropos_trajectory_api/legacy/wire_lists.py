@@ -1,5 +1,5 @@
-"""Lists by sequence -> flat columns. What is not of its type raises one of `NOT_OF_ITS_TYPE`: it may still be coerced.
-What no coercion mends raises DataError, with the field and the index."""
+"""Lists by sequence -> flat columns. A value of the wrong type raises one of `NOT_OF_ITS_TYPE`, since it may still be coerced.
+What coercion cannot fix raises DataError, with the field and the index."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ NOT_OF_ITS_TYPE = (TypeError, OverflowError, struct.error)
 
 @dataclass(slots=True, eq=False)  # not frozen: that would take three times as long to make
 class FlatRows:
-    """A list of lists of numbers, whole ones or fractions, whose numbers are one array of 64 bits each."""
+    """A list of lists of numbers, integers or floats, whose numbers are one array of 64 bits each."""
 
     lengths: list[int]
     values: np.ndarray[Any, Any]
 
 
 def ints(rows: Sequence[Sequence[Any]]) -> Tokens:
-    """Integers of 32 bits as they are, nothing else, row after row. 8,192 of them take 53 us; numpy, which takes
-    anything, 107."""
+    """Integers of 32 bits, nothing else, row after row. 8,192 of them take 53 us; numpy, which accepts anything, takes
+    107."""
     return _packed("i", rows, np.dtype(np.int32))
 
 
 def floats(rows: Sequence[Sequence[Any]] | FlatRows) -> Floats:
-    """Numbers. What is beyond 32 bits becomes infinite."""
+    """Numbers as 32-bit floats; numbers beyond their range become infinite."""
     if isinstance(rows, FlatRows):
         with np.errstate(over="ignore"):
             return rows.values.astype(np.float32)
@@ -64,12 +64,12 @@ def _packer(count: int, code: str) -> Callable[..., bytes]:
 
 
 def tokens_of(tokens: Any, masks: Any, lengths: Sequence[int]) -> tuple[Tokens, np.ndarray[Any, Any], Bools]:
-    """Ids from 0 on, a mask for each, and where that is the token's own id."""
+    """Ids from 0 on, their masks, and flags for masks that are the token's own id."""
     masks = by_token("masks", masks, lengths)
     if type(tokens) is FlatRows and type(masks) is FlatRows:
         ids = tokens.values
         highest = ids.item(ids.view(np.uint64).argmax())
-        if not 0 <= highest <= _INT32_MAX:  # one of them is below 0, or beyond: the whole way says which
+        if not 0 <= highest <= _INT32_MAX:  # one is negative or too large; the full way reports which
             raise OverflowError
         return ids.astype(np.int32), masks.values, masks.values == ids
     made = ints(tokens)
@@ -102,7 +102,7 @@ def counted(name: str, rows: Any, sequences: int) -> list[Any]:
 
 
 def by_token(name: str, rows: Any, lengths: Sequence[int]) -> Any:
-    """The same rows, where each has as many entries as its sequence has tokens."""
+    """The same rows, after checking that each has as many entries as its sequence has tokens."""
     if type(rows) is FlatRows and rows.lengths == lengths:
         return rows
     counts = list(map(len, lists(counted(name, rows, len(lengths)))))
@@ -134,7 +134,7 @@ def refuse(
 
 
 def name_what_overflows(data: Mapping[str, Any]) -> NoReturn:
-    """For a group whose values are all of their types."""
+    """Raises for a group whose values all have the right types."""
     for name in ("tokens", "masks", "distill_token_ids"):
         for path, number in _numbers(data[name], name):
             if number is not None and not -(2**31) <= number < 2**31:
