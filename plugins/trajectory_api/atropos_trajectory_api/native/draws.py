@@ -1,9 +1,9 @@
-"""What the trainer offers to be run, who runs it, and which of it has come back.
+"""The draws that the trainer offers, the workers that run them, and the groups that have come back.
 
-A draw is waiting, with one worker, or back: its group is in the hub. Of two groups of one draw the first counts. Where
-the trainer begins a new session, what waits is forgotten (it offers again what it wants), and what workers run stays
-theirs: the same draw offered again is not run twice. Where that session is another run's, what workers run is
-nobody's: another run of the same seed draws just the same, and must not get what other weights sampled.
+A draw is waiting, with one worker, or back: its group is in the hub. Of two groups of one draw, the first counts. When the trainer
+begins a new session, waiting draws are forgotten (it offers again what it wants), and workers keep the draws that they run: if the same
+draw is offered again, it is not run twice. If the new session is another run's, nobody wants those draws: another run with the same
+seed has the same draws, but must not get what other weights sampled.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ class Rules:
 
 
 class Draws:
-    """Sync but for `take`. An `id` below 0 is a group that nobody drew: it is none of this class's business."""
+    """Synchronous except for `take`. An `id` below 0 is a group without a draw, which this class ignores."""
 
     def __init__(self, present: Iterable[int] = ()) -> None:
         self.rules: Rules | None = None  # None: no trainer
         self._waiting: dict[str, deque[Draw]] = {}  # by environment
-        self._offered: dict[int, Draw] = {}  # waiting and run
+        self._offered: dict[int, Draw] = {}  # waiting and running
         self._worker_of: dict[int, str] = {}  # draw -> worker
-        self._present = set(present)  # their groups are in the hub
-        self._foreign: set[tuple[str, int]] = set()  # worker, draw of another run that it still runs
-        self._known = False  # whether the trainer has reported, to this process, what it wants
+        self._present = set(present)  # draws whose groups are in the hub
+        self._foreign: set[tuple[str, int]] = set()  # worker, and a draw of another run that it still runs
+        self._known = False  # True if the trainer has told this process which draws it wants
         self._asking: Counter[str] = Counter()  # workers that wait, by environment
         self._changed = asyncio.Event()
         self._stopped = False
@@ -49,8 +49,8 @@ class Draws:
         anew: bool,
         running: Iterable[tuple[str, int]] = (),
     ) -> None:
-        """A trainer's session begins, or (no rules) has ended; groups of the draws `present` are in the hub. `anew`:
-        another run's, whose draws have nothing to do with what is being run: `running` lists by whom, and which."""
+        """Begin a trainer's session, or (without rules) end it. Groups of the draws `present` are in the hub. `anew`: the session
+        is another run's, so its draws have nothing to do with those in `running`, listed with their workers."""
         self.rules = rules
         self._present = set(present)
         self._waiting.clear()
@@ -62,7 +62,7 @@ class Draws:
         self._changed.set()
 
     def offer(self, draws: Iterable[Draw], running: Mapping[int, str]) -> int:
-        """How many of them were new. `running`: what workers report as running."""
+        """Add draws and return how many were new. `running`: what workers report as running."""
         added = 0
         for draw in draws:
             if draw.id in self._present or self._offered.get(draw.id) == draw:
@@ -79,7 +79,7 @@ class Draws:
         return added
 
     async def take(self, worker: str, environment: str, n: int, wait_s: float) -> list[Draw]:
-        """Up to `n` draws for this worker, the oldest first; none where none comes in time. Workers that wait together
+        """Up to `n` draws for this worker, the oldest first; none if none comes in time. Workers that wait together
         share what comes."""
         until = asyncio.get_running_loop().time() + wait_s
         self._asking[environment] += 1
@@ -104,26 +104,26 @@ class Draws:
         return taken
 
     def stop(self) -> None:
-        """Nobody waits for draws any more."""
+        """End all waiting for draws."""
         self._stopped = True
         self._changed.set()
 
     def _fitting(self, worker: str, environment: str) -> list[Draw]:
-        """What waits for this worker. None of the number of a draw that it runs for another run: nobody could tell the
-        one group from the other. And nothing while there is no trainer to say how it is to be run."""
+        """Waiting draws for this worker, and none while no trainer says how to run them. A draw is left out if the worker runs one
+        with the same number for another run, because their groups could not be told apart."""
         if self.rules is None:
             return []
         return [draw for draw in self._waiting.get(environment, ()) if (worker, draw.id) not in self._foreign]
 
     def keep_running(self, worker: str, numbers: Collection[int]) -> None:
-        """A worker says all that it runs; what it does not run any more, for another run, may be drawn for it again."""
+        """A worker reports all that it runs. Draws of another run that it has finished may be drawn for it again."""
         done = {(one, number) for one, number in self._foreign if one == worker and number not in numbers}
         if done:
             self._foreign -= done
             self._changed.set()
 
     def refusal(self, draw: Draw, worker: str = "") -> str | None:
-        """Why nobody wants a group of this draw from this worker, or None."""
+        """The reason why a group of this draw from this worker is not wanted, or None."""
         if (worker, draw.id) in self._foreign:
             return f"draw {draw.id} was run for another run"
         if draw.id < 0 or self._offered.get(draw.id) == draw:
@@ -131,28 +131,28 @@ class Draws:
         if draw.id in self._present:
             return f"draw {draw.id} has been run already"
         if draw.id in self._offered or self._known:
-            return f"draw {draw.id} of {draw.environment!r} is none that the trainer wants"
-        return None  # this process has just started, and the trainer has not reported yet what it wants
+            return f"draw {draw.id} of {draw.environment!r} is not one that the trainer wants"
+        return None  # this process has just started, and the trainer has not yet said which draws it wants
 
     def arrived(self, draw: Draw) -> None:
-        """Its group is in the hub."""
+        """Record that the draw's group is in the hub."""
         if draw.id >= 0:
             self._present.add(draw.id)
             self._forget(draw.id)
 
     def failed(self, draw: Draw, worker: str = "") -> bool:
-        """Every rollout of it failed, and the trainer will hear of it; False where nobody wants to know."""
+        """Record that too few rollouts succeeded. Returns True if the trainer will hear of it, False if the draw is unwanted."""
         wanted = self._offered.get(draw.id) == draw and (worker, draw.id) not in self._foreign
         if wanted:
             self._forget(draw.id)
         return wanted
 
     def gone(self, number: int) -> None:
-        """Its group has left the hub for good."""
+        """Record that the draw's group has left the hub for good."""
         self._present.discard(number)
 
     def mark_running(self, worker: str, numbers: Iterable[int]) -> None:
-        """A worker that registers (again) says what it runs."""
+        """Record what a worker runs that registers, possibly again."""
         for number in numbers:
             draw = self._offered.get(number)
             if draw is not None and number not in self._worker_of:
@@ -160,7 +160,7 @@ class Draws:
                 self._worker_of[number] = worker
 
     def give_back(self, worker: str, *, only: Iterable[int] | None = None) -> int:
-        """What this worker runs, or `only` these of it, waits again, before everything else. How many those were."""
+        """Return this worker's draws, or `only` these, to the front of the queue. Returns their number."""
         chosen = self._worker_of if only is None else only
         numbers = sorted(number for number in chosen if self._worker_of.get(number) == worker)
         for number in reversed(numbers):

@@ -37,16 +37,16 @@ Handler = Callable[["Request"], Coroutine[Any, Any, Any]]
 MAX_WAIT_S = 60.0
 MAX_BODY_BYTES = 1 << 30
 MOST_CHARACTERS = 4096  # of a text in a body: a path is the longest
-LONG_BYTES = 1 << 18  # a body from here on is read beside the event loop, which has others to answer meanwhile
+LONG_BYTES = 1 << 18  # a body of this size is read outside the event loop, which has other clients to answer
 _HEADERS = [(b"content-type", CONTENT_TYPE.encode())]
 
 
 class Gone(Exception):
-    """The client hung up: no error of anyone's."""
+    """The client hung up, which is not an error."""
 
 
 class Request:
-    """One call: what its path and its body say. Each access checks, and raises DataError."""
+    """One call: the values in its path and its body. Each access checks, and raises DataError."""
 
     def __init__(self, named: str, body: Any, scope: Scope) -> None:
         self.named = named  # the worker or the session
@@ -88,7 +88,7 @@ class Request:
     def number(
         self, key: str, default: Any = ..., *, least: float = -math.inf, above: float = -math.inf, most: float
     ) -> float | None:
-        """Of any number of digits in the body, compared before it is made a float; None where that is the default."""
+        """A number, compared before it is made a float, since it may have any number of digits. None if that is the default."""
         value = self.get(key, (int, float), default)
         if value is None:
             return None
@@ -108,13 +108,13 @@ class Request:
     def session(self) -> int:
         """The number in the path."""
         if not self.named.isascii() or not self.named.isdigit() or len(self.named) > 18:
-            raise DataError(f"{self.named[:40]!r} is no number of a session")
+            raise DataError(f"{self.named[:40]!r} is not the number of a session")
         return int(self.named)
 
 
 class Native:
-    """The whole of `/v1` as one bare ASGI application: no framework between the socket and a handler. `waits` says of a
-    body whether its answer may take a while: only then is it watched whether the client hangs up."""
+    """All of `/v1` as one bare ASGI application: no framework between the socket and a handler. `waits` says if the answer to a
+    body may take a while; only then is the connection watched for a client that hangs up."""
 
     def __init__(
         self, table: Mapping[tuple[str, str], Handler], waits: Callable[[Any], bool] = lambda value: True
@@ -153,15 +153,17 @@ class Native:
     def _nothing(self, method: str, pattern: str) -> Handler:
         if pattern in self._patterns:
             raise WrongMethod(f"/v1/{pattern} does not take {method[:20]}.")
-        raise NoSuchRoute("there is no such call of /v1.", remedy="Is the client of the same version as this server?")
+        raise NoSuchRoute(
+            "this call of /v1 does not exist.", remedy="Is the client of the same version as this server?"
+        )
 
 
 class NoSuchRoute(ApiError):
-    """The path names nothing."""
+    """The path does not exist."""
 
 
 class WrongMethod(ApiError):
-    """The path is one that takes another method."""
+    """The path exists, but for another method."""
 
 
 STATUS: Mapping[type[Exception], int] = {
@@ -190,7 +192,7 @@ def refusal(error: AtroposError | NotImplementedError) -> tuple[int, list[tuple[
 
 
 def error_record(error: AtroposError | NotImplementedError) -> dict[str, Any]:
-    """What the client makes the same error from."""
+    """A record from which the client raises the same error."""
     return {
         "kind": type(error).__name__,
         "message": Exception.__str__(error),
@@ -204,7 +206,7 @@ async def read_frame_of(body: bytes) -> Any:
 
 
 async def read_body(receive: Receive) -> bytes:
-    """The whole body. Where many may call, closer limits are enforced before this."""
+    """The whole body. If many clients may call, closer limits are enforced before this."""
     pieces, size = [], 0
     while True:
         message = await receive()
@@ -219,10 +221,10 @@ async def read_body(receive: Receive) -> bytes:
 
 
 async def unless_gone(work: Coroutine[Any, Any, Any], receive: Receive) -> Any:
-    """What `work` gives; Gone, and the work cancelled, where the client hangs up first."""
+    """The result of `work`. If the client hangs up first, cancels the work and raises Gone."""
     working = asyncio.ensure_future(work)
     await asyncio.sleep(0)
-    if working.done():  # most calls wait for nothing
+    if working.done():  # most calls need not wait
         return working.result()
     hanging_up = asyncio.ensure_future(_hung_up(receive))
     try:

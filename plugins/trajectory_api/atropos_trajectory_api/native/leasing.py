@@ -1,4 +1,4 @@
-"""How the trainer gets its groups over a wire that may lose any answer."""
+"""How the trainer gets its groups over a connection that may lose any answer."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ KEPT = 10_000  # notices for a trainer that does not lease
 
 @dataclass(frozen=True)
 class Answer:
-    """What a lease gives: groups, and what became of draws that will bring none."""
+    """The answer to a lease: groups, and the fate of draws that will bring none."""
 
     entries: list[GroupRecord[bytes]]
     failed: list[ScoredGroup]
     dropped: list[dict[str, Any]]  # draw, cause
-    posted: int  # the number of the last notice in it
+    posted: int  # the number of its last notice
     commit_due: bool
     why: str | None
 
@@ -38,7 +38,7 @@ class Outbox:
         return len(self._items)
 
     def post(self, item: ScoredGroup | dict[str, Any]) -> None:
-        """A group whose rollouts failed, or a draw whose group was dropped."""
+        """Add a group whose rollouts failed, or a draw whose group was dropped."""
         self._posted += 1
         self._items.append((self._posted, item))
         self.news.set()
@@ -57,7 +57,7 @@ class Outbox:
 
 
 class Leasing:
-    """One call at a time: a newer one means that nobody listens to the older any more."""
+    """One call at a time: a newer call means that the client no longer waits for the older one."""
 
     def __init__(self, outbox: Outbox) -> None:
         self._outbox = outbox
@@ -70,8 +70,8 @@ class Leasing:
     async def lease(
         self, session: Session[bytes], want: Want, version: int, wait_s: float, holding: set[int]
     ) -> tuple[list[GroupRecord[bytes]], str | None]:
-        """A batch, or none and why, at the latest when there is a notice. What the session has leased beyond `holding` goes
-        back first: the trainer never got it."""
+        """A batch; or, no later than a notice arrives, no batch and the reason. What the session has leased beyond `holding` is
+        returned first, because the trainer never received it."""
         if self._waiting is not None:
             self.stop()
             await asyncio.wait([self._waiting])
@@ -93,7 +93,7 @@ class Leasing:
             return [], Exception.__str__(error)
         except asyncio.CancelledError:
             if not waiting.cancelled():
-                raise  # it is this call that was cancelled
+                raise  # this call itself was cancelled
             return [], "the wait was ended: the server stops, or a newer call took its place"
         finally:
             waiting.cancel()

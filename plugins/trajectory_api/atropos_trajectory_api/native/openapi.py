@@ -1,4 +1,4 @@
-"""`/v1` in the OpenAPI document: which calls there are, and the keys of the mappings that they take and give."""
+"""`/v1` in the OpenAPI document: its calls, and the keys of the mappings that they accept and return."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from atropos_trajectory_client.client import CONTENT_TYPE
 
 _ERRORS = {
     "400": "The body cannot be decompressed.",
-    "401": "The token is missing or another.",
-    "403": "Not for this caller.",
-    "404": "No such worker or call: register again, or look at the versions.",
+    "401": "The token is missing or wrong.",
+    "403": "This caller is not allowed.",
+    "404": "Unknown worker or call: register again, or compare the versions.",
     "405": "The path takes another method.",
     "408": "The body did not arrive in time.",
     "409": "The session is over (LeaseLost), or the tokenizers differ (TokenizerMismatch).",
     "413": "The body is over the limit.",
-    "422": "The body is not what the call takes; the message says where.",
+    "422": "The call does not accept this body; the message says where the error is.",
     "503": "No room, or the server is ending: send it again after `Retry-After` seconds.",
 }
 _NEWS = "version, engines, policy"
@@ -43,11 +43,11 @@ NATIVE: tuple[tuple[str, str, str, str | None, str], ...] = (
     ("post", "/v1/sessions/{session}/drop", "Groups that will never be trained", "ids, cause", "dropped, boot"),
     ("post", "/v1/sessions/{session}/renew", "It lives, and has these groups in its memory", "trained", "boot"),
     ("post", "/v1/sessions/{session}/draws", "Draws that workers may run", "draws", "new, boot"),
-    ("post", "/v1/sessions/{session}/version", "What the engines sample from, and what at most before another word",
+    ("post", "/v1/sessions/{session}/version", "The version that the engines sample from, and the newest that they may have",
      "version, newest", "boot"),
-    ("get", "/v1/environments", "What the workers run", None, "by name"),
-    ("post", "/v1/engines", "Where workers can sample", "session, url", ""),
-    ("get", "/v1/engines", "Where workers can sample", None, "engines"),
+    ("get", "/v1/environments", "The environments of the workers", None, "by name"),
+    ("post", "/v1/engines", "Add an engine for workers to sample from", "session, url", ""),
+    ("get", "/v1/engines", "The engines that workers can sample from", None, "engines"),
     ("get", "/v1/status", "Hub, workers, draws, and why no batch can be formed", None, "hub, why, workers, draws, ..."),
 )  # fmt: skip
 

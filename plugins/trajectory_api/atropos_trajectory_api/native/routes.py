@@ -1,4 +1,4 @@
-"""The native protocol: `/v1`, codec frames both ways (frames.py), long polls in place of short ones."""
+"""The native protocol: `/v1`, with codec frames in both directions (frames.py) and long polls instead of short ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from atropos_trajectory_api.server.service import Service, Trainer
 from atropos_trajectory_client.client import UnknownThere
 from atropos_trajectory_client.http import GROUP_FRAMES
 
-MANY = 64  # groups that are read, or put, before others have a turn
+MANY = 64  # groups to read, or put, before other tasks get a turn
 
 
 def native_routes(service: Service) -> Native:
@@ -55,7 +55,7 @@ def native_routes(service: Service) -> Native:
 
 
 class NativeRoutes:
-    """The handlers: what each call takes from a body, and gives back."""
+    """The handlers: each reads what its call needs from a body, and returns the answer."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -110,7 +110,7 @@ class NativeRoutes:
         return {}
 
     async def put(self, request: Request) -> dict[str, Any]:
-        """All are checked before any is taken."""
+        """Check all groups before any is taken."""
         entries = [Request("", entry, request.scope) for entry in request.get("groups", (list, tuple))]
         frames = [entry.get("frame", bytes) for entry in entries]
         if sum(map(len, frames)) >= LONG_BYTES or len(frames) > MANY:
@@ -227,7 +227,7 @@ class NativeRoutes:
         for draw in draws:
             check_draw(draw)
             if draw.id < 0:
-                raise DataError(f"draw {draw.id}: an id below 0 is for groups that nobody drew")
+                raise DataError(f"draw {draw.id}: an id below 0 is for groups without a draw")
         self._service.session(request.session()).renew()
         return self._boot() | {"new": self._service.draws.offer(draws, self._service.workers.running())}
 
@@ -245,7 +245,7 @@ class NativeRoutes:
     async def add_engine(self, request: Request) -> dict[str, Any]:
         url = request.get("url", str)
         if not url.startswith(("http://", "https://")) or len(url) > 1000:
-            raise DataError(f"{url[:100]!r} is no address of an engine")
+            raise DataError(f"{url[:100]!r} is not the address of an engine")
         self._service.add_engine(request.count("session"), url)
         return {}
 
@@ -278,7 +278,7 @@ def _policy(service: Service) -> dict[str, Any] | None:
 
 
 def _deadline_s(request: Request) -> float | None:
-    """Of one rollout, where the trainer gives any."""
+    """The deadline of one rollout, if the trainer gives one."""
     return request.number("deadline_s", None, above=0, most=1e9)
 
 

@@ -1,8 +1,8 @@
-"""The endpoint for producers on the server's own machine: groups through shared memory (`atropos_trajectory_client.shm.producer`), no HTTP.
+"""The endpoint for producers on the server's machine: groups through shared memory (`atropos_trajectory_client.shm.producer`), no HTTP.
 
-`GET /v1` tells where it is, with a nonce; a worker that finds the path there and is let in uses it, any other goes on over
-HTTP. A message is one frame, with its idempotency key and the worker's id beside it; the answer is the group's id in the
-hub, or the error that HTTP would have given.
+`GET /v1` gives its path, with a nonce. A worker that finds the path and is let in uses it; any other worker continues over HTTP. A
+message is one frame, with its idempotency key and the worker's id. The answer is the group's id in the hub, or the error that HTTP
+would have given.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from atropos_trajectory_api.server.service import Service
 from atropos_trajectory_client.shm.consumer import RingConsumer, SlotLease
 from atropos_trajectory_client.shm.listener import RingListener
 
-ROUTE = "ring"  # in metrics, where HTTP has a path
-HOLD_S = 20.0  # that a group may wait for room before its worker gets an answer
+ROUTE = "ring"  # in metrics, instead of HTTP's path
+HOLD_S = 20.0  # how long a group may wait for room before its worker gets an answer
 WAITING = 8  # groups of one ring that may wait for room outside its slots
-TURN_GROUPS, TURN_BYTES = 16, 1 << 20  # of one ring, before others have a turn: about a millisecond
+TURN_GROUPS, TURN_BYTES = 16, 1 << 20  # of one ring, before others get a turn: about a millisecond
 
 
 @contextlib.asynccontextmanager
 async def listening(
     service: Service, options: ServeOptions, budget: Budget, *, hold_s: float = HOLD_S
 ) -> AsyncIterator[None]:
-    """Take rings, and say so in `service.same_host`. Where that cannot be, one line says why, and HTTP remains. `budget`
-    is that of the bodies that HTTP reads."""
+    """Accept rings, and announce them in `service.same_host`. If that is not possible, one line says why, and HTTP remains.
+    `budget` is that of the bodies that HTTP reads."""
     path = options.directory.resolve() / "rings" / "ring.sock"
     nonce = secrets.token_hex(16)
     try:
@@ -43,7 +43,7 @@ async def listening(
             raise DataError("this system has no memfd")
         listener = RingListener(path, nonce, message_bytes=int(options.body_mb * 1e6))
     except (AtroposError, OSError) as error:
-        console.warn(f"no shared memory for producers on this machine, who use HTTP: {error}")
+        console.warn(f"no shared memory for producers on this machine, which use HTTP instead: {error}")
         yield
         return
     receiver = RingReceiver(service, budget, hold_s)
@@ -53,7 +53,7 @@ async def listening(
     def ended(serving: asyncio.Task[None]) -> None:
         if not serving.cancelled() and (error := serving.exception()) is not None:
             service.same_host = None
-            console.warn(f"no more shared memory for producers on this machine, who use HTTP: {error!r}")
+            console.warn(f"shared memory for producers on this machine has ended; they use HTTP instead: {error!r}")
 
     serving.add_done_callback(ended)
     try:
@@ -66,7 +66,7 @@ async def listening(
 
 
 class RingReceiver:
-    """Puts what comes over rings into the hub."""
+    """Puts groups that arrive over rings into the hub."""
 
     def __init__(self, service: Service, budget: Budget, hold_s: float) -> None:
         self.service = service
@@ -74,7 +74,7 @@ class RingReceiver:
         self.hold_s = hold_s
 
     async def handle(self, ring: RingConsumer) -> None:
-        """One producer, until it ends; what it had sent by then is still taken."""
+        """Serve one producer until it ends. What it had sent by then is still taken."""
         intake = Intake(self, ring)
         try:
             await ring.watch(intake.take)
@@ -86,8 +86,8 @@ class RingReceiver:
 
 
 class Intake:
-    """The groups of one ring, in the order of arrival. One for which there is room is in the hub within the turn of the
-    loop that its doorbell woke, and has its answer at the end of that turn; tasks are for those that must wait."""
+    """The groups of one ring, in the order of arrival. If there is room for a group, it is in the hub within the turn of the event
+    loop that its doorbell started, and answered at the end of that turn. Only groups that must wait get tasks."""
 
     def __init__(self, receiver: RingReceiver, ring: RingConsumer) -> None:
         self._receiver = receiver
@@ -95,7 +95,7 @@ class Intake:
         self._ring = ring
         self._arrived: deque[SlotLease] = deque()
         self._waiting: set[asyncio.Task[None]] = set()  # each is one group that waits for room
-        self._syncing: set[asyncio.Task[None]] = set()  # each is some that are in the hub and not yet on the disk
+        self._syncing: set[asyncio.Task[None]] = set()  # each is some groups in the hub that are not yet on the disk
         self._turn_due = False
         self._idle = asyncio.Event()
 
@@ -105,7 +105,7 @@ class Intake:
             self._work()
 
     async def finish(self) -> None:
-        """Once nothing waits any more."""
+        """Called when nothing waits any more."""
         while self._arrived or self._waiting or self._syncing:
             self._idle.clear()
             await self._idle.wait()
@@ -116,7 +116,7 @@ class Intake:
             task.cancel()
 
     def _work(self) -> None:
-        """As many as one turn has time for; others have theirs before the next."""
+        """Take as many groups as fit into one turn; other rings get theirs before the next."""
         self._turn_due = False
         started, size, stored = time.monotonic(), 0, list[tuple[SlotLease, int]]()
         while self._arrived and len(self._waiting) < WAITING:
@@ -133,9 +133,9 @@ class Intake:
             try:
                 number = self._service.put_at_once(lease.copy(), key=lease.key, worker=_sender(lease))
             except HubClosed:
-                self._ring.close()  # the server ends: the worker sends it again, to the next one
+                self._ring.close()  # the server ends: the worker sends the group again, to the next one
                 return
-            except Exception as error:  # noqa: BLE001 - whatever it is, the worker must hear of it, and the others go on
+            except Exception as error:  # noqa: BLE001 - every error goes to the worker, and the others continue
                 self._refuse(lease, error, started, nbytes)
                 continue
             if number is None:
@@ -147,7 +147,7 @@ class Intake:
             stored = []
         self._release(stored)
         self._ring.send_answers()
-        self._count(len(stored), started, size)  # while the worker is at its answers
+        self._count(len(stored), started, size)  # while the worker reads its answers
 
     def _release(self, stored: list[tuple[SlotLease, int]]) -> None:
         for lease, number in stored:
@@ -183,7 +183,7 @@ class Intake:
             self._work()
 
     async def _put(self, lease: SlotLease) -> None:
-        """Waits until there is room, in its slot as long as bodies in flight have none for it."""
+        """Wait for room. The group stays in its slot as long as the budget for bodies has no room for it."""
         started, size = time.monotonic(), lease.payload.nbytes
         share = self._receiver.budget.share()
         try:
@@ -205,7 +205,7 @@ class Intake:
         self._service.observed.request(
             ROUTE, self._ring.name, time.monotonic() - started, 503 if known else 500, size, 0
         )
-        if not known:  # a fault of ours: the worker has its name, the log its traceback
+        if not known:  # our own error: the worker gets its name, the log its traceback
             asyncio.get_running_loop().call_exception_handler(
                 {"message": f"a group of the ring of {self._ring.name!r} was not taken", "exception": error}
             )

@@ -13,24 +13,24 @@ from atropos_core.group_schema import MOST_CHARACTERS, NUMBER_BOUND, brief
 
 @dataclass(frozen=True)
 class Policy:
-    """The model that is trained, as far as those who run for it must know."""
+    """The trained model, as far as its workers must know it."""
 
-    tokenizer: str = ""  # fingerprint, see atropos_core.rollouts.tokenizer; empty: not known
-    vocabulary: int = 0  # 0: not known
+    tokenizer: str = ""  # fingerprint, see atropos_core.rollouts.tokenizer; empty: unknown
+    vocabulary: int = 0  # 0: unknown
     model: str = ""
-    date: str = ""  # that its chat template is told; empty: not known
+    date: str = ""  # the date for its chat template; empty: unknown
 
     def refuse_other(self, name: str, tokenizer: str, vocabulary: int) -> None:
         """Raise TokenizerMismatch unless a worker's tokenizer is the policy's."""
         if self.tokenizer and tokenizer and tokenizer != self.tokenizer:
             raise TokenizerMismatch(
-                f"worker {name!r} has a tokenizer with fingerprint {tokenizer}, and the policy's is {self.tokenizer}: "
+                f"worker {name!r} has a tokenizer with fingerprint {tokenizer}, but the policy's is {self.tokenizer}: "
                 "the ids that it would send mean something else.",
                 remedy=f"Give the worker the policy's own model directory ({self.model or 'ask the trainer'}).",
             )
         if self.vocabulary and vocabulary > self.vocabulary:
             raise TokenizerMismatch(
-                f"worker {name!r} has a vocabulary of {vocabulary}, and the policy's has {self.vocabulary}.",
+                f"worker {name!r} has a vocabulary of {vocabulary}, but the policy's has {self.vocabulary}.",
                 remedy=f"Give the worker the policy's own model directory ({self.model or 'ask the trainer'}).",
             )
 
@@ -56,7 +56,7 @@ class WorkerState:
 
 
 class Workers:
-    """By id. An id is good for one process of the server: a worker that is unknown registers again."""
+    """Workers by id. An id is valid for one process of the server: an unknown worker registers again."""
 
     def __init__(self, clock: Callable[[], float], silent_s: float) -> None:
         self._clock = clock
@@ -64,7 +64,7 @@ class Workers:
         self._workers: dict[str, WorkerState] = {}
 
     def register(self, wanted: Mapping[str, Any]) -> WorkerState:
-        """Raises DataError for what is no registration."""
+        """Add a worker. Raises DataError if this is not a registration."""
         worker = WorkerState(
             secrets.token_hex(8),
             name=_given(wanted, "name", str),
@@ -80,7 +80,7 @@ class Workers:
             running=numbers(wanted.get("playing", ())),
         )
         if not worker.weight:
-            raise DataError(f"worker {worker.name!r}: a weight of 0 cannot be", remedy="A weight is above 0.")
+            raise DataError(f"worker {worker.name!r}: its weight cannot be 0", remedy="A weight is above 0.")
         self._workers[worker.id] = worker
         return worker
 
@@ -98,12 +98,12 @@ class Workers:
         return self._workers.values()
 
     def silent(self) -> list[WorkerState]:
-        """Who has not been heard of for too long."""
+        """Workers that have been silent for too long."""
         since = self._clock() - self._silent_s
         return [worker for worker in self._workers.values() if worker.seen < since]
 
     def running(self) -> dict[int, str]:
-        """Draw -> the worker that says it runs it."""
+        """Draw -> the worker that reports it as running."""
         return {number: worker.id for worker in self._workers.values() for number in worker.running}
 
     def environments(self) -> dict[str, dict[str, Any]]:
@@ -128,16 +128,16 @@ def numbers(given: Any) -> set[int]:
     if not isinstance(given, (list, tuple)) or not all(
         type(one) is int and -NUMBER_BOUND <= one < NUMBER_BOUND for one in given
     ):
-        raise DataError("a list of ids must hold whole numbers of 64 bits, and nothing else")
+        raise DataError("a list of ids must hold only whole numbers of 64 bits")
     return set(given)
 
 
 def _share(wanted: Mapping[str, Any], key: str, default: float, most: float) -> float:
-    """Compared before it is made a float: a whole number in a body may have any number of digits."""
+    """A number, compared before it is made a float, since a body may have integers with any number of digits."""
     value = _given(wanted, key, (int, float), default)
     if not 0 <= value <= most:
         raise DataError(
-            f"{key!r} is {brief(value)}, which it cannot be",
+            f"{key!r} is {brief(value)}, which is not allowed",
             remedy="A weight is above 0 and at most 1e9, a minimum is a share of the batch from 0 to 1.",
         )
     return float(value)
@@ -146,9 +146,9 @@ def _share(wanted: Mapping[str, Any], key: str, default: float, most: float) -> 
 def _given(wanted: Mapping[str, Any], key: str, kind: Any, default: Any = None) -> Any:
     value = wanted.get(key, default)
     if not isinstance(value, kind) or isinstance(value, bool):
-        raise DataError(f"{key!r} is {brief(value)}, which it cannot be")
+        raise DataError(f"{key!r} is {brief(value)}, which is not allowed")
     if kind is int and not 0 <= value < 1 << 62:
-        raise DataError(f"{key!r} is {brief(value)}, which it cannot be")
+        raise DataError(f"{key!r} is {brief(value)}, which is not allowed")
     if kind is str and len(value) > MOST_CHARACTERS:
         raise DataError(f"{key!r} has {len(value)} characters, more than {MOST_CHARACTERS}")
     return value

@@ -27,7 +27,7 @@ TokenOption = Annotated[
 ]
 
 
-WAIT_S = 600.0  # of a worker, for a trainer
+WAIT_S = 600.0  # how long a worker waits for a trainer
 WORKER = Uses("atropos env", ("model", "date", "environment", "reward", "training.rollout_deadline_s", "watch"))
 ENGINE = Uses("atropos engine", ("model", "seed", "deterministic", "engine", "bridge", "trainer", "watch"))
 
@@ -81,8 +81,8 @@ def train(
     )  # fmt: skip
     if loaded.config.api is None:
         raise ConfigError(
-            "`atropos train` wants the server whose groups it trains on.",
-            remedy="Give --api URL, or use `atropos run`, which runs them by itself.",
+            "`atropos train` needs the server whose groups it trains on.",
+            remedy="Give --api URL, or use `atropos run`, which runs the environments too.",
         )
     plan = make_plan(loaded.config, resolved, plugins)
     execute_new(plan, plugins, directory, "train")
@@ -92,7 +92,7 @@ def env(
     name: Annotated[str, typer.Argument(help="The environment: a name, pkg.mod:Class or ./file.py:Class")],
     api: ApiOption,
     token_file: TokenOption = None,
-    concurrency: Annotated[int, typer.Option(min=1, help="Tasks that are run at once.")] = 16,
+    concurrency: Annotated[int, typer.Option(min=1, help="Tasks to run at once.")] = 16,
     file: Annotated[
         Path | None, typer.Option("--file", help="A run file: options of the environment, rewards.")
     ] = None,
@@ -100,9 +100,11 @@ def env(
         str | None, typer.Option(help="The policy's model, for its tokenizer. \\[default: what the trainer named]")
     ] = None,
     reward: RewardOption = None,
-    weight: Annotated[float, typer.Option(min=1e-6, help="Its part of the batches beside other environments'.")] = 1.0,
-    minimum: Annotated[float, typer.Option(min=0.0, max=1.0, help="Its part of each batch at least.")] = 0.0,
-    drain_s: Annotated[float, typer.Option(min=0.0, help="Seconds at the end for what is being run.")] = 60.0,
+    weight: Annotated[
+        float, typer.Option(min=1e-6, help="Its share of the batches, relative to other environments.")
+    ] = 1.0,
+    minimum: Annotated[float, typer.Option(min=0.0, max=1.0, help="Its smallest share of each batch.")] = 0.0,
+    drain_s: Annotated[float, typer.Option(min=0.0, help="Seconds at the end to finish what is running.")] = 60.0,
     wait_s: Annotated[
         float | None,
         typer.Option(min=0.0, help="Seconds to wait at the start for a trainer that names the model. \\[default: 600]"),
@@ -137,7 +139,7 @@ def env(
         from atropos_trajectory_api.roles.environment_worker import await_policy, draining_signals, work
         from atropos_trajectory_client.client import Api
 
-        if file is None:  # before a trainer is awaited: a name that nothing has is known at once
+        if file is None:  # before waiting for a trainer: an unknown name is reported at once
             load_plugins().registry.find("environment", name)
         token, stop = None if token_file is None else read_token(token_file), asyncio.Event()
         server = Api(api, token)
@@ -168,14 +170,14 @@ def env(
     try:
         console.say(f"{asyncio.run(main())} groups sent")
     except (asyncio.CancelledError, KeyboardInterrupt):
-        console.say("ended at once: what was being run goes to other workers")
+        console.say("ended at once: other workers get what was running")
         raise typer.Exit(130) from None
 
 
 def engine(
     file: FileArgument = None,
     host: Annotated[str, typer.Option(help="The address by which others reach this machine.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free one.")] = 8001,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free port.")] = 8001,
     token_file: TokenOption = None,
     model: ModelOption = None,
     engine: EngineOption = None,
@@ -206,7 +208,7 @@ def engine(
     from atropos_trajectory_api.engine_http.role import bridge_code, sent_weights, serve_engine
 
     if token_file is not None:
-        read_token(token_file)  # what is wrong with it is reported before a model is loaded
+        read_token(token_file)  # so that its errors are reported before a model is loaded
     loaded, resolved, plugins = configure(
         file, model=model, engine=engine, bridge=bridge, trainer=trainer, changes=changes, uses=ENGINE
     )
@@ -217,7 +219,7 @@ def engine(
     of_trainer = [path for path, origin in loaded.origins.items() if path.startswith("trainer.") and origin == FLAG]
     if of_trainer and "trainer" not in plan.single:
         raise ConfigError(
-            f"{of_trainer[0]} has no effect: the engine is sent whole models, and needs the trainer's options for adapters alone.",
+            f"{of_trainer[0]} has no effect: the engine is sent whole models, and needs the trainer's options only for adapters.",
             remedy="Leave it out, or use --bridge lora.",
         )
     try:

@@ -1,4 +1,4 @@
-"""An environment worker: takes draws from the server, runs them with the trainer's engines, sends scored groups back."""
+"""An environment worker: it takes draws from the server, runs them with the trainer's engines, and sends scored groups back."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ from atropos_trajectory_client.http import LONG_POLL_S
 from atropos_trajectory_client.remote_engine import RemoteEngine
 from atropos_trajectory_client.worker import AWAY_S
 
-ROOM_S = 600.0  # of waiting for room in the hub before that is reported
+ROOM_S = 600.0  # report when a group has waited this long for room in the hub
 POLICY_LOOK_S = 1.0
-BUSY_POLL_S = 0.2  # of waiting for draws while others are run; longer where none of its own will end soon
+BUSY_POLL_S = 0.2  # wait for draws while others are running; longer if none of them will end soon
 
 
 @dataclass(frozen=True)
@@ -47,12 +47,12 @@ class WorkerOptions:
     concurrency: int  # draws at once
     weight: float = 1.0
     minimum: float = 0.0  # share of each batch
-    drain_s: float = 60.0  # at the end, for what is being run
+    drain_s: float = 60.0  # at the end, to finish what is running
 
 
 async def await_policy(api: Api, wait_s: float, stop: asyncio.Event) -> Mapping[str, Any] | None:
-    """The `model` that is trained, and the `date` that its chat template is told, as the trainer named them to the server; None where
-    `stop` came first. Raises DeadlineExceeded."""
+    """The `model` that is trained, and the `date` for its chat template, as the trainer gave them to the server. None if `stop`
+    came first. Raises DeadlineExceeded."""
     until, said = time.monotonic() + wait_s, False
     while not stop.is_set():
         policy = (await api.about())["policy"]
@@ -74,8 +74,8 @@ async def await_policy(api: Api, wait_s: float, stop: asyncio.Event) -> Mapping[
 
 
 async def work(plan: Plan, api: Api, token: str | None, options: WorkerOptions, stop: asyncio.Event) -> int:
-    """Run until `stop`; what is being run then is finished, the rest goes to other workers. Returns how many groups
-    were sent."""
+    """Run until `stop`. What is running then is finished if possible; the rest goes to other workers. Returns the number of groups
+    that were sent."""
     sweep("env")
     with blocked_loop_alarm(), own_process(), tempfile.TemporaryDirectory(prefix=owned_prefix("env")) as directory:
         (Path(directory) / "logs").mkdir()
@@ -83,7 +83,7 @@ async def work(plan: Plan, api: Api, token: str | None, options: WorkerOptions, 
 
         async def ask() -> None:
             if worker is not None:
-                await worker.give_back(())  # nothing; but the answer names the engines
+                await worker.give_back(())  # returns nothing, but the answer names the engines
 
         engine = NamedEngines(
             lambda: worker.engines if worker is not None else (),
@@ -115,7 +115,7 @@ async def work(plan: Plan, api: Api, token: str | None, options: WorkerOptions, 
                     ("for", f"{api.url} ({plan.model.summary})"),
                     (
                         "to end",
-                        f"Ctrl-C or SIGTERM: what is being run is finished first ({options.drain_s:g} s at most)",
+                        f"Ctrl-C or SIGTERM: what is running is finished first ({options.drain_s:g} s at most)",
                     ),
                 ]
             )
@@ -130,7 +130,7 @@ async def work(plan: Plan, api: Api, token: str | None, options: WorkerOptions, 
 def _runner(
     plan: Plan, parts: EvaluationParts, tokenizer: ChatTokenizer, options: WorkerOptions, deadline_s: float | None
 ) -> RolloutRunner:
-    """`deadline_s` is the trainer's, where it gave one."""
+    """`deadline_s` is the trainer's, if it gave one."""
     [environment] = parts.environments.values()
     named = {options.environment: environment}
     deadline_s = plan.config.training.rollout_deadline_s if deadline_s is None else deadline_s
@@ -138,7 +138,7 @@ def _runner(
 
 
 class Shift:
-    """From the first draw to the last."""
+    """A worker's work from the first draw to the last."""
 
     def __init__(
         self,
@@ -152,10 +152,10 @@ class Shift:
         self._options = options
         self._stop = stop
         self._running: dict[asyncio.Task[None], Draw] = {}
-        self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # raises what ended it
+        self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # raises the error that ended it
         self._sent = 0
         self._away_since: float | None = None
-        self._led = True  # by a trainer, as far as is known
+        self._led = True  # True while there is a trainer, as far as is known
 
     async def run(self) -> int:
         taking = asyncio.ensure_future(self._take_on())
@@ -167,7 +167,7 @@ class Shift:
                 if end.done():
                     end.result()
             await self._drain(taking)
-            if self._ended.done():  # by what failed while the rest was finished
+            if self._ended.done():  # because of an error while the rest was finished
                 self._ended.result()
             return self._sent
         finally:
@@ -182,8 +182,8 @@ class Shift:
             if free <= 0:
                 await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED)
                 continue
-            # Where some end shortly: the next call requests draws for all of them at once, so that a step's
-            # draws, which come together, are run together.
+            # If some end soon, the next call requests draws for all of them at once. So draws of a step, which come
+            # together, are run together.
             busy_s = BUSY_POLL_S if free != wanted else min(2 * wait_s, LONG_POLL_S)
             wanted, wait_s = free, busy_s if self._running else LONG_POLL_S
             try:
@@ -196,7 +196,7 @@ class Shift:
                 continue
             if self._led != (assignment.group_size > 0):
                 self._led = not self._led
-                console.say("a trainer is there: going on" if self._led else "there is no trainer: waiting for one")
+                console.say("a trainer is there: continuing" if self._led else "no trainer is there: waiting for one")
             for draw in assignment.draws:
                 task = asyncio.create_task(self._run_draw(draw, assignment))
                 self._running[task] = draw
@@ -211,7 +211,7 @@ class Shift:
                 await self._put(group)
             else:
                 await self._worker.failed(group)
-        except (DataError, DeadlineExceeded) as error:  # refused: another worker's group of this draw would be as well
+        except (DataError, DeadlineExceeded) as error:  # refused; another worker's group of this draw would be, too
             console.warn(
                 f"the group of task {group.task.id!a:.100} is refused, and its draw is reported as failed: "
                 f"{Exception.__str__(error)}"
@@ -231,11 +231,11 @@ class Shift:
     async def _drain(self, taking: asyncio.Future[None]) -> None:
         taking.cancel()
         await asyncio.gather(taking, return_exceptions=True)
-        with contextlib.suppress(ApiError):  # a server that is away finds out by itself
+        with contextlib.suppress(ApiError):  # a server that is away will notice without being told
             await within(self._worker.drain(), 5.0, "the server")
         if self._running:
             console.say(
-                f"finishing {len(self._running)} groups ({self._options.drain_s:g} s at most; once more ends it at once)"
+                f"finishing {len(self._running)} groups ({self._options.drain_s:g} s at most; a second signal ends it at once)"
             )
             await asyncio.wait(self._running, timeout=self._options.drain_s)
         if self._running:
@@ -256,14 +256,14 @@ class Shift:
 
 
 def _refused(group: ScoredGroup, error: AtroposError) -> ScoredGroup:
-    """As it is reported: without whatever it is that cannot be sent."""
+    """The group for the report, without the parts that cannot be sent."""
     task = group.task.id.encode(errors="replace").decode()[:MOST_CHARACTERS]
     return ScoredGroup(group.draw, Task(task, ()), (), np.zeros(0, np.float32), failed=(failed_by(error, "put"),))
 
 
 @contextlib.contextmanager
 def draining_signals(stop: asyncio.Event) -> Iterator[None]:
-    """The first SIGTERM, SIGHUP or Ctrl-C drains; the second ends it at once."""
+    """Drain on the first SIGTERM, SIGHUP or Ctrl-C; end at once on the second."""
     current = asyncio.current_task()
     assert current is not None, "called from a coroutine"
 

@@ -54,7 +54,10 @@ def add(app: typer.Typer) -> None:
 
 def process(
     out: Annotated[
-        Path, typer.Option("--out", help="A new file: one JSON line a group, or with --as NAME.jsonl or NAME.parquet.")
+        Path,
+        typer.Option(
+            "--out", help="A new file, with one JSON line per group; or NAME.jsonl or NAME.parquet with --as."
+        ),
     ],
     file: FileArgument = None,
     env: EnvOption = None,
@@ -67,7 +70,7 @@ def process(
     ] = None,
     test: Annotated[bool, typer.Option("--test", help="Run the held-out tasks.")] = False,
     old_schema: Annotated[
-        bool, typer.Option("--old-schema", help="The fourteen keys of the old Atropos protocol, masks with -100.")
+        bool, typer.Option("--old-schema", help="Write the fourteen keys of the old Atropos protocol, masks with -100.")
     ] = False,
     form: Annotated[
         Form | None,
@@ -84,7 +87,7 @@ def process(
     seed: SeedOption = None,
     changes: SetOption = None,
 ) -> None:
-    """Run tasks without training and keep the rollouts: one scored group a line, or a data set.
+    """Run tasks without training and keep the rollouts: one scored group per line, or a data set.
 
     [bold]Examples[/]
 
@@ -139,7 +142,7 @@ def _as_lines(plan: Plan, groups: int, split: Split, out: Path, *, old_schema: b
             out.unlink(missing_ok=True)
     if left_out:
         console.warn(
-            f"{left_out} groups are left out: none of their rollouts ended, and the old schema has no place for that"
+            f"{left_out} groups are left out: none of their rollouts ended, which the old schema cannot express"
         )
     console.say(f"{lines.count} groups: {out}")
 
@@ -158,7 +161,7 @@ def _as_dataset(plan: Plan, groups: int, split: Split, form: str, out: Path, sel
         show(export.finish())
     except asyncio.CancelledError:
         if not export.written:
-            raise Interrupted("stopped: no row was ready, and there is no file") from None
+            raise Interrupted("stopped: no row was ready, so no file was written") from None
         made = export.finish()
         raise Interrupted(f"stopped: {out} has the {made.written} rows that were ready") from None
     finally:
@@ -168,7 +171,7 @@ def _as_dataset(plan: Plan, groups: int, split: Split, form: str, out: Path, sel
 async def _process(
     plan: Plan, groups: int, split: Split, put: Callable[[ScoredGroup, Tools], None], *, whole_groups: bool = False
 ) -> int:
-    """How many groups were left out because `whole_groups` are wanted. Raises CancelledError where it was stopped."""
+    """Returns how many groups were left out because `whole_groups` are wanted. Raises CancelledError if it was stopped."""
     import asyncio
     from contextlib import aclosing
     from time import perf_counter

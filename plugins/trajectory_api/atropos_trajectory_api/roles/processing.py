@@ -1,4 +1,4 @@
-"""Running tasks without a trainer, for their groups: one JSON line each, in the order of the draws."""
+"""Run tasks without a trainer and keep their groups: one JSON line each, in the order of the draws."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from atropos_trajectory_api.legacy import outgoing_groups as wire
 
 
 def draws(environments: Mapping[str, Environment], groups: int, split: Split, seed: int) -> list[Draw]:
-    """Environments take turns, each through its tasks in order and then from the first again."""
+    """Draws of environments in turns, each through its tasks in order and then from the first again."""
     sizes = {name: task_count(name, environment, split) for name, environment in environments.items()}
     if empty := [name for name, size in sizes.items() if not size]:
         raise DataError(
             f"environment {empty[0]!r} has no {split} tasks.",
-            remedy="Leave --test out." if split == "test" else "Its held-out ones: --test.",
+            remedy="Leave --test out." if split == "test" else "For its held-out tasks: --test.",
         )
     names = list(environments)
     made: list[Draw] = []
@@ -38,7 +38,7 @@ def draws(environments: Mapping[str, Environment], groups: int, split: Split, se
 async def scored_groups(
     runner: RolloutRunner, drawn: list[Draw], group_size: int, sampling: Sampling, *, at_once: int
 ) -> AsyncGenerator[ScoredGroup, None]:
-    """The group of each draw, failed members and all. Raises NoProgress where one after another fails as a whole."""
+    """The group of each draw, including failed members. Raises NoProgress if one after another fails as a whole."""
     waiting = deque(drawn)
     running: deque[asyncio.Task[ScoredGroup]] = deque()
     failed_in_a_row = 0
@@ -61,7 +61,7 @@ async def scored_groups(
 
 
 def native_line(group: ScoredGroup) -> str:
-    """The record and what is in it, under the names of their fields, without those that say nothing."""
+    """The group's record and its contents, by field name, without empty fields."""
     return json.dumps(wire.plain(_named(group)), ensure_ascii=False, default=str, separators=(",", ":")) + "\n"
 
 
@@ -73,7 +73,7 @@ def _named(value: Any) -> Any:
 
 
 class Lines:
-    """A new file that has whole lines only, whatever happens while one is written."""
+    """A new file that always has only whole lines, even if writing one fails."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -82,7 +82,7 @@ class Lines:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = path.open("xb", buffering=0)
         except FileExistsError:
-            raise RunDirectoryError(f"{path} is there already.", remedy="Name another file, or remove it.") from None
+            raise RunDirectoryError(f"{path} exists already.", remedy="Name another file, or remove it.") from None
         except OSError as error:
             raise self._unwritable(error) from error
 
@@ -114,7 +114,7 @@ async def write(
     whole: bool,
     shown: Callable[[ScoredGroup], None],
 ) -> int:
-    """How many groups were left out: those without an episode, where `whole` groups are wanted."""
+    """Returns the number of groups that were left out: those without an episode, if `whole` groups are wanted."""
     left_out = 0
     async for group in groups:
         if whole and not group.episodes:

@@ -1,7 +1,7 @@
-"""Who may talk to the server: a token where it is reachable from elsewhere, this machine alone where it is not.
+"""Access to the server: by token if it is reachable from elsewhere, otherwise only from this machine.
 
-Unmodified old clients can give a token as well: aiohttp and requests send the password of `http://any:TOKEN@host:8000`
-as Basic credentials.
+Unmodified old clients can also give a token: aiohttp and requests send the password of `http://any:TOKEN@host:8000` as Basic
+credentials.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from atropos_http_server.connection import SCOPE_KEY, Connection
 from atropos_trajectory_api.server.answers import answer, plain_error
 
 OPEN = "/health"
-OWN_SITES = (None, b"same-origin", b"none")  # what a browser says of a page of this server, or of an address typed in
+OWN_SITES = (None, b"same-origin", b"none")  # a browser's values for a page of this server, or a typed address
 
 
 @lru_cache(256)
 def is_loopback(host: str) -> bool:
-    """Whether a name or address means this machine, whatever a resolver says."""
+    """True if a name or address means this machine, without asking a resolver."""
     name = host.strip("[]").rstrip(".").lower()
     if name == "localhost" or name.endswith(".localhost"):
         return True
@@ -39,7 +39,7 @@ def is_loopback(host: str) -> bool:
 
 @lru_cache(256)
 def _names_this_machine(host: str) -> bool:
-    """Of a `Host` header."""
+    """True if a `Host` header names this machine."""
     try:
         return is_loopback(urlsplit(f"//{host}").hostname or "")
     except ValueError:
@@ -47,8 +47,8 @@ def _names_this_machine(host: str) -> bool:
 
 
 class Access:
-    """ASGI middleware. `token` None: any process of this user (and root's) that speaks to this machine by a loopback name,
-    no page of a browser."""
+    """ASGI middleware. With `token` None, it admits any process of this user (and root's) that uses a loopback name of this machine,
+    but no page of a browser."""
 
     def __init__(self, app: ASGIApp, *, token: bytes | None, cors: Collection[str] = ()) -> None:
         self._token = token
@@ -63,7 +63,7 @@ class Access:
             await self._app(scope, receive, send)
             return
         if scope["type"] != "http":
-            return  # there are no websockets here
+            return  # websockets are not served
         if (refused := self._refused(scope)) is not None:
             await refused(scope, send)
             return
@@ -71,12 +71,12 @@ class Access:
         await app(scope, receive, send)
 
     def lets_through(self, scope: Scope) -> bool:
-        """The application is called, and nothing is added to what it answers."""
+        """True if the application is called, and nothing is added to its answer."""
         return self._refused(scope) is None and (self._preflight is None or header(scope, b"origin") is None)
 
     def _refused(self, scope: Scope) -> Callable[[Scope, Send], Awaitable[None]] | None:
-        """What says why this request goes no further; None where it does."""
-        given = dict(reversed(scope["headers"]))  # of several the first
+        """The answer that refuses this request; None if it may pass."""
+        given = dict(reversed(scope["headers"]))  # the first of several
         origin = given.get(b"origin")
         own = None if origin is None else b"%s://%s" % (scope.get("scheme", "http").encode(), given.get(b"host", b""))
         named = origin is not None and origin.decode("latin-1") in self._cors
@@ -84,7 +84,7 @@ class Access:
         if not named and (origin not in (None, own) or given.get(b"sec-fetch-site") not in OWN_SITES):
             return _refusing(
                 403, "AccessRefused", "a page of another origin may not call this server.",
-                "`atropos serve --cors ORIGIN` lets in a page of yours; an address can be typed into the browser.",
+                "`atropos serve --cors ORIGIN` admits your own page; or type the address into the browser.",
             )  # fmt: skip
         preflight = named and scope["method"] == "OPTIONS" and given.get(b"access-control-request-method")
         if not (preflight or scope["path"] == OPEN):
@@ -93,7 +93,7 @@ class Access:
             return None
         return _refusing(
             413, "TooLarge", f"{scope['path'][:100]} takes no body.", "Send it without one.",
-            [(b"connection", b"close")],  # nothing is read for who has shown no token
+            [(b"connection", b"close")],  # nothing is read from a client without a token
         )  # fmt: skip
 
     def _not_admitted(
@@ -104,8 +104,8 @@ class Access:
                 return None
             return partial(
                 answer, status=401,
-                value={"error": {"kind": "AccessRefused", "message": "this server wants a token, and the one given is not it."
-                           if given.get(b"authorization") else "this server wants a token.",
+                value={"error": {"kind": "AccessRefused", "message": "this server needs a token, and the given one is wrong."
+                           if given.get(b"authorization") else "this server needs a token.",
                            "remedy": "Give `--token-file FILE`, or send `Authorization: Bearer TOKEN`; old clients: http://any:TOKEN@host:port."}},
                 headers=[(b"www-authenticate", b'Bearer realm="atropos"')],
             )  # fmt: skip
@@ -116,7 +116,7 @@ class Access:
         if _names_this_machine(host):
             return None
         return _refusing(
-            403, "AccessRefused", f"this server is for this machine, and was called {host[:100]!r}.",
+            403, "AccessRefused", f"this server is only for this machine, but was called as {host[:100]!r}.",
             "Use http://127.0.0.1:PORT, or start it at an address for others, with --token-file.",
         )  # fmt: skip
 
@@ -141,7 +141,7 @@ def _has_body(scope: Scope) -> bool:
 
 
 def credential(authorization: bytes) -> bytes:
-    """The token in a header, as Bearer or as the password of Basic; empty where there is none."""
+    """The token in a header, as Bearer or as the password of Basic; empty if there is none."""
     scheme, _, value = authorization.partition(b" ")
     if scheme.lower() == b"bearer":
         return value.strip()

@@ -1,4 +1,4 @@
-"""The ASGI application: timing, access and limits around atroposlib's routes, `/v1`, and what watches over both."""
+"""The ASGI application: timing, access and limits around atroposlib's routes, `/v1`, and the observability routes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from atropos_trajectory_api.server.service import Service
 
 
 class App:
-    """All of it. `stop` is called before the server waits for calls to end; `service` stays its owner's to close."""
+    """The whole application. `stop` is called before the server waits for calls to end; `service` stays its owner's to close."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class App:
         web = FastAPI(title="Atropos trajectory API", version=__version__, lifespan=self._living)
         web.include_router(observing_routes(service, lambda: self._stopping or service.unready))
         web.openapi = lambda: _document(web)  # type: ignore[method-assign]
-        self._page: bytes | None = None  # of /openapi.json: made once, since anyone may ask a thousand times
+        self._page: bytes | None = None  # /openapi.json, made once, since any client may ask a thousand times
         self._web, self._native = web, native_routes(service)
         limits = Limits(
             self._routed,
@@ -60,7 +60,7 @@ class App:
             refusals=REFUSALS,
         )
         self._limits = limits
-        self.budget = limits.budget  # of all groups that come in, by whatever way
+        self.budget = limits.budget  # for all incoming groups, over HTTP or rings
         self._access = Access(limits, token=token, cors=options.cors)
         self._app = Timing(self._access, service.observed)
         self.at_once: Mapping[tuple[bytes, bytes], AnswerAtOnce] = {(b"POST", b"/scored_data"): self._store_at_once}
@@ -69,7 +69,7 @@ class App:
         await self._app(scope, receive, send)
 
     def _store_at_once(self, scope: Scope, body: bytes) -> WholeAnswer | None:
-        """The same as by way of all layers, for a group that none of them has anything to say of."""
+        """The same result as through all layers, for a group that no layer would treat specially."""
         started = time.perf_counter()
         if not self._access.lets_through(scope) or (plain := self._limits.short(scope, body)) is None:
             return None
@@ -82,7 +82,7 @@ class App:
         return given
 
     def stop(self) -> None:
-        """Take nothing more: requests that wait get 503 now."""
+        """Take nothing more: waiting requests get 503 now."""
         self._stopping = "the server is ending"
         self._limits.stop()
         self.legacy.intake.stopping.set()
@@ -120,8 +120,8 @@ class App:
                 await self.legacy.tick()
                 self._limits.give_back_what_grew()
             except AtroposError as error:
-                console.warn(str(error))  # a full disk, for one: it may be over in a second
-            except Exception:  # noqa: BLE001 - a fault of ours: leases and silent workers must run out all the same
+                console.warn(str(error))  # for example a full disk, which may be over in a second
+            except Exception:  # noqa: BLE001 - our own error: leases and silent workers must run out in any case
                 console.warn(f"the server's own upkeep failed:\n{traceback.format_exc()}")
 
 

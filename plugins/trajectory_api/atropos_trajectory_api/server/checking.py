@@ -1,4 +1,4 @@
-"""Frames from outside -> records, checked once on arrival (`atropos_core.group_schema`) and trusted afterwards."""
+"""Turn frames from outside into records, checked once on arrival (`atropos_core.group_schema`) and trusted afterwards."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from atropos_core.types import Draw, ScoredGroup
 from atropos_trajectory_api.native.quick_look import LONG_HEADER, surely_right
 
 EXPANSION = 16  # how many times its frame's length a group's columns may hold: an honest one holds less than twice that
-SPARE_BYTES = 1 << 16  # and beside that: a short group may be all one token
+SPARE_BYTES = 1 << 16  # allowed in addition, since a short group may be all one token
 MOST_LISTS = 1_000_000  # and mappings, in a header: an empty one of three characters takes 64 bytes once it is read
 MOST_VALUES = 2_000_000
 MOST_ENTRIES = 100_000  # of one mapping in a long header
@@ -23,28 +23,28 @@ _WRITER = json.JSONEncoder(ensure_ascii=False)  # whose `iterencode` is written 
 
 
 def read_frame(frame: Buffer, *, most_bytes: int | None = None) -> Any:
-    """The value of a frame from outside. Raises DataError, also where a text in it is no Unicode text (half of a
-    surrogate pair): whoever writes that down later fails, in somebody else's call."""
+    """The value of a frame from outside. Raises DataError, also if a text in it is not valid Unicode (half of a surrogate pair):
+    writing that text would fail later, in another client's call."""
     return decode(frame, most_bytes=most_bytes, loads=_header)
 
 
 def _header(text: str) -> Any:
-    """Read a header. While a long one is read, other threads have their turn. Raises DataError, and what `json.loads` raises."""
+    """Read a header. Other threads get turns while a long one is read. Raises DataError, and what `json.loads` raises."""
     is_long = len(text) > LONG_HEADER
     if is_long and ((lists := text.count("[") + text.count("{")) > MOST_LISTS or text.count(",") > MOST_VALUES):
         raise DataError(
-            f"the header of a frame holds {lists:,} lists and mappings, and {text.count(','):,} commas: up to {MOST_LISTS:,} and "
+            f"the header of a frame holds {lists:,} lists and mappings, and {text.count(','):,} commas, but at most {MOST_LISTS:,} and "
             f"{MOST_VALUES:,} are read.",
             remedy="Send fewer groups at once.",
         )
     value = loads_in_turns(text, object_pairs_hook=_mapping) if is_long else json.loads(text)
-    if not text.isascii() or "\\ud" in text or "\\uD" in text:  # else there is none for sure
+    if not text.isascii() or "\\ud" in text or "\\uD" in text:  # otherwise there surely is none
         try:
             for piece in _WRITER.iterencode(value) if is_long else (json.dumps(value, ensure_ascii=False),):
                 piece.encode()
         except UnicodeEncodeError as error:
             raise DataError(
-                f"what was sent cannot be taken: a text holds {error.object[error.start]!a}, half of a surrogate pair",
+                f"what was sent cannot be used: a text holds {error.object[error.start]!a}, half of a surrogate pair",
                 remedy="Send text that can be encoded as UTF-8.",
             ) from None
     return value
@@ -56,21 +56,21 @@ def has_long_header(frame: Buffer) -> bool:
 
 
 def _mapping(entries: list[tuple[str, Any]]) -> dict[str, Any]:
-    if len(entries) > MOST_ENTRIES:  # making it would keep Python's lock
-        raise DataError(f"a mapping has {len(entries):,} entries, and up to {MOST_ENTRIES:,} are read.")
+    if len(entries) > MOST_ENTRIES:  # making it would hold Python's lock
+        raise DataError(f"a mapping has {len(entries):,} entries, but at most {MOST_ENTRIES:,} are read.")
     return dict(entries)
 
 
 class Checked(NamedTuple):
-    """What the hub must know of a frame."""
+    """The parts of a frame that the hub needs."""
 
     draw: Draw
     label: Label
 
 
 def check_frame(frame: bytes, vocabulary: int, newest_version: int | None = None) -> Checked:
-    """Of the frame of a group. Raises DataError that says what is wrong with it. A `vocabulary` of 0 is not known;
-    `newest_version` as `refuse_versions_that_never_were` has it."""
+    """Check the frame of a group. Raises DataError that says what is wrong with it. A `vocabulary` of 0 is unknown;
+    `newest_version` as in `refuse_versions_that_never_were`."""
     found = surely_right(frame, vocabulary, newest_version)
     if found is not None:
         return Checked(*found)
@@ -80,8 +80,8 @@ def check_frame(frame: bytes, vocabulary: int, newest_version: int | None = None
 
 
 def read_group(frame: Buffer, vocabulary: int, *, episodes: bool = True) -> ScoredGroup:
-    """The group of this frame. Raises DataError that says what is wrong with it. A `vocabulary` of 0 is not known;
-    without `episodes`, one in which every rollout failed will do."""
+    """The group of this frame. Raises DataError that says what is wrong with it. A `vocabulary` of 0 is unknown. If not
+    `episodes`, a group in which every rollout failed is accepted."""
     group = read_frame(frame, most_bytes=SPARE_BYTES + EXPANSION * len(frame))
     check_group(group, vocabulary, episodes=episodes)
     assert isinstance(group, ScoredGroup), "checked"

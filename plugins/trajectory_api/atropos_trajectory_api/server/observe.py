@@ -1,9 +1,9 @@
-"""What the server did, counted in constant memory: latencies, rates, bytes, staleness, drops.
+"""Counters of the server's work, in constant memory: latencies, rates, bytes, staleness, drops.
 
-Nothing here grows with time, traffic or the names that clients choose: a latency is one of at most 630 buckets (see
-`atropos_core.observe.latency`: quantiles within 2 %, of the last five to ten minutes), and each kind of label has a bounded
-number of values, beyond which names are counted under "other". A worker that has been quiet for `QUIET_S` makes way for a
-new one, and what it had counted goes to "other", so that no sum ever falls.
+Nothing here grows with time, traffic or the names that clients choose. A latency is one of at most 630 buckets (see
+`atropos_core.observe.latency`: quantiles within 2 %, of the last five to ten minutes). Each kind of label has a bounded number of
+values; further names are counted under "other". A worker that has been quiet for `QUIET_S` makes way for a new one, and its counts
+are added to "other", so that no sum ever falls.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Clock = Callable[[], float]
 
 
 class Rate:
-    """Things per second: each counts with exp(-age / RATE_S), so two floats remember enough."""
+    """Events per second: each counts with exp(-age / RATE_S), so two floats are enough memory."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -32,7 +32,7 @@ class Rate:
 
     def add(self, n: float) -> None:
         now = self._clock()
-        if now - self._at > 0.2:  # an exp() for every group would cost more than all else that is counted
+        if now - self._at > 0.2:  # an exp() for every group would cost more than all the other counting
             self._weight *= math.exp((self._at - now) / RATE_S)
             self._at = now
         self._weight += n
@@ -69,7 +69,7 @@ class Route:
 
 
 class Sender:
-    """One worker, or all workers of one environment: how long its calls took, and what it sent."""
+    """One worker, or all workers of one environment: the latency of its calls, and what it sent."""
 
     def __init__(self, clock: Clock) -> None:
         self.latency, self.rate = Latency(clock), Rate(clock)
@@ -105,7 +105,7 @@ M = TypeVar("M", bound=_Mergeable)
 
 
 class Bounded(Generic[M]):
-    """At most `limit` names and "other". The longest quiet is at the front of the dict."""
+    """At most `limit` names and "other". The name that has been quiet longest is first in the dict."""
 
     def __init__(self, limit: int, make: Callable[[Clock], M], clock: Clock) -> None:
         self._limit, self._make, self._clock = limit, make, clock
@@ -150,7 +150,7 @@ class Count:
 
 
 class Observed:
-    """All that is counted. Called on the server's event loop; no call waits, and each takes a few microseconds."""
+    """All counters. Called on the server's event loop; no call waits, and each takes a few microseconds."""
 
     def __init__(
         self,
@@ -174,8 +174,8 @@ class Observed:
     def request(
         self, route: str, worker: str, seconds: float, status: int, bytes_in: int, bytes_out: int, *, calls: int = 1
     ) -> None:
-        """One answered call, or several that came and were answered together. `route` is the pattern, not the path;
-        `worker` is "" where the caller is unknown."""
+        """Count one answered call, or several that were answered together. `route` is the pattern, not the path; `worker` is ""
+        if the caller is unknown."""
         seconds = max(seconds, 0.0)
         counted = self.routes.of(route)
         counted.latency.add(seconds, calls)
@@ -187,28 +187,28 @@ class Observed:
             self.workers.of(worker).latency.add(seconds, calls)
 
     def group(self, worker: str, environment: str, sequences: int, size_bytes: int) -> None:
-        """One group that the hub took; `worker` may be "" here too."""
+        """Count one group that the hub took; `worker` may be "" here too."""
         if worker:
             self.workers.of(worker).add(sequences, size_bytes)
         self.environments.of(environment or OTHER).add(sequences, size_bytes)
 
     def lag(self, versions: int) -> None:
-        """A group was leased that many policy versions after its oldest token was sampled."""
+        """Count a group that was leased this many policy versions after its oldest token was sampled."""
         versions = max(versions, 0)
         place = next((i for i, bound in enumerate(STALENESS_BOUNDS) if versions <= bound), len(STALENESS_BOUNDS))
         self.staleness[place] += 1
         self.staleness_sum += versions
 
     def dropped(self, cause: str, n: int = 1) -> None:
-        """Groups that were acknowledged, or offered, and will not be trained; `cause` is a word, not a sentence."""
+        """Count groups that were acknowledged, or offered, and will not be trained. `cause` is a word, not a sentence."""
         self.drops.of(cause).n += n
 
     def refused(self, cause: str) -> None:
-        """A connection was turned away; `cause` is a word, not a sentence."""
+        """Count a connection that was turned away. `cause` is a word, not a sentence."""
         self.refusals.of(cause).n += 1
 
     def snapshot(self) -> dict[str, Any]:
-        """Plain values for /v1/status: per route, worker and environment, and what the whole server takes in."""
+        """Plain values for /v1/status: per route, worker and environment, and the input of the whole server."""
         environments = self.environments.items()
         return {
             "up_s": round(self.clock() - self.started, 3),

@@ -1,7 +1,7 @@
 """/health, /ready and /metrics, and the middleware that times every request.
 
-`/health` answers while the process can answer at all, and needs no token. `/ready` says whether a client should send here
-now, and if not why. `/metrics` is for Prometheus.
+`/health` answers as long as the process can answer at all, and needs no token. `/ready` says if a client should send here now, and
+if not, why. `/metrics` is for Prometheus.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class _Hub(Protocol):
 
 
 class Watched(Protocol):
-    """What is read of a Service."""
+    """The parts of a Service that are read here."""
 
     @property
     def hub(self) -> _Hub: ...
@@ -38,7 +38,7 @@ class Watched(Protocol):
 
 
 def observing_routes(service: Watched, unready: Callable[[], str | None] = lambda: None) -> APIRouter:
-    """`unready` says why nobody should send here now (draining, journal on a full disk), or None."""
+    """`unready` gives the reason why clients should not send here now (draining, journal on a full disk), or None."""
     router = APIRouter(tags=["observability"])
 
     @router.get("/health", summary="Does the process answer?")
@@ -58,10 +58,10 @@ def observing_routes(service: Watched, unready: Callable[[], str | None] = lambd
 
 
 class Timing:
-    """Outermost ASGI middleware: what each request took, from its head to the last byte of the answer.
+    """Outermost ASGI middleware: times each request, from its head to the last byte of the answer.
 
-    The route is what the application put into `scope["atropos.route"]`, or the pattern that matched; a path that nobody
-    serves is "other". The worker is what a handler put into `scope["atropos.worker"]`.
+    The route is what the application put into `scope["atropos.route"]`, or the pattern that matched; an unknown path is "other".
+    The worker is what a handler put into `scope["atropos.worker"]`.
     """
 
     def __init__(self, app: ASGIApp, observed: Observed) -> None:
@@ -86,10 +86,10 @@ class Timing:
             nonlocal status, bytes_out, ended
             try:
                 await send(message)
-            except RuntimeError:  # uvloop's, on a connection that has closed
+            except RuntimeError:  # uvloop's, on a closed connection
                 if connection is None or not connection.is_gone:
                     raise
-                return  # one of several requests that were sent at once: nobody is there to hear the answer
+                return  # one of several requests that were sent at once: the client no longer reads answers
             if message["type"] == "http.response.start":
                 status = message["status"]
             elif message["type"] == "http.response.body":
@@ -120,7 +120,7 @@ def _route(scope: Scope) -> str:
 
 
 def render_prometheus(service: Watched) -> str:
-    """The whole answer to one scrape; its size is bounded as the labels are."""
+    """The whole answer to one scrape. Its size is bounded, because the labels are."""
     observed, hub = service.observed, service.hub.status()
     page = Exposition()
     page.gauge("atropos_up_seconds", "Since the server started.", [({}, observed.clock() - observed.started)])

@@ -21,20 +21,20 @@ class ServeOptions(Options):
     hub_sequences: int | None = Field(None, ge=1)
     journal: bool = True
     sync: Literal["always", "second", "never"] = "second"
-    model: Path | None = None  # the policy's directory, where no trainer says which ids there are
+    model: Path | None = None  # the policy's directory, if no trainer says which ids exist
     same_host: bool = True  # offer shared-memory rings to producers on this machine
     hold_s: float = Field(
         240.0, gt=0, le=290
-    )  # how long a POST of an old client may wait for room; its client gives up at 300
-    lease_s: float = Field(60.0, gt=0)  # a trainer that is silent for so long has lost what it leased
+    )  # how long a POST of an old client may wait for room; its client gives up after 300 s
+    lease_s: float = Field(60.0, gt=0)  # a trainer that is silent for this long loses what it leased
     silent_s: float = Field(
         60.0, gt=0
-    )  # a worker that is silent for so long is dropped; old ones after five times that
+    )  # a worker that is silent for this long is dropped; old environments after five times that
     allocation_grace_s: float = Field(30.0, gt=0)
     body_mb: float = Field(64.0, gt=0)  # of one request, after decompression
-    # Of bodies that are being read or wait for room, and ring groups that wait:
+    # For bodies that are being read or wait for room, and waiting ring groups:
     in_flight_mb: float = Field(256.0, gt=0)
-    request_s: float = Field(60.0, gt=0)  # in which a body must have arrived
+    request_s: float = Field(60.0, gt=0)  # for a body to arrive
     connections: int = Field(512, ge=1)
     cors: tuple[str, ...] = ()
     tls_cert: Path | None = None

@@ -14,37 +14,41 @@ def add(app: typer.Typer) -> None:
 
 
 def serve(
-    host: Annotated[str, typer.Option(help="Elsewhere than this machine only with --token-file.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="0: any free one.")] = 8000,
-    directory: Annotated[Path, typer.Option("--dir", help="Its own: journal, pieces, socket.")] = Path("api"),
-    token_file: Annotated[Path | None, typer.Option(help="A file with a token, readable by you alone.")] = None,
-    hub_mb: Annotated[float, typer.Option(help="Of groups, in memory and journal.")] = 256.0,
-    hub_sequences: Annotated[int | None, typer.Option(help="A further bound.")] = None,
-    journal: Annotated[bool, typer.Option(help="Outlive a crash.")] = True,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; other than this machine's own only with --token-file.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0: any free port.")] = 8000,
+    directory: Annotated[Path, typer.Option("--dir", help="The server's directory: journal, pieces, socket.")] = Path(
+        "api"
+    ),
+    token_file: Annotated[Path | None, typer.Option(help="A file with a token, readable only by you.")] = None,
+    hub_mb: Annotated[float, typer.Option(help="Most megabytes of groups, in memory and journal.")] = 256.0,
+    hub_sequences: Annotated[int | None, typer.Option(help="Most sequences in the hub. Unset: no such limit.")] = None,
+    journal: Annotated[bool, typer.Option(help="Keep groups on disk, to survive a crash.")] = True,
     sync: Annotated[
-        str, typer.Option(help="always, second or never wait for the disk; kill -9 is safe in all.")
+        str, typer.Option(help="When to wait for the disk: always, second or never. All survive kill -9.")
     ] = "second",
     same_host: Annotated[bool, typer.Option(help="Shared-memory rings for producers on this machine.")] = True,
     model: Annotated[
         Path | None, typer.Option(help="The policy's directory: ids beyond its vocabulary are refused.")
     ] = None,
-    hold_s: Annotated[float, typer.Option(help="How long an old client's group may wait for room.")] = 240.0,
-    lease_s: Annotated[float, typer.Option(help="A trainer that is silent for so long has lost its groups.")] = 60.0,
-    silent_s: Annotated[float, typer.Option(help="A worker that is silent for so long is dropped.")] = 60.0,
-    body_mb: Annotated[float, typer.Option(help="Of one request, decompressed.")] = 64.0,
+    hold_s: Annotated[float, typer.Option(help="Seconds that an old client's group may wait for room.")] = 240.0,
+    lease_s: Annotated[float, typer.Option(help="Seconds of silence after which a trainer loses its groups.")] = 60.0,
+    silent_s: Annotated[float, typer.Option(help="Seconds of silence after which a worker is dropped.")] = 60.0,
+    body_mb: Annotated[float, typer.Option(help="Most megabytes of one request, decompressed.")] = 64.0,
     in_flight_mb: Annotated[
         float,
         typer.Option(
-            help="Of bodies that are being read (JSON counts eight times) or wait for room, and of ring groups that wait."
+            help="Most megabytes of bodies being read (JSON counts eight times) or waiting for room, and of waiting ring groups."
         ),
     ] = 256.0,
-    request_s: Annotated[float, typer.Option(help="In which a request must have arrived.")] = 60.0,
-    connections: Annotated[int, typer.Option(help="At one time.")] = 512,
+    request_s: Annotated[float, typer.Option(help="Seconds for a request to arrive.")] = 60.0,
+    connections: Annotated[int, typer.Option(help="Most connections at one time.")] = 512,
     cors: Annotated[list[str] | None, typer.Option(help="An origin whose pages may call. Repeatable.")] = None,
     tls_cert: Annotated[Path | None, typer.Option(help="Certificate, PEM.")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="Its key, PEM.")] = None,
 ) -> None:
-    """Stand between environments and a trainer: take scored groups, keep them on disk, hand out batches.
+    """Connect environments with a trainer: take scored groups, keep them on disk, serve batches.
 
     Speaks atroposlib's HTTP protocol, so existing environments and trainers need no change, and its own under /v1.
 

@@ -1,4 +1,4 @@
-"""Everything that the server's endpoints share: hub, workers, draws, the trainer's session. No HTTP in here."""
+"""The state that the server's endpoints share: hub, workers, draws, the trainer's session. No HTTP in here."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _NEVER_STALE = 1 << 30
 
 @dataclass(frozen=True)
 class Trainer:
-    """Who trains, and how its draws are run."""
+    """The present trainer, and how its draws are run."""
 
     holder: str
     policy: Policy
@@ -45,21 +45,19 @@ class Trainer:
 
 
 class Service:
-    """One server. `open` takes up what the journal holds; `tick` is to be called once a second; `close` at the end."""
+    """One server. `open` loads what the journal holds; `tick` must be called once a second; `close` at the end."""
 
     def __init__(self, options: ServeOptions, store: Any = None, clock: Callable[[], float] = time.monotonic) -> None:
         self.options = options
-        self.boot = secrets.token_hex(8)  # tells a client that the server was started anew
+        self.boot = secrets.token_hex(8)  # tells clients that the server was restarted
         self.observed = Observed()
         self.old = OldState()
         self.policy: Policy | None = None
         self.trainer: Trainer | None = None
         self.version = 0
-        self.newest_version: int | None = (
-            None  # that engines can have sampled from; None: no trainer has ever reported one
-        )
+        self.newest_version: int | None = None  # that engines can have sampled from; None: no trainer has reported one
         self.engines: list[str] = []
-        self.same_host: dict[str, str] | None = None  # path and nonce, once somebody listens there
+        self.same_host: dict[str, str] | None = None  # path and nonce, once the endpoint listens
         self.workers = Workers(clock, options.silent_s)
         self.heartbeat_s = options.silent_s / 4
         self._store = store
@@ -77,20 +75,19 @@ class Service:
         self._number = -1  # of the trainer's session
         self._outbox = Outbox()
         self._leasing = Leasing(self._outbox)
-        self._arriving: dict[int, str | None] = {}  # draw -> key of its put; another one for each run
-        self._dropped_by_trainer: frozenset[int] = frozenset()  # groups that it drops at this moment
-        self._strays: set[int] = set()  # groups that arrived while one run gave way to another: of the former
+        self._arriving: dict[int, str | None] = {}  # draw -> key of its put; another key for each run
+        self._dropped_by_trainer: frozenset[int] = frozenset()  # groups that it is dropping at this moment
+        self._strays: set[int] = set()  # groups of the former run that arrived while another one took over
         self._undrawn = {label.environment for _, label in self.hub.labels() if not _is_drawn(label)}
         self._holder = ""  # of the last native session
         self._first_id = 0  # groups with lower ids were drawn for another run
-        self.hub_id = secrets.token_hex(8)  # the ids of one hub mean nothing to another
+        self.hub_id = secrets.token_hex(8)  # ids of one hub mean nothing in another
         self._restore(clock())
         self.old.on_change = self.save
 
     @classmethod
     def open(cls, options: ServeOptions) -> Service:
-        """Raises RunDirectoryError where another server has the directory, and what a journal that cannot be trusted
-        raises."""
+        """Raises RunDirectoryError if another server has the directory, and the errors of a journal that cannot be trusted."""
         if not options.journal:
             return cls(options)
         from atropos_trajectory_api.journal.store import JournalStore
@@ -101,7 +98,7 @@ class Service:
         return service
 
     async def tick(self) -> None:
-        """End the session of a silent trainer; let go of silent workers, whose draws go to others."""
+        """End the session of a silent trainer, and drop silent workers, whose draws go to others."""
         if self._store is not None:
             self._store.tick()
         self.hub.tick()
@@ -115,7 +112,7 @@ class Service:
             )
 
     def stop(self) -> None:
-        """The server is ending: those who wait for groups, draws or room are answered now."""
+        """The server is ending: answer all that wait for groups, draws or room now."""
         self.draws.stop()
         self._leasing.stop()
         self.hub.stop()
@@ -126,11 +123,11 @@ class Service:
             self._store.close()
 
     def may_write(self) -> bool:
-        """Whether anything but the journal may take room of its disk now."""
+        """True if more than the journal may use space on its disk now."""
         return self._store is None or bool(self._store.has_reserve())
 
     def save(self) -> None:
-        """What outlives the process beside the groups."""
+        """Save the state that must survive the process, other than the groups."""
         if self._store is None:
             return
         trainer = None
@@ -148,30 +145,30 @@ class Service:
 
     @property
     def unready(self) -> str | None:
-        """Why no groups are taken now."""
+        """The reason why no groups are taken now."""
         return self._store.full if self._store is not None else None
 
     # -- groups
 
     @property
     def vocabulary(self) -> int:
-        """How many token ids there are; 0: not known yet."""
+        """The number of token ids; 0 if unknown."""
         return self.policy.vocabulary if self.policy else 0
 
     @property
     def durable_at_once(self) -> bool:
-        """What the hub has taken is as durable as configured: nothing waits for the disk."""
+        """True if everything in the hub is already as durable as configured, so nothing waits for the disk."""
         return self._store is None or self.options.sync != "always"
 
     def read(self, frame: bytes) -> Checked:
-        """What a frame from outside holds. Raises DataError."""
+        """The contents of a frame from outside. Raises DataError."""
         return check_frame(frame, self.vocabulary, self.newest_version)
 
     async def put(
         self, frame: bytes, label: Label | None = None, *, key: str | None = None, worker: str = "", deadline_s: float
     ) -> int:
-        """The group's id in the hub once it is as durable as configured, or NOT_WANTED. Without a `label` the frame comes
-        from outside: it is checked. Raises DataError, HubFull, HubClosed."""
+        """The group's id in the hub once it is as durable as configured, or NOT_WANTED. Without a `label`, the frame comes from
+        outside and is checked. Raises DataError, HubFull, HubClosed."""
         if label is None:
             checked = await apart(self.read, frame) if has_long_header(frame) else self.read(frame)
             return await self.put_group(frame, checked, key=key, worker=worker, deadline_s=deadline_s)
@@ -180,8 +177,8 @@ class Service:
         return number
 
     def put_old_at_once(self, frame: bytes, label: Label, *, key: str) -> int | None:
-        """As `put` of a group of an old client, where that need not wait for room; None where it must. Where it is not
-        `durable_at_once`, `written` says when it is."""
+        """As `put` for a group of an old client, if that need not wait for room; None if it must. If the group is not
+        `durable_at_once`, `written` tells when it is on disk."""
         number = self.hub.try_put(frame, label, key=key)
         if number is not None:
             self._count_old(label, label.environment)
@@ -209,7 +206,7 @@ class Service:
     async def put_group(
         self, frame: bytes, checked: Checked, *, key: str | None, worker: str, deadline_s: float
     ) -> int:
-        """As `put`, for a frame that was checked already: `checked` is what it holds. `worker` is an id."""
+        """As `put`, for a frame that was already checked: `checked` has its contents. `worker` is an id."""
         draw, label = checked
         arriving, key = self._arriving, key or None
         if self._is_unwanted(draw, key, worker):
@@ -219,7 +216,9 @@ class Service:
         try:
             number = await self.hub.put(frame, label, key=key, deadline_s=deadline_s)
         except asyncio.CancelledError:
-            if key and self.hub.knows(key):  # its worker went away, and it is in the hub: nobody need run it again
+            if key and self.hub.knows(
+                key
+            ):  # its worker went away, but the group is in the hub and need not be run again
                 held = self.hub.try_put(frame, label, key=key)
                 assert held is not None, "the id of a known key"
                 self._arrived(held, draw, label, arriving)
@@ -231,7 +230,7 @@ class Service:
         return number
 
     def _is_unwanted(self, draw: Draw, key: str | None, worker: str) -> bool:
-        """Another group of this draw is there or on its way, or nobody requested it."""
+        """True if another group of this draw is there or on its way, or the draw was not requested."""
         if draw.id < 0 or (key and self.hub.knows(key)):
             return False
         another = draw.id in self._arriving and (key is None or self._arriving[draw.id] != key)
@@ -256,7 +255,7 @@ class Service:
             self._strays.add(number)
 
     def failed(self, worker: WorkerState, group: ScoredGroup) -> None:
-        """Too few rollouts of a draw ended in an episode: its trainer will hear of it."""
+        """Record that too few rollouts of a draw ended in an episode, so that its trainer hears of it."""
         worker.running.discard(group.draw.id)
         if self.draws.failed(group.draw, worker.id):
             self._outbox.post(group)
@@ -277,14 +276,14 @@ class Service:
         return worker
 
     def heartbeat(self, worker: WorkerState, *, draining: bool, returned: set[int]) -> None:
-        """`returned`: draws that it will not run after all."""
+        """`returned`: draws that the worker will not run."""
         worker.draining = draining
         worker.running -= returned
         self.draws.give_back(worker.id, only=returned)
         self.draws.keep_running(worker.id, worker.running)
 
     async def take(self, worker: WorkerState, n: int, *, running: set[int], wait_s: float) -> list[Draw]:
-        """Draws for a worker, which runs `running` already. What else it was given was in an answer that never arrived."""
+        """Draws for a worker, which already runs `running`. Other draws that it was given were in an answer that got lost."""
         self.draws.give_back(worker.id, only=worker.running - running)
         worker.running = running
         self.draws.keep_running(worker.id, running)
@@ -307,9 +306,9 @@ class Service:
     def open_session(
         self, trainer: Trainer, committed: Iterable[int], version: int, *, hub_id: str | None = None
     ) -> int:
-        """The number of a new session. What its holder trained and did not commit waits again; another holder is another
-        run, and groups that were drawn for the one before are not for it. `hub_id`: of the hub that gave the ids in
-        `committed`, where the opener can tell; those of another hub name other groups here."""
+        """Open a session and return its number. What its holder trained but did not commit waits again. Another holder is another
+        run, which does not get groups that were drawn for the former one. `hub_id`: the hub that gave the ids in `committed`, if
+        the opener knows it; ids of another hub name other groups here."""
         anew = trainer.holder != self._holder
         if hub_id is not None and hub_id != self.hub_id:
             committed = ()
@@ -331,7 +330,7 @@ class Service:
             with contextlib.suppress(AtroposError):
                 trainer.policy.refuse_other(worker.name, worker.tokenizer, worker.vocabulary)
                 continue
-            self._let_go(worker)  # it registers again, and gets the reason why it cannot
+            self._let_go(worker)  # it registers again, and then learns why it cannot
         self.old.serve_native(
             batch_size=trainer.batch_groups * trainer.group_size, max_token_len=trainer.max_token_len, step=version
         )
@@ -339,7 +338,7 @@ class Service:
         return self._number
 
     def session(self, number: int) -> Session[bytes]:
-        """The trainer's session. Raises LeaseLost where it is over."""
+        """The trainer's session. Raises LeaseLost if it is over."""
         session = self.hub.session(number)
         if number != self._number:
             raise LeaseLost(f"session {number} is not one of the native protocol.")
@@ -356,8 +355,8 @@ class Service:
         seen: int,
         trained: Sequence[int] = (),
     ) -> Answer:
-        """Groups, or notices of draws that will bring none, as soon as there is either. What is leased and neither `trained`
-        since nor in `holding` was in an answer that never arrived; notices up to `seen` did arrive."""
+        """Groups, or notices of draws that will bring none, as soon as there is either. Leased groups that are neither `trained`
+        since nor in `holding` were in an answer that got lost; notices up to `seen` did arrive."""
         session = self.session(number)
         session.trained(trained)
         if self._raise_newest(
@@ -373,7 +372,7 @@ class Service:
             foreign = [entry.id for entry in entries if self._is_foreign(entry)]
             if not foreign:
                 break
-            session.drop(foreign, "other_run")  # the others go back with the next turn
+            session.drop(foreign, "other_run")  # the others are returned with the next turn
             self._strays.difference_update(foreign)
             console.warn(f"{len(foreign)} groups that were drawn for another run are dropped.")
         for entry in entries:
@@ -386,7 +385,7 @@ class Service:
         return _is_drawn(entry.label) and (entry.id < self._first_id or entry.id in self._strays)
 
     def commit(self, number: int, ids: Sequence[int]) -> int:
-        """How many groups that settles."""
+        """Commit groups and return how many that settles."""
         settled = self.session(number).commit(ids)
         self._strays.difference_update(ids)
         for one in ids:
@@ -394,31 +393,31 @@ class Service:
         return settled
 
     def drop(self, number: int, ids: Sequence[int], cause: str) -> int:
-        """The trainer will never train these: how many were there. Raises DataError for a cause that it cannot have."""
+        """Drop groups that the trainer will never train, and return their number. Raises DataError for a cause that it cannot have."""
         if cause not in TRAINERS_CAUSES:
             raise DataError(
-                f"a trainer drops no group for {cause!r}.", remedy=f"Known causes: {', '.join(TRAINERS_CAUSES)}."
+                f"a trainer cannot drop groups for {cause!r}.", remedy=f"Known causes: {', '.join(TRAINERS_CAUSES)}."
             )
         session = self.session(number)
         self._dropped_by_trainer = frozenset(
             ids if cause == OTHER_TIMELINE else ()
-        )  # it may not know a damaged one's draw
+        )  # the draw of a damaged group may be unknown
         try:
             return session.drop(ids, cause)
         finally:
             self._dropped_by_trainer = frozenset()
 
     async def written(self) -> None:
-        """What was decided is as durable as configured."""
+        """Return once all decisions are as durable as configured."""
         if self._store is not None:
             await self._store.written()
 
     def set_version(self, number: int, version: int, newest: int | None = None) -> None:
-        """The engines sample from this version now, and may have versions up to `newest` before another word."""
+        """The engines sample from this version now, and may have versions up to `newest` until the next report."""
         self.session(number).renew()
         self.version = version
         raised, before = self._raise_newest(version if newest is None else newest), self.old.step
-        self.old.advance(version)  # which saves where it changes
+        self.old.advance(version)  # saves if it changes something
         if raised and version == before:
             self._save_unless_full()
 
@@ -429,7 +428,7 @@ class Service:
 
     @property
     def next_id(self) -> int:
-        """Above the ids of all groups in the hub."""
+        """An id above those of all groups in the hub."""
         return max((number for number, _ in self.hub.labels()), default=-1) + 1
 
     def end_session(self, number: int) -> None:
@@ -437,14 +436,15 @@ class Service:
         self._trainer_gone()
 
     def _raise_newest(self, version: int) -> bool:
-        """It never falls: workers may still send what they sampled before a run was resumed from an earlier checkpoint."""
+        """Raise the newest version. It never falls: workers may still send samples from before a run was resumed from an earlier
+        checkpoint."""
         raised = self.newest_version is None or version > self.newest_version
         if raised:
             self.newest_version = version
         return raised
 
     def _trainer_gone(self) -> None:
-        """Its policy stays known, so that what old environments send meanwhile is checked."""
+        """The trainer is gone, but its policy stays known, so that groups of old environments are still checked."""
         self.trainer, self._number = None, -1
         self.engines.clear()
         self.draws.begin(None, self.draws.present, anew=False)
@@ -454,9 +454,7 @@ class Service:
         try:
             self.save()
         except StoreFull as error:
-            console.warn(
-                f"a restarted server will not know what the trainer has reported last: {Exception.__str__(error)}"
-            )
+            console.warn(f"a restarted server will not know the trainer's latest report: {Exception.__str__(error)}")
 
     # -- what is known
 
@@ -525,5 +523,5 @@ class Service:
 
 
 def _is_drawn(label: Label) -> bool:
-    """Whether a trainer's curriculum drew it."""
+    """True if a trainer's curriculum drew it."""
     return label.draw is not None and label.draw >= 0

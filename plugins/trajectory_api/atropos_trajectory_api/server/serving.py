@@ -1,4 +1,4 @@
-"""One server process: its socket, its loop, and an end that loses nothing."""
+"""One server process: its socket, its event loop, and an end that loses nothing."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ from atropos_trajectory_api.server.options import ServeOptions
 from atropos_trajectory_api.server.service import Service
 
 DRAIN_S = 10.0
-SWITCH_S = 0.0001  # that the loop waits for a thread that reads a large body, each time a socket has something: 0.005 otherwise
-KEEP_ALIVE_S = (
-    75  # longer than clients keep a connection of theirs that idles: the one who sends must not find it closed
+SWITCH_S = 0.0001  # the longest that the loop waits for a thread reading a large body, each time a socket is ready; 0.005 otherwise
+KEEP_ALIVE_S = 75  # longer than clients keep an idle connection, so that a client that sends never finds it closed
+RUNNING = (
+    "running"  # a file in the directory while a server uses it; if it is found at the start, that server was killed
 )
-RUNNING = "running"  # a file in the directory while a server has it: what is found there was killed
 
 
 class Server(HttpServer):
-    """uvicorn's, which ends with 0 on the first signal and holds nobody up."""
+    """uvicorn's server, but it ends with 0 on the first signal and does not delay the end."""
 
     def __init__(self, app: ASGIApp, gate: Gate, stop: Callable[[], None], tls: ssl.SSLContext | None) -> None:
         super().__init__(app, gate, lifespan=True, stop=stop, grace_s=int(DRAIN_S), keep_alive_s=KEEP_ALIVE_S, tls=tls)
@@ -61,7 +61,7 @@ def serve(options: ServeOptions) -> None:
     token = read_server_token(options.token_file) if options.token_file else None
     if token is None and not is_loopback(options.host):
         raise ConfigError(
-            f"host {options.host} can be reached from elsewhere, and then the server wants a token.",
+            f"host {options.host} can be reached from elsewhere, so the server needs a token.",
             remedy="Add --token-file FILE (README of the plugin: how to make one), or leave --host out.",
         )
     if (options.tls_cert is None) != (options.tls_key is None):
@@ -78,7 +78,7 @@ def serve(options: ServeOptions) -> None:
 
 
 def _close_to_others(directory: Path) -> None:
-    """Groups hold prompts and replies. Raises RunDirectoryError."""
+    """Hide the directory from other users, since groups hold prompts and replies. Raises RunDirectoryError."""
     try:
         make_private(directory)
     except OSError as error:
@@ -88,7 +88,7 @@ def _close_to_others(directory: Path) -> None:
 
 
 def ids_of(model: Path) -> int:
-    """How many token ids the policy of this directory has. Raises ConfigError."""
+    """The number of token ids of the policy in this directory. Raises ConfigError."""
     try:
         return int(json.loads((model / "config.json").read_text())["vocab_size"])
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -99,11 +99,13 @@ def ids_of(model: Path) -> int:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A listening address of our own. Raises ConfigError where another process has it: it is not touched."""
+    """A listening address. Raises ConfigError if another process has it; that process is not touched."""
     try:
         found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
-        raise ConfigError(f"host {host!r} is no address of this machine: {error.strerror}.") from error
+        raise ConfigError(
+            f"cannot listen on {host!r}, which is not an address of this machine: {error.strerror}."
+        ) from error
     family, kind, protocol, _, address = found[0]
     made = socket.socket(family, kind, protocol)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -114,7 +116,7 @@ def bind(host: str, port: int) -> socket.socket:
         made.close()
         is_taken = error.errno == errno.EADDRINUSE
         raise ConfigError(
-            f"port {port} on {host} cannot be had: {error.strerror}.",
+            f"cannot listen on port {port} of {host}: {error.strerror}.",
             remedy="Another process may listen there (ss -ltnp shows which); end it yourself, or choose --port."
             if is_taken
             else "Give an address of this machine with --host, and with --port one that you may use: 1024 or more.",
@@ -158,7 +160,7 @@ async def _serve(
 
 
 async def _same_host(service: Service, options: ServeOptions, app: App, stack: contextlib.AsyncExitStack) -> None:
-    """The endpoint for shared-memory rings, where this system has them."""
+    """Open the endpoint for shared-memory rings, if this system supports them."""
     if not options.same_host:
         return
     from atropos_trajectory_api.native.same_host import listening
@@ -167,7 +169,7 @@ async def _same_host(service: Service, options: ServeOptions, app: App, stack: c
 
 
 def _killed_at(directory: Path) -> float:
-    """When a server that did not end by itself last wrote to its journal."""
+    """The time at which a killed server last wrote to its journal."""
     times = [path.stat().st_mtime for path in (directory / "journal").rglob("*") if path.is_file()]
     return max(times, default=(directory / RUNNING).stat().st_mtime)
 
@@ -181,7 +183,7 @@ def _say(options: ServeOptions, service: Service, port: int, with_token: bool) -
     kept = (
         f"journal in {options.directory} ({options.sync}): {waiting}"
         if options.journal
-        else "no journal: what it holds ends with it"
+        else "no journal: its groups are lost when it ends"
     )
     token = " --token-file FILE" if with_token else ""
     old = url.replace("://", "://any:TOKEN@") if with_token else url
@@ -197,8 +199,8 @@ def _say(options: ServeOptions, service: Service, port: int, with_token: bool) -
 
 
 def _spare_the_collector() -> None:
-    """What is there now stays: Python's collector, which many short connections set to work often, need not look at all of
-    it again each time."""
+    """Exclude the present objects from Python's garbage collector, which would otherwise scan them again and again when there are
+    many short connections."""
     gc.collect()
     gc.freeze()
 
