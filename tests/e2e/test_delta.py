@@ -120,7 +120,7 @@ async def test_an_engine_that_was_started_for_another_bridge_says_what_to_type(t
     role, port = started(tmp_path, "checkpoint")
     try:
         async with scenes(tmp_path, "delta", {}) as open_scene:
-            with pytest.raises(FitError, match=r"(?s)code of its own in the engine's process.*--bridge of the run"):
+            with pytest.raises(FitError, match=r"(?s)its own code in the engine's process.*--bridge of the run"):
                 await open_scene(engine=far(port))
     finally:
         role.kill()

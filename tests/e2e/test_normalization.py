@@ -87,7 +87,7 @@ def test_the_run_warns_where_it_cannot_matter_and_only_there(atropos, described,
     assert ended.code == 0, ended.err
     steps = " ".join(ended.err.split())
     assert steps.count("the transform zscore cannot matter here") == (divides == "true")
-    assert ("What is left of it is clipping, at 5 sigmas." in steps) == (divides == "true")
+    assert ("What remains is clipping, at 5 sigmas." in steps) == (divides == "true")
 
 
 def test_what_the_warning_says_is_so(atropos, described, tmp_path):

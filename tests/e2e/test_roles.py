@@ -225,7 +225,7 @@ def test_where_every_rollout_fails_the_run_ends_with_the_cause(place):
     message = " ".join(trainer.text.split())
     assert "NoProgress" in message
     assert "groups all failed; the last of them in rollout: ValueError: the judge is out" in message
-    worker.says("there is no trainer: waiting for one")
+    worker.says("no trainer is there: waiting for one")
     assert worker.terminate() == 0, worker.text
 
 

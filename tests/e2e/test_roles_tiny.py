@@ -93,7 +93,7 @@ def test_a_worker_on_another_network_trains_with_the_token_and_is_refused_withou
         refused = from_there(place, there, "refused", "--model", "tiny")
         assert refused.ends() == 1
         assert "AccessRefused" in refused.text
-        assert "wants a token" in refused.text
+        assert "needs a token" in refused.text
         worker = from_there(place, there, "worker", *token)
         assert trainer.ends(180) == 0, place.all_text
         assert worker.terminate() == 0, worker.text

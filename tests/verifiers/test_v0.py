@@ -154,7 +154,7 @@ async def test_another_process_with_other_tasks_is_not_taken_for_the_first(tmp_p
         _, policy = scripted(lambda prompt, seed: "1")
         os.kill(child_of().pid, signal.SIGKILL)
         await asyncio.sleep(0.3)
-        with pytest.raises(Exception, match="loaded again, the environment has other tasks"):
+        with pytest.raises(Exception, match="loaded again and its tasks differ"):
             await environment.rollout_group(environment.tasks("train")[0], policy, 1, seeds=[1])
 
 

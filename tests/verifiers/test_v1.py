@@ -94,10 +94,7 @@ async def test_an_episode_with_two_trained_agents_fails_by_name(tmp_path):
     async with opened(tmp_path, **options_of("guessing", tmp_path), config=config) as environment:
         _, policy = scripted(lambda prompt, seed: "4")
         [found] = await environment.rollout_group(environment.tasks("train")[0], policy, 1, seeds=[1])
-    assert (
-        isinstance(found, Failed)
-        and "one agent run that is trained, and this one has 2 (agent, watcher)" in found.cause
-    )
+    assert isinstance(found, Failed) and "one trained agent run, and this one has 2 (agent, watcher)" in found.cause
 
 
 async def test_a_tool_server_is_called_and_its_answer_is_context(tmp_path):

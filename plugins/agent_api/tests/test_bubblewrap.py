@@ -435,7 +435,7 @@ async def test_where_bubblewrap_cannot_be_had_local_says_so_in_one_line_and_is_p
         said = " ".join(capsys.readouterr().err.split())
         assert "bubblewrap does not work on this machine" in said
         assert "setting up uid map: Permission denied" in said
-        assert "they may read and write what you may, and reach the network" in said
+        assert "programs may read and write what you may, and reach the network" in said
         assert sandbox.networks == {"host"}
         assert (await run(sandbox, program(tmp_path, ["sh", "-c", "exit 7"], network="host")))[0].code == 7
     finally:

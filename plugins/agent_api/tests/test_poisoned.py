@@ -57,7 +57,7 @@ async def test_a_reward_that_believes_a_file_is_found_out(tmp_path):
     found = await findings(tmp_path, sandbox="process", network=True, reward={"function": f"{tmp_path}/grade.py:grade"})
     broken = {one.subject: one.detail for one in found if one.ok is False}
     assert list(broken) == ["poison: writes rewards"]
-    assert "its reward is 1, and an honest program's with the same reply is 0" in broken["poison: writes rewards"]
+    assert "its reward is 1, but an honest program's with the same reply is 0" in broken["poison: writes rewards"]
     [patched] = [one for one in found if one.subject == "poison: patches its grader"]
     assert patched.ok is None and "it could write" in patched.detail, "as far as sandbox process holds"
 

@@ -168,7 +168,7 @@ async def test_a_program_that_is_not_there_is_an_error_that_names_it(sandbox, tm
         ({"home_files": {"/etc/x": b""}}, "would not be in the program's own directory"),
         ({"environment": {"HOME": "/root"}}, "HOME of a program is set by the sandbox itself"),
         ({"name": "../one"}, "cannot be named"),
-        ({"argv": []}, "its command is empty"),
+        ({"argv": []}, "command is empty"),
     ],
 )
 async def test_what_would_reach_out_of_its_directories_is_refused(sandbox, tmp_path, more, message):

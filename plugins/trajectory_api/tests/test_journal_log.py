@@ -63,7 +63,7 @@ def test_a_record_half_written_at_the_end_is_cut_off_wherever_the_process_was_ki
         segment(tmp_path).write_bytes(whole[:length])
         assert found(tmp_path) == BODIES[:-1]
         assert segment(tmp_path).stat().st_size == last
-    assert f"{length - last} bytes at the end were half written, and are cut off" in capsys.readouterr().err
+    assert f"{length - last} bytes at the end were incomplete, and are cut off" in capsys.readouterr().err
     written(tmp_path, [b"new"])
     assert found(tmp_path) == [*BODIES[:-1], b"new"]
 

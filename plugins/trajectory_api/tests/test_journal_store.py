@@ -276,7 +276,7 @@ def test_a_full_disk_refuses_the_group_by_name_loses_none_and_goes_on_once_there
         with pytest.raises(StoreFull, match=r"the journal in .* cannot be written: No space left on device") as caught:
             while True:
                 taken.append(put(hub, payload + b"%d" % len(taken), key=str(len(taken))))
-        assert "Make room on that disk" in str(caught.value)
+        assert "Free space on that disk" in str(caught.value)
         assert len(taken) > 50
         assert len(hub) == len(taken)
         with pytest.raises(StoreFull):
@@ -286,9 +286,9 @@ def test_a_full_disk_refuses_the_group_by_name_loses_none_and_goes_on_once_there
         session.trained(first)
         assert session.commit(first) == 15, "what frees room can be written on a full disk"
         said = capsys.readouterr().err
-        assert said.count("groups are refused from now on: the journal in") == 1
+        assert said.count("from now on groups are refused: the journal in") == 1
         more = put(hub, payload + b"more")
-        assert capsys.readouterr().err.count("has room again: groups are taken") == 1
+        assert capsys.readouterr().err.count("has space again: groups are accepted") == 1
     with served(small_disk / "journal", **sizes) as (hub, _):
         assert capsys.readouterr().err == "", "nothing was torn"
         left = payloads(lease(hub.open("t"), len(hub)))
@@ -375,7 +375,7 @@ def test_a_disk_that_has_room_again_is_noticed_though_nobody_sends(small_disk, c
         os.remove(small_disk / "ballast")
         store.tick()
         assert store.full is None
-        assert "has room again" in capsys.readouterr().err
+        assert "has space again" in capsys.readouterr().err
 
 
 def test_small_groups_do_not_eat_what_is_kept_for_the_records_that_free_room(small_disk):

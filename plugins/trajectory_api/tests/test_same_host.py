@@ -172,4 +172,4 @@ async def test_a_listener_that_fails_is_reported_and_no_longer_offered(tmp_path,
                 while service.same_host is not None:
                     await asyncio.sleep(0.01)
         monkeypatch.undo()
-        assert "no more shared memory for producers" in capsys.readouterr().err
+        assert "shared memory for producers on this machine has ended" in capsys.readouterr().err

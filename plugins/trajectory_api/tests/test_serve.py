@@ -123,7 +123,7 @@ def test_a_port_that_is_taken_is_named_and_its_owner_left_alone(served: Callable
         port = owner.getsockname()[1]
         server = served("--port", str(port))
         assert server.process.wait(30) == 2
-        assert f"port {port} on 127.0.0.1 cannot be had" in server.text and "Traceback" not in server.text
+        assert f"cannot listen on port {port} of 127.0.0.1" in server.text and "Traceback" not in server.text
         assert not (tmp_path / "api").exists()
         socket.create_connection(("127.0.0.1", port)).close()
 
@@ -437,13 +437,13 @@ def test_a_full_disk_is_reported_once_and_when_it_is_over(small_disk: Path, serv
     ready = httpx.get(f"{url}/ready")
     assert ready.status_code == 503
     assert "No space left on device" in ready.json()["why"]
-    assert server.text.count("groups are refused from now on") == 1
+    assert server.text.count("from now on groups are refused") == 1
     (small_disk / "ballast").unlink()
     until = time.monotonic() + 10
     while httpx.get(f"{url}/ready").status_code != 200:
         assert time.monotonic() < until
         time.sleep(0.1)
-    assert server.text.count("has room again: groups are taken") == 1
+    assert server.text.count("has space again: groups are accepted") == 1
     assert httpx.post(f"{url}/scored_data", json=body).json() == {"status": "received"}
     server.process.terminate()
     assert server.process.wait(15) == 0

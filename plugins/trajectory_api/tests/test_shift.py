@@ -142,8 +142,8 @@ async def test_a_worker_says_that_its_trainer_has_gone_and_that_one_has_come(cap
         asked = server.asked
         await until(lambda: server.asked > asked + 1)
         said = capsys.readouterr()
-        assert (said.out + said.err).count("there is no trainer: waiting for one") == 1
-        assert (said.out + said.err).count("a trainer is there: going on") == 1
+        assert (said.out + said.err).count("no trainer is there: waiting for one") == 1
+        assert (said.out + said.err).count("a trainer is there: continuing") == 1
     finally:
         shift.cancel()
         await asyncio.gather(shift, return_exceptions=True)
