@@ -250,7 +250,8 @@ def _integer(text: str) -> int:
 def _mapping(entries: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(entries) > MOST_ENTRIES:
         raise DataError(
-            f"an object has {len(entries):,} entries, and up to {MOST_ENTRIES:,} are read.", remedy="Send fewer fields."
+            f"an object has {len(entries):,} entries, but at most {MOST_ENTRIES:,} are read.",
+            remedy="Send fewer fields.",
         )
     return dict(entries)
 
