@@ -320,7 +320,7 @@ class Agent(Environment):
                 if not self._has_warned:
                     self._has_warned = True
                     console.warn(
-                        f"the reward failed, so this episode gets the worst score, and later ones will too: {failed_by(error, 'reward').cause} "
+                        f"an episode whose reward failed gets the worst score, and so will later ones: {failed_by(error, 'reward').cause} "
                         "The metric agent/not_graded counts them."
                     )
                 raise NotGradable(str(error)) from error
