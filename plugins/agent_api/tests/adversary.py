@@ -1,6 +1,6 @@
 """A client that does to a session whatever clients have been seen to do, at random and several at once, and an engine that
 samples whatever a model might. What the client saw and what the engine sampled are two ledgers, which the session's record
-is compared with: `episode` raises AssertionError where they differ.
+is compared with: `episode` raises AssertionError if they differ.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class Client:
                 await self.ask(thread, replace(call, hints={**thread.hints, **({"retry": "1"} if says_so else {})}))
 
     async def lose(self, thread: Thread, threads: list[Thread]) -> None:
-        """A stream that is cut: the server could not write it to its end, and the client goes on without it."""
+        """A stream that breaks: the server could not write it to its end, and the client continues without it."""
         if (answer := await self.call(self.call_of(thread))) is not None:
             self.unsee(answer)
             self.session.not_delivered(answer.id)
@@ -159,7 +159,7 @@ class Client:
         await asyncio.gather(*(self.go_on(one, threads) for one in several))
 
     async def twice(self, thread: Thread, threads: list[Thread]) -> None:
-        """Two identical calls at once, both of which are answered and go on."""
+        """Two identical calls at once, both of which are answered and continued."""
         other = Thread(list(thread.messages), thread.tools)
         threads.append(other)
         await asyncio.gather(self.ask(thread), self.ask(other))
@@ -190,7 +190,7 @@ class Client:
         return Call("chat", "m", tuple(thread.messages), tools=thread.tools, hints=thread.hints)
 
     async def ask(self, thread: Thread, call: Call | None = None) -> bool:
-        """Whether there was an answer."""
+        """True if there was an answer."""
         call = call or self.call_of(thread)
         if self.dice.random() < 0.15:
             options: list[dict[str, Any]] = [
@@ -289,7 +289,7 @@ async def episode(seed: int, tokenizer: ChatTokenizer, format_of: FormatOf) -> C
 
 
 def compare(session: Session, engine: LedgerEngine, seen: Mapping[float, bool], unsure: set[float]) -> Counter[str]:
-    """The session's record beside what the engine sampled and what the client saw."""
+    """Compare the session's record with what the engine sampled and what the client saw."""
     record = session.record()
     entries = {one: (entry, at) for entry in engine.ledger for at, one in enumerate(entry.logprobs.tolist())}
     trained: Counter[float] = Counter()

@@ -13,7 +13,7 @@ from typing import Any
 
 
 def say(*messages: dict[str, Any], url: str | None = None, key: str | None = None, **fields: Any) -> str:
-    """What the model answers."""
+    """The model's answer."""
     body = {"model": os.environ.get("MODEL", "any"), "messages": messages, **fields}
     request = urllib.request.Request(
         f"{url or os.environ['OPENAI_BASE_URL']}/chat/completions",

@@ -1,4 +1,4 @@
-"""The sandbox `process` with one planted bug each, beside the checks that must name it."""
+"""The sandbox `process` with one planted bug each, and the checks that must name it."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ def libraries_of(binary: str) -> set[str]:
 
 
 def make_image(name: str) -> None:
-    """Raises CalledProcessError where the daemon refuses it."""
+    """Raises CalledProcessError if the daemon refuses the image."""
     python, library = os.path.realpath(sys.executable), Path(sysconfig.get_path("stdlib"))
     found = {f"/bin/{tool}": str(shutil.which(tool)) for tool in TOOLS} | {python: python}
     files = {inside: os.path.realpath(path) for inside, path in found.items()}

@@ -63,7 +63,7 @@ class LedgerEngine(Engine):
     async def resume(self, version: int) -> None: ...
 
     def ids(self, prompt: Tokens, seed: int) -> Tokens:
-        """What is sampled, without the end."""
+        """The sampled ids, without the end."""
         return self._tokenizer.encode(self._say(self._tokenizer.decode(prompt, keep_special=True), seed))
 
     def _one(self, prompt: Tokens, seed: int, sampling: Sampling) -> Completion:

@@ -1,6 +1,6 @@
 """Programs that a sandbox must survive: what each does, the limits that it is given, and how it must end.
 
-Each is bounded by itself as well (a minute, or a number of processes), so that a sandbox that holds nothing harms no machine.
+Each also has its own limit (a minute, or a number of processes), so that a sandbox without protection harms no machine.
 """
 
 from __future__ import annotations

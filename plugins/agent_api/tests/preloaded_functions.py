@@ -13,7 +13,7 @@ calls = 0
 
 
 def tells(task: dict[str, Any]) -> None:
-    """What is its own and what is not."""
+    """Report what belongs to this process and what does not."""
     global calls
     calls += 1
     print(
@@ -40,7 +40,7 @@ def raises(task: dict[str, Any]) -> None:
 
 
 def forks_and_stays(task: dict[str, Any]) -> None:
-    """A daemon by fork alone, one by exec, and a program that does not end."""
+    """A daemon made with only fork, one made with exec, and a program that does not end."""
     if os.fork() == 0:
         os.setsid()
         if os.fork() == 0:

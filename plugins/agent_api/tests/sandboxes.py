@@ -1,4 +1,4 @@
-"""The sandboxes of this machine, for tests: each open, or skipped aloud; and what programs have left on it."""
+"""The sandboxes of this machine, for tests: each is open, or its tests are skipped with the reason; and what programs left."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ NETWORK: dict[str, Network] = {
 
 @cache
 def image() -> str:
-    """Made once, removed at the end; nothing where there is no daemon, which `open` then says."""
+    """Made once and removed at the end. Nothing without a daemon, which `open` then reports."""
     is_made = "ATROPOS_TEST_IMAGE" in os.environ
     if (
         not is_made

@@ -1,4 +1,4 @@
-"""What clients do, one thing at a time, and a picture of what a session makes of it: docs/agent-tokens.md shows them."""
+"""Actions of clients, one at a time, and a picture of the session after each: docs/agent-tokens.md shows them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ QWEN3 = (Path(__file__).parent / "qwen3.jinja").read_text()
 
 
 class Agent:
-    """Replies are what was said last, in capitals, and numbered where the same prompt comes again."""
+    """Replies are the last message in capitals, numbered if the same prompt comes again."""
 
     def __init__(self, tokenizer: ChatTokenizer, **options: Any) -> None:
         self.engine = LedgerEngine(tokenizer, self._reply)

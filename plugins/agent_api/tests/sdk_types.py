@@ -26,6 +26,6 @@ def unknown(model: Any) -> set[str]:
 
 
 def data_of(text: str) -> list[Any]:
-    """What the events of a stream carry, but for the word that ends some."""
+    """The data of a stream's events, without the word that ends some streams."""
     lines = [line.removeprefix("data: ") for line in text.split("\n") if line.startswith("data: ")]
     return [json.loads(line) for line in lines if line != "[DONE]"]

@@ -53,7 +53,7 @@ def test_a_comment_every_ten_seconds_and_ten_minutes_of_silence():
 
 
 def test_every_field_of_the_sdks_is_in_a_table():
-    """What OpenAI's and Anthropic's own SDKs can send is refused on purpose, and not because nobody has thought of it."""
+    """Fields that OpenAI's and Anthropic's SDKs can send are refused on purpose, not because they were forgotten."""
     from anthropic.types import message_create_params
     from openai.types import completion_create_params
     from openai.types.chat import completion_create_params as chat_params

@@ -36,7 +36,7 @@ async def of_python(sandbox, folder, text, **more):
 
 
 def of_paths(folder, text, paths, **more):
-    """A program that is told of paths, and not by its arguments: files among those are shown to it."""
+    """A program that gets paths in a variable, since files among its arguments would be shown to it."""
     return program(folder, [sys.executable, "-S", "-c", text], environment={"PATHS": ":".join(paths)}, **more)
 
 
@@ -53,7 +53,7 @@ class Echo(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def api():
-    """A server of this machine, and another one beside it that no program is to reach."""
+    """A server of this machine, and another one that no program may reach."""
     with ThreadingHTTPServer(("127.0.0.1", 0), Echo) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}/s/abc/v1"
@@ -236,7 +236,7 @@ except OSError as error:
 
 
 async def test_no_namespace_can_be_made_inside(sandbox, tmp_path):
-    """There memory could be mounted that nobody counts."""
+    """A program could mount memory there that is not counted."""
     text = "import ctypes; libc = ctypes.CDLL(None, use_errno=True); print(libc.unshare(0x10000000), ctypes.get_errno() != 0)"
     _, printed = await of_python(sandbox, tmp_path, text)
     assert printed == "-1 True\n"

@@ -1,4 +1,4 @@
-"""Which messages are the same one, in other words, and which are not."""
+"""Messages that are the same in other words, and messages that are not."""
 
 from __future__ import annotations
 

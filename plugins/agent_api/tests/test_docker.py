@@ -1,4 +1,4 @@
-"""What docker alone has: a daemon that may be missing, an image, and containers that outlive whoever started them."""
+"""Tests only for docker: a daemon that may be missing, an image, and containers that outlive the process that started them."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ async def test_a_container_whose_supervisor_and_keeper_were_killed_is_removed_by
         keepers = [one for one in psutil.Process(supervisor.pid).children() if "one" in one.cmdline()]
         for one in (*keepers, psutil.Process(supervisor.pid)):
             one.kill()
-    assert marked(mark), "a container does not end with whoever started it"
+    assert marked(mark), "a container does not end with the process that started it"
     async with opened("docker"):
         assert not marked(mark)
 

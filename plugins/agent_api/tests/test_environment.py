@@ -459,7 +459,7 @@ async def test_so_many_folders_of_streams_are_kept(made: Made, tmp_path: Path) -
     assert [path.name[:6] for path in streams(tmp_path)] == ["000002", "000003"]
     async with made(keep_streams=2) as agent:
         await one(agent)
-    assert [path.name[:6] for path in streams(tmp_path)] == ["000003", "000004"], "a resumed run goes on"
+    assert [path.name[:6] for path in streams(tmp_path)] == ["000003", "000004"], "a resumed run continues"
 
 
 async def test_a_sandbox_that_cannot_hold_a_program_to_the_api_is_refused_where_it_was_named(made: Made) -> None:
@@ -513,7 +513,7 @@ async def test_the_same_seed_gives_the_same_episode(made: Made) -> None:
 async def test_a_model_elsewhere_answers_in_the_policys_place_and_nothing_is_trained(
     made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The server elsewhere is another of ours, with a key of its own."""
+    """The remote server is another of ours, with its own key."""
     sessions = Sessions()
     elsewhere = await open_agent_server(sessions, "theirs")
     task = Task("1", ())

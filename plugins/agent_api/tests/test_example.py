@@ -1,4 +1,4 @@
-"""What docs/agents.md promises: its example learns, its reward scores."""
+"""The promises of docs/agents.md: its example learns, its reward scores."""
 
 from __future__ import annotations
 

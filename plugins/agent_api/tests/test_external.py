@@ -1,4 +1,4 @@
-"""The sandbox `external`: programs that somebody starts take episodes over HTTP, each exactly one, and report their ends."""
+"""The sandbox `external`: programs that the user starts take episodes over HTTP, each exactly one, and report their ends."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ async def test_an_episode_is_taken_reported_and_scored_like_any_other(made: Made
     assert environment["LEVEL"] == "of 1"
     assert environment["OPENAI_BASE_URL"] == f"{environment['ANTHROPIC_BASE_URL']}/v1"
     assert environment["OPENAI_API_KEY"] == environment["ANTHROPIC_API_KEY"]
-    assert "ATROPOS_TASK_FILE" not in environment, "there is no such file where the program is"
+    assert "ATROPOS_TASK_FILE" not in environment, "the program's machine does not have this file"
     [folder] = (tmp_path / "agents" / "mine").iterdir()
     assert ((folder / "stdout.txt").read_text(), (folder / "stderr.txt").read_text()) == ("4", "a warning")
     assert json.loads((folder / "account.json").read_text())["exit"]["code"] == 0
@@ -290,7 +290,7 @@ async def test_a_rollout_begins_once_somebody_is_there_to_take_it(made: Made) ->
 
         rollouts = [asyncio.create_task(run()) for _ in range(3)]
         await asyncio.sleep(0.3)
-        assert not seen, "no deadline runs while nobody is there"
+        assert not seen, "no deadline runs while no program is there"
         await there.take()
         await asyncio.sleep(0.3)
         assert len(seen) == 1

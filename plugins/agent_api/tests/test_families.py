@@ -1,4 +1,4 @@
-"""Each family's format both ways: what is sampled is read as the message it is, and is extended by ids that leave it alone."""
+"""Each family's format both ways: what is sampled is parsed as its message, and extended by ids that leave it unchanged."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ async def test_what_is_sampled_is_read_and_extended(formats: dict[str, RendererF
     prompt, sampled = made
     text = format._tokenizer.decode(sampled, keep_special=True)
     message = await format.parse(prompt, sampled, [TOOL])
-    told = says["content"] if says["content"] in text else ""  # llama-3 has no text beside a call
+    told = says["content"] if says["content"] in text else ""  # llama-3 has no text next to a call
     assert message["content"].strip() == told
     reasoning = says.get("reasoning_content", "")
     assert message.get("reasoning_content", "").strip() == (reasoning if reasoning in text else "")
@@ -94,7 +94,7 @@ async def test_what_is_sampled_is_read_and_extended(formats: dict[str, RendererF
     assert added is not None and len(added)
     tail = format._tokenizer.decode(added, keep_special=True)
     whole = format._tokenizer.decode(format.rendered([ASKED, says, after], [TOOL]), keep_special=True)
-    assert whole.endswith(tail) or (name == "gemma4" and "tool_calls" in says), "it goes on as a rendering does"
+    assert whole.endswith(tail) or (name == "gemma4" and "tool_calls" in says), "it continues as a rendering does"
     assert after["content"] in tail
 
 

@@ -1,4 +1,4 @@
-"""Every field of every API, with values that nobody should send: always an answer or an error of ours, never a fault."""
+"""Every field of every API, with values that no client should send: always an answer or our own error, never a crash."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which format a model has: a renderer's where it renders as the model's own chat template does."""
+"""The format of a model: a renderer's if it renders as the model's own chat template does."""
 
 from __future__ import annotations
 

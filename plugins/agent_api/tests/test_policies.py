@@ -1,4 +1,4 @@
-"""The server for environments that bring a client of their own."""
+"""The server for environments that have their own client."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from atropos_core.sandboxes import Exit, Limits, Program
 FUNCTIONS = Path(__file__).with_name("preloaded_functions.py")
 TASK = json.dumps({"id": "1", "prompt": "two and two", "messages": []}).encode()
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="functions are forked on Linux alone")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="functions are forked only on Linux")
 
 
 @asynccontextmanager
@@ -117,7 +117,7 @@ async def test_a_keeper_that_is_killed_leaves_nothing_of_what_was_forked(tmp_pat
 
 
 async def test_while_a_program_runs_its_keepers_connection_waits_for_nothing_but_news(tmp_path: Path) -> None:
-    """An empty standard input, as a part of its own, would be sent again and again by asyncio of Python 3.12 and 3.13."""
+    """A separate, empty standard input would be sent again and again by asyncio of Python 3.12 and 3.13."""
     async with sandbox("forks_and_stays", tmp_path) as made:
         running = await made.start(program(made, tmp_path))
         connection = running._writer.get_extra_info("socket").fileno()

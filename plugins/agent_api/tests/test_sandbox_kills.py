@@ -50,7 +50,7 @@ async def test_a_supervisor_that_is_killed_leaves_no_process_and_no_file(name, s
 
 async def test_the_last_keeper_of_a_supervisor_that_was_killed_removes_its_folder(tmp_path):
     command = [sys.executable, "-m", "plugins.agent_api.tests.sandbox_supervisor", "process", str(tmp_path), "last"]
-    own = {**os.environ, "TMPDIR": str(tmp_path)}  # where no other run looks for what was left
+    own = {**os.environ, "TMPDIR": str(tmp_path)}  # a folder in which no other run looks for left files
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True, env=own) as supervisor:
         folder = Path(supervisor.stdout.readline().strip())
         assert wait_until(lambda: len(list(folder.glob("*/work/left"))) == 3)
@@ -87,4 +87,4 @@ async def test_a_keeper_that_is_told_to_end_by_the_system_cleans_up(name, networ
         assert (await running.wait()).stopped
         assert wait_until(lambda: not marked(mark))
         await running.close()
-        assert sandbox.folder().exists(), "it is the supervisor's, who goes on"
+        assert sandbox.folder().exists(), "it belongs to the supervisor, which continues"

@@ -1,4 +1,4 @@
-"""What every sandbox of this machine holds: a program's directories, streams and limits, and its end."""
+"""Tests that every sandbox of this machine passes: a program's directories, streams and limits, and its end."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ async def test_a_program_is_stopped_with_all_that_it_started(sandbox, tmp_path):
 async def test_a_poisoned_program_ends_with_its_cause_and_leaves_nothing(sandbox, tmp_path, kind):
     poison, mark = POISONED[kind], secrets.token_hex(8)
     if (sandbox.label, kind) == ("docker", NOT_SEEN_IN_A_CONTAINER):
-        pytest.skip("such files are seen from outside a container by its daemon alone")
+        pytest.skip("outside a container, only its daemon sees such files")
     wanted = program(
         tmp_path,
         poison.argv(mark, python(sandbox.label)),
@@ -151,7 +151,7 @@ async def test_a_directory_of_any_depth_and_closed_to_its_owner_is_removed(sandb
         "os.chdir(os.environ['HOME']); os.mkdir('closed'); open('closed/file', 'w').close(); os.chmod('closed', 0)\n"
     )
     ended, _ = await run(sandbox, program(tmp_path, [python(sandbox.label), "-S", "-c", text], network=sandbox.network))
-    assert ended.limit == "disk"  # paths that nobody can name any more
+    assert ended.limit == "disk"  # paths that can no longer be named
     assert not os.listdir(sandbox.folder())
 
 

@@ -47,7 +47,7 @@ except OSError:
 
 
 def table() -> dict[str, list[str]]:
-    """A row's program -> what becomes of it in each sandbox."""
+    """A row's program -> its result in each sandbox."""
     found = re.search(r"^\| a program that \|.*?(?=^$)", PAGE, re.M | re.S)
     head, _, *rows = [[cell.strip() for cell in line.strip("| ").split("|")] for line in found[0].splitlines()]
     assert head[1:] == list(NETWORK)

@@ -149,7 +149,7 @@ REPLY = "a: b, O: c\nObs: d"
 
 
 def goes_on(prompt: str, seed: int) -> str:
-    """What of `REPLY` the prompt does not have yet."""
+    """The part of `REPLY` that the prompt does not have yet."""
     said = prompt.rpartition("assistant\n")[2]
     return REPLY.removeprefix(said)
 

@@ -190,7 +190,7 @@ async def test_an_environment_without_a_worker_holds_nothing_up(server, tmp_path
             open_sums = len([fields for fields in here.curriculum.state()["unsettled"] if fields[1] == "sums"])
             assert 0 < open_sums < 8
         (tmp_path / "other").mkdir()
-        async with run(server, tmp_path / "other") as here:  # of "words" alone
+        async with run(server, tmp_path / "other") as here:  # only of "words"
             here.source.want(4)
             running = asyncio.create_task(play(words, 4))
             assert len(await here.lease(4)) == 4
@@ -287,7 +287,7 @@ async def test_what_was_sampled_after_the_checkpoint_that_a_run_resumes_from_is_
             async with httpx.AsyncClient() as client:
                 told = (await client.get(f"{server.url}/metrics")).text
             assert 'atropos_dropped_groups_total{cause="other_timeline"} 16\n' in told
-            assert "atropos_hub_committed_groups_total 8\n" in told, "those of the checkpoint alone"
+            assert "atropos_hub_committed_groups_total 8\n" in told, "only those of the checkpoint"
             assert sorted(first + again) == list(range(32)), "every draw once"
 
 
@@ -336,7 +336,7 @@ async def test_a_run_that_resumes_before_its_workers_waits_for_them(server, tmp_
     after.curriculum.load(saved[1])
     opening = asyncio.create_task(after.source.open(saved[0]))
     done, _ = await asyncio.wait([opening], timeout=1.5)
-    assert not done, "two groups that a worker sent are no worker"
+    assert not done, "two groups that a worker sent do not make a worker"
     async with worker(server):
         await opening
         after.source.want(2)

@@ -1,4 +1,4 @@
-"""Requests that arrive whole are answered without the layers, and nobody can tell."""
+"""Requests that arrive whole are answered without the layers, with the same result."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OF_TOKEN = {"authorization": f"Bearer {TOKEN.decode()}"}
 
 
 class Recorded:
-    """What is said at once to each request that might be answered so: a status, or None where it is not."""
+    """The answer at once to each request that may have one: a status, or None if it has none."""
 
     def __init__(self, server: Running) -> None:
         self.said: list[int | None] = []
@@ -164,8 +164,8 @@ def test_what_is_sent_ahead_waits_for_its_turn(server: Running):
     end = Connection(server.port, 10)
     end.send(post(body(tag=1)) * 3)
     assert [end.receive().status for _ in range(3)] == [200] * 3
-    assert len(recorded.said) <= 1, "the last, which came alone"
-    assert end.call(post(body(tag=2))).status == 200, "and the connection goes on"
+    assert len(recorded.said) <= 1, "the last, which came separately"
+    assert end.call(post(body(tag=2))).status == 200, "and the connection continues"
     end.close()
 
 
@@ -187,7 +187,9 @@ def test_where_each_group_is_written_to_the_disk_first_nothing_is_answered_at_on
 
 def test_who_hangs_up_and_sends_again_is_stored_once(tmp_path: Path):
     """The end of the connection is there with the request."""
-    with running(tmp_path, token=TOKEN, journal=False) as server:  # without one, nobody knows whose a closed socket was
+    with running(
+        tmp_path, token=TOKEN, journal=False
+    ) as server:  # without a token, the owner of a closed socket is unknown
         sent = post(json.dumps(group()).encode(), **OF_TOKEN)
         end = socket.create_connection(("127.0.0.1", server.port), 5)
         end.sendall(request("GET", "/health"))

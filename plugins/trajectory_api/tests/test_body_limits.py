@@ -97,7 +97,7 @@ async def test_who_finds_the_budget_used_up_waits_and_one_alone_may_go_beyond_it
     await first.take(FREE + 80, 1, 1)
     waiting = [asyncio.ensure_future(one.take(FREE + 50, 1, 5)) for one in (second, third)]
     await asyncio.sleep(0.01)
-    assert [task.done() for task in waiting] == [True, False], "the first that must wait goes on, the next does not"
+    assert [task.done() for task in waiting] == [True, False], "the first that must wait continues, the next does not"
     await second.take(1000, 1, 1)
     assert budget.held == 80 + 50 + 1000
     second.end()
@@ -193,7 +193,7 @@ async def test_a_wait_for_the_budget_has_a_deadline_and_leaves_nothing() -> None
     with pytest.raises(HubFull, match="in-flight-mb"):
         await late.take(FREE + 10, 1, 0.02)
     small = budget.share()
-    await small.take(FREE, 1, 0.01)  # what is free waits for nobody
+    await small.take(FREE, 1, 0.01)  # free bytes need not wait
     for one in (first, beyond, late, small):
         one.end()
     await late.take(100, 1, 0.01)
@@ -221,7 +221,7 @@ def test_a_long_body_is_read_to_the_same_group_as_a_short_one() -> None:
     assert type(apart["tokens"][0]) is np.ndarray and type(apart["inference_logprobs"][2]) is np.ndarray
     assert apart["messages"] == sent["messages"] and apart["generation_params"] == sent["generation_params"]
     mixed = apart["generation_params"]["mixed"]
-    assert list(map(type, mixed)) == [int, float] * 200, "what is no row goes back as it came"
+    assert list(map(type, mixed)) == [int, float] * 200, "a list that is not a row is returned unchanged"
     assert read(apart, "one").frame() == read(orjson.loads(body), "one").frame()
     for few in (500, 250):  # that are written as fractions, of each row
         coerced = sent | {"tokens": [[*map(float, row[:few]), *row[few:]] for row in sent["tokens"]]}

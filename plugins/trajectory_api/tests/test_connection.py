@@ -93,7 +93,7 @@ def answered(server: Running) -> int:
 
 
 def test_a_client_that_takes_no_answers_gets_no_further_ones_made(tmp_path: Path):
-    """Its requests were sent ahead; each answer would be copied for nobody."""
+    """Its requests were sent ahead; copying the answers would be useless."""
     with running(tmp_path) as server, socket.socket() as end:
         whole = len(server.client.get("/openapi.json").content)
         end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)

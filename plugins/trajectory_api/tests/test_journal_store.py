@@ -240,7 +240,7 @@ def test_the_disk_stays_below_twice_what_is_live_and_two_segments(tmp_path):
         kept = sorted(session.holds)
         assert len(kept) == 50
     with served(tmp_path) as (hub, _):
-        assert sorted(hub.session(1).holds) == kept, "who holds a group is not lost where it is copied"
+        assert sorted(hub.session(1).holds) == kept, "a copied group keeps its holder"
         assert all(hub.knows(str(number)) for number in range(2000)), "nor a key"
         assert not hub.knows("2000")
         assert payloads(lease(hub.open("t"), 50)) == [payload + b"%d" % number for number in kept]

@@ -61,7 +61,7 @@ def _check_unsaid_commits(lost: set[int], there: set[int], committed: set[int]) 
 
 
 def _lived(directory: Path, life: int, seconds: float) -> list[str]:
-    """What one process printed before it was killed; a line without its end does not count."""
+    """The output of one process before it was killed; a line without its end does not count."""
     process = subprocess.Popen(
         [sys.executable, putting.__file__, str(directory), str(life + 1)],
         stdout=subprocess.PIPE,

@@ -138,7 +138,7 @@ def test_only_what_a_killed_server_stored_last_counts_as_sent_again() -> None:
     now[0] = 1400.0
     late = Retries(stored.__contains__, killed_at=1034.0, clock=lambda: now[0])
     now[0] = 1800.0
-    assert late.take(digest(b"list"), 3) == 0, "nobody tries for so long"
+    assert late.take(digest(b"list"), 3) == 0, "no client retries for so long"
 
 
 def test_equal_bodies_of_one_moment_have_keys_of_their_own() -> None:

@@ -314,7 +314,7 @@ def test_beyond_their_part_of_the_hub_the_oldest_pieces_are_queued_as_they_are(t
             assert server.post("/scored_data", group(1, tag=tag, length=300, env_id=1)).json()["status"] == "buffered"
             assert pieces.size_bytes <= pieces.most_bytes == 25_000
         first = server.client.get("/batch").json()["batch"]
-        assert first[0]["generation_params"]["tag"] == 9, "what another environment left behind keeps nobody out"
+        assert first[0]["generation_params"]["tag"] == 9, "pieces of another environment keep no one out"
         large = server.post("/scored_data", group(1, length=7000, env_id=1))
         assert large.json() == {"status": "received"}, "too large to be kept as a piece"
 
@@ -413,7 +413,7 @@ def test_an_old_environment_runs_for_a_trainer_of_the_native_protocol(tmp_path: 
         (entry,) = call(server, f"/{session}/lease", groups=1, version=3, wait_s=5)["entries"]
         leased = decode(entry["frame"])
         assert leased.draw.id == -1 and leased.draw.environment == "maths_0"
-        assert leased.oldest_version is None, "nobody knows what sampled it"
+        assert leased.oldest_version is None, "the version that sampled it is unknown"
         call(server, f"/{session}/renew", trained=(entry["id"],))
         call(server, f"/{session}/commit", ids=(entry["id"],))
         call(server, f"/{session}/version", version=4)

@@ -1,4 +1,4 @@
-"""What an environment that obeys /status-env does beside others."""
+"""An environment that obeys /status-env, next to others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the server counts: right, bounded, and in the exact format that Prometheus reads."""
+"""The server's counters: right, bounded, and in the exact format that Prometheus reads."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Family = dict[str, Any]
 
 
 def parsed(text: str) -> dict[str, Family]:
-    """By the published grammar of version 0.0.4, and nothing beside it: families whole, HELP then TYPE then samples."""
+    """By the published grammar of version 0.0.4 and nothing else: families whole, HELP then TYPE then samples."""
     assert text.endswith("\n")
     families: dict[str, Family] = {}
     series: set[str] = set()
@@ -133,7 +133,7 @@ def test_a_quiet_worker_makes_way_and_its_counts_go_to_other() -> None:
     observed.group("old", "e", 8, 100)
     clock.now += 1
     observed.group("young", "e", 8, 100)
-    observed.group("third", "e", 4, 50)  # no room, and nobody quiet for long
+    observed.group("third", "e", 4, 50)  # no room, and no worker was quiet for long
     clock.now += QUIET_S - 0.5
     observed.group("fourth", "e", 2, 25)
     workers = observed.snapshot()["workers"]

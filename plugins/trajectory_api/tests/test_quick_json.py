@@ -1,4 +1,4 @@
-"""What the quick reader takes, the whole way reads to the same group; what it is not sure of, it leaves."""
+"""The quick reader reads the same group as the full way, or leaves the body to it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SMALL = {
 
 
 def frame(value: Any) -> bytes | None:
-    """What the hub would keep; None where the group is refused."""
+    """The group that the hub would keep; None if it is refused."""
     try:
         return read(value, "words").frame()
     except DataError:

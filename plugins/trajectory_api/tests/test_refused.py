@@ -1,4 +1,4 @@
-"""Groups that the server refuses: the worker goes on, the trainer hears why, and the draw is settled."""
+"""Groups that the server refuses: the worker continues, the trainer hears why, and the draw is settled."""
 
 from __future__ import annotations
 

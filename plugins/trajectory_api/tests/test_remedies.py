@@ -1,4 +1,4 @@
-"""What an error of the server says to do, where no other test reads it."""
+"""Remedies of the server's errors that no other test reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Groups of workers on the server's own machine travel through shared memory, and over HTTP where that ends."""
+"""Groups of workers on the server's machine travel through shared memory, and over HTTP if that ends."""
 
 from __future__ import annotations
 

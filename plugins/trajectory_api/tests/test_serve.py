@@ -154,7 +154,7 @@ def test_flags_that_cannot_be_are_named(served: Callable[..., Served]) -> None:
 def pem(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A certificate of 127.0.0.1 that no authority signed, and its key."""
     if shutil.which("openssl") is None:
-        pytest.skip("there is no command `openssl` to make a certificate with")
+        pytest.skip("the command `openssl`, which makes a certificate, is not installed")
     cert, key = (tmp_path_factory.mktemp("tls") / name for name in ("cert.pem", "key.pem"))
     subprocess.run(
         ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=here",

@@ -1,4 +1,4 @@
-"""What the server's endpoints share: leases whose answers are lost, draws that come back, trainers that come and go."""
+"""The state that the server's endpoints share: leases whose answers are lost, draws that come back, trainers that come and go."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ async def test_a_server_without_a_journal_is_informed_again_before_it_refuses_an
             server.kill()
             server.start()
             assert await worker.put(group_of(undrawn(0), version=11), deadline_s=20) is not None, (
-                "nobody has reported it yet"
+                "it has not been reported yet"
             )
             with pytest.raises(NoSuchVersion, match="no version is below 0"):
                 await worker.put(group_of(undrawn(1), version=-2), deadline_s=20)

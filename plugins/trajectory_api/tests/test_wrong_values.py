@@ -75,7 +75,7 @@ async def parties(server: Server, *, same_host: bool) -> AsyncIterator[Worker]:
 
 
 async def natively(worker: Worker, made: ScoredGroup) -> str:
-    """What the server says against it."""
+    """The server's reason for refusing it."""
     try:
         assert await worker.put(made, deadline_s=10) is not None
     except AtroposError as error:
