@@ -167,7 +167,7 @@ def test_a_process_without_a_free_file_descriptor_says_once_that_it_cannot_sync_
     while journal._dirty and time.monotonic() < until:
         time.sleep(0.05)
     assert not journal._dirty, "the thread that syncs has survived it"
-    assert " ".join(said.split()).count("Too many open files. It is tried again every second") == 1
+    assert " ".join(said.split()).count("Too many open files. Trying again every second") == 1
     journal.close()
     assert found(tmp_path) == [b"body"]
 
