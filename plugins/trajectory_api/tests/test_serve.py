@@ -478,5 +478,5 @@ def test_a_server_that_ends_answers_who_waits_for_room_or_for_the_rest_of_a_body
 
 
 def test_an_address_of_another_machine_is_refused_with_the_option_that_sets_it():
-    with pytest.raises(ConfigError, match=r"port 0 on 192\.0\.2\.1 cannot be had(.|\n)*of this machine with --host"):
+    with pytest.raises(ConfigError, match=r"cannot listen on port 0 of 192\.0\.2\.1(.|\n)*of this machine with --host"):
         bind("192.0.2.1", 0)
