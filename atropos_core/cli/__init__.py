@@ -81,7 +81,7 @@ def make_app(arguments: Sequence[str] = ()) -> typer.Typer:
     those of plugins."""
     app = typer.Typer(
         cls=Overview,
-        help="Reinforcement learning of language models, from a laptop up.",
+        help="Reinforcement learning for language models, on a laptop or a cluster.",
         no_args_is_help=True,
         add_completion=False,
         rich_markup_mode="rich",

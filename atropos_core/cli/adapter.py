@@ -39,7 +39,7 @@ def add(app: typer.Typer) -> None:
 def adapter(
     name: Annotated[str, typer.Argument(help='An adapter, or "list".')],
     file: Annotated[
-        str | None, typer.Argument(help='A run file (TOML); flags go over it. Or "doctor".', show_default=False)
+        str | None, typer.Argument(help='A run file (TOML); flags override it. Or "doctor".', show_default=False)
     ] = None,
     env: EnvOption = None,
     model: ModelOption = None,

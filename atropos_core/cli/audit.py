@@ -36,14 +36,14 @@ def audit(
     tolerance: Annotated[
         float | None,
         typer.Option(
-            help="Nats by which a logprob may differ. \\[default: what the run allows between engine and trainer]",
+            help="Nats by which a logprob may differ. \\[default: the run's limit between engine and trainer]",
             min=0,
         ),
     ] = None,
     changes: SetOption = None,
     out: Annotated[
         Path | None,
-        typer.Option("--out", help="Everything that was found goes to this new file, one JSON object a line."),
+        typer.Option("--out", help="Write all findings to this new file, one JSON object per line."),
     ] = None,
 ) -> None:
     """Check a run's recorded rollouts: masks, versions, texts and rewards against each other, and logprobs against those that the

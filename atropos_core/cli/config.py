@@ -46,7 +46,7 @@ def show(
     seed: SeedOption = None,
     deterministic: DeterministicOption = False,
     changes: SetOption = None,
-    explain: Annotated[bool, typer.Option("--explain", help="Say of each value what it means.")] = False,
+    explain: Annotated[bool, typer.Option("--explain", help="Explain each value.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document, and nothing else.")] = False,
 ) -> None:
     """Print every value of a run and its origin, as `atropos run` with the same arguments would use it.

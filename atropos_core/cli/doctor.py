@@ -18,7 +18,7 @@ def doctor(
     run: Annotated[
         Path | None,
         typer.Argument(
-            help="The directory of a run, going on or ended. Without it: this machine.",
+            help="The directory of a running or finished run. Without it: check this machine.",
             show_default=False,
             autocompletion=runs,
         ),

@@ -54,23 +54,27 @@ def add(app: typer.Typer) -> None:
 def evaluate(
     run: Annotated[
         Path | None,
-        typer.Argument(help="A run directory: evaluate a checkpoint of it.", show_default=False, autocompletion=runs),
+        typer.Argument(
+            help="A run directory: evaluate one of its checkpoints.", show_default=False, autocompletion=runs
+        ),
     ] = None,
-    step: Annotated[int | None, typer.Option(help="Of which step. \\[default: the newest checkpoint]")] = None,
+    step: Annotated[
+        int | None, typer.Option(help="The step of the checkpoint. \\[default: the newest checkpoint]")
+    ] = None,
     env: EnvOption = None,
     model: ModelOption = None,
     engine: EngineOption = None,
     reward: RewardOption = None,
     model_url: Annotated[
         str | None,
-        typer.Option(help="In place of a model here, one behind this OpenAI-compatible chat URL, which ends in /v1."),
+        typer.Option(help="Evaluate a model behind this OpenAI-compatible chat URL, which ends in /v1."),
     ] = None,
-    model_name: Annotated[str | None, typer.Option(help="Its name there.")] = None,
+    model_name: Annotated[str | None, typer.Option(help="The model's name at --model-url.")] = None,
     key_variable: Annotated[
         str | None, typer.Option(help="The environment variable that holds the key for --model-url.")
     ] = None,
     concurrency: Annotated[
-        int | None, typer.Option(min=1, help="Rollouts at once with --model-url. \\[default: 32]")
+        int | None, typer.Option(min=1, help="Concurrent rollouts with --model-url. \\[default: 32]")
     ] = None,
     problems: Annotated[int | None, typer.Option(help="Held-out problems. \\[default: as the run, 512]")] = None,
     samples: Annotated[int | None, typer.Option(help="Rollouts of each problem. \\[default: as the run, 1]")] = None,
@@ -81,7 +85,7 @@ def evaluate(
         Path | None,
         typer.Option(
             "--out",
-            help="Figures go to FILE.json, and one line a problem with its replies to FILE.jsonl, both new. "
+            help="Write results to FILE.json, and one line per problem with its replies to FILE.jsonl; both must be new. "
             "\\[default: RUN/evaluations/; without RUN, none]",
         ),
     ] = None,

@@ -24,17 +24,17 @@ class Form(StrEnum):
 
 MinRewardOption = Annotated[float | None, typer.Option(help="sft: only episodes of at least this reward.")]
 OnlyCorrectOption = Annotated[
-    bool, typer.Option("--only-correct", help="sft: only what the environment says is correct.")
+    bool, typer.Option("--only-correct", help="sft: only episodes that the environment marks as correct.")
 ]
 BestPerGroupOption = Annotated[
     int | None, typer.Option(min=1, help="sft: at most this many per group, the best first. \\[default: all]")
 ]
 MinMarginOption = Annotated[
     float | None,
-    typer.Option(min=0, help="dpo: least difference of the rewards of a pair. \\[default: any]"),
+    typer.Option(min=0, help="dpo: smallest difference of the rewards of a pair. \\[default: any]"),
 ]
 KeepCutOffOption = Annotated[
-    bool, typer.Option("--keep-cut-off", help="sft, dpo: with the episodes that ended at the token limit.")
+    bool, typer.Option("--keep-cut-off", help="sft, dpo: include episodes that ended at the token limit.")
 ]
 
 
@@ -48,7 +48,7 @@ def export(
         Form,
         typer.Option(
             "--as",
-            help="sft: conversations. dpo: pairs of replies. parquet: all that is recorded. hf: the trained policy.",
+            help="sft: conversations. dpo: pairs of replies. parquet: everything that is recorded. hf: the trained policy.",
         ),
     ],
     out: Annotated[Path, typer.Option("--out", help="A new file, NAME.jsonl or NAME.parquet; hf: a new directory.")],
@@ -64,9 +64,7 @@ def export(
     best_per_group: BestPerGroupOption = None,
     min_margin: MinMarginOption = None,
     keep_cut_off: KeepCutOffOption = False,
-    merged: Annotated[
-        bool, typer.Option("--merged", help="hf: of a run that trained an adapter, a whole model with it.")
-    ] = False,
+    merged: Annotated[bool, typer.Option("--merged", help="hf: merge a trained adapter into a whole model.")] = False,
     push: Annotated[
         str | None,
         typer.Option(metavar="OWNER/NAME", help="Then upload it to a new, private repository of the Hugging Face hub."),

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from atropos_core.plugins.manager import Plugins
     from atropos_core.plugins.provider import ResolvedModel
 
-FileArgument = Annotated[Path | None, typer.Argument(help="A run file (TOML). Flags go over it.", show_default=False)]
+FileArgument = Annotated[Path | None, typer.Argument(help="A run file (TOML). Flags override it.", show_default=False)]
 EnvOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -30,7 +30,10 @@ ModelOption = Annotated[
     str | None, typer.Option(help='Model: "tiny", a directory, or a Hugging Face id. \\[default: tiny]')
 ]
 BridgeOption = Annotated[
-    str | None, typer.Option(help="How weights reach the engine. \\[default: ipc]", autocompletion=components("bridge"))
+    str | None,
+    typer.Option(
+        help="The bridge, which moves weights to the engine. \\[default: ipc]", autocompletion=components("bridge")
+    ),
 ]
 EngineOption = Annotated[
     str | None, typer.Option(help="The engine, which samples. \\[default: hf]", autocompletion=components("engine"))
@@ -53,7 +56,7 @@ RewardOption = Annotated[
 StepsOption = Annotated[int | None, typer.Option(help="Training steps.")]
 SeedOption = Annotated[int | None, typer.Option(help="Seed of all random numbers of the run.")]
 DeterministicOption = Annotated[
-    bool, typer.Option("--deterministic", help="Same seed, same weights, also across a kill and a resume. On a CPU.")
+    bool, typer.Option("--deterministic", help="Same seed, same weights, also after a kill and a resume (CPU).")
 ]
 SetOption = Annotated[
     list[str] | None,

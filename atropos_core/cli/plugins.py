@@ -21,7 +21,7 @@ def plugins(
     name: Annotated[
         str | None,
         typer.Argument(
-            help="One component: its options and what they mean. Without it: all.",
+            help="Show the options of this component. Without it: list all.",
             show_default=False,
             autocompletion=components(),
         ),

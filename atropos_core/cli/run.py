@@ -66,7 +66,7 @@ def run(
     figures: Annotated[
         Path | None,
         typer.Option(
-            help="With --dry-run: a run that has ended, or a file, by whose figures plugins say more of a run."
+            help="With --dry-run: a finished run, or a file, from whose figures plugins print more about this run."
         ),
     ] = None,
 ) -> None:

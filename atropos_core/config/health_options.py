@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Field
 from atropos_core.plugins.option_numbers import NoBooleanIsANumber
 
 Action = Literal["off", "warn", "pause", "stop"]
-STEPS = "this many wrong steps in a row make the run ill, and as many right ones make it well"
+STEPS = "wrong steps in a row that make the check ill; as many right ones make it ok again"
 
 
 class Check(NoBooleanIsANumber):
@@ -17,7 +17,7 @@ class Check(NoBooleanIsANumber):
 
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
-    action: Action | None = Field(None, description="what happens once it is ill; unset: health.action")
+    action: Action | None = Field(None, description="what to do once it is ill; unset: health.action")
     steps: int = Field(3, ge=1, description=STEPS)
 
 
@@ -34,11 +34,11 @@ class Tolerance(AtOnce):
 
 
 class Growth(Soon):
-    ratio: float = Field(10.0, gt=1, description="times the usual, beyond which it looks wrong")
+    ratio: float = Field(10.0, gt=1, description="wrong above this multiple of the usual value")
 
 
 class ShareAbove(Check):
-    share: float = Field(0.5, ge=0, lt=1, description="the part, from 0 to 1, beyond which it looks wrong")
+    share: float = Field(0.5, ge=0, lt=1, description="wrong above this share, from 0 to 1")
 
 
 class FailedRewards(Soon):
@@ -46,43 +46,46 @@ class FailedRewards(Soon):
         0.02,
         ge=0,
         lt=1,
-        description="the part of the rollouts that could not be scored, from 0 to 1, beyond which it looks wrong",
+        description="wrong if more than this share of the rollouts, from 0 to 1, could not be scored",
     )
 
 
 class FailedRollouts(Soon):
     share: float = Field(
-        0.2, ge=0, lt=1, description="the part of the rollouts that failed, from 0 to 1, beyond which it looks wrong"
+        0.2, ge=0, lt=1, description="wrong if more than this share of the rollouts, from 0 to 1, failed"
     )
 
 
 class Entropy(Check):
     floor_nats: float = Field(
-        0.003, ge=0, description="mean -log p of the sampled tokens, in nats, below which it looks wrong"
+        0.003, ge=0, description="wrong if the mean -log p of sampled tokens, in nats, is below this"
     )
-    fall: float = Field(0.1, ge=0, lt=1, description="the part of the usual, from 0 to 1, below which it looks wrong")
+    fall: float = Field(0.1, ge=0, lt=1, description="wrong below this share of the usual value, from 0 to 1")
 
 
 class Surprise(Check):
-    z: float = Field(6.0, gt=0, description="standard errors that the mean of -log p may be off the entropy")
-    floor_nats: float = Field(0.02, ge=0, description="nats that it must be off as well")
+    z: float = Field(6.0, gt=0, description="standard errors by which the mean of -log p may differ from the entropy")
+    floor_nats: float = Field(0.02, ge=0, description="nats by which it must also differ")
 
 
 class Unexplained(AtOnce):
     nats: float = Field(
-        10.0, gt=0, description="difference of one sequence, in nats, beyond what the policy's movement explains"
+        10.0, gt=0, description="wrong if a sequence differs by this many nats more than the policy's movement explains"
     )
 
 
 class Drift(Check):
-    ratio: float = Field(10.0, gt=1, description="times the usual, beyond which it looks wrong")
-    floor_nats: float = Field(1e-3, ge=0, description="nats; differences below it are rounding")
+    ratio: float = Field(10.0, gt=1, description="wrong above this multiple of the usual value")
+    floor_nats: float = Field(1e-3, ge=0, description="differences below this many nats count as rounding")
 
 
 class Length(Check):
-    ratio: float = Field(2.5, gt=1, description="times the usual, or one over it, beyond which it looks wrong")
+    ratio: float = Field(2.5, gt=1, description="wrong above this multiple of the usual length, or below its inverse")
     cut_off: float = Field(
-        0.5, gt=0, le=1, description="the part of the rollouts, from 0 to 1, that is cut off beyond the usual"
+        0.5,
+        gt=0,
+        le=1,
+        description="wrong if the share of rollouts that are cut off, from 0 to 1, exceeds the usual by this",
     )
 
 
@@ -91,27 +94,25 @@ class CutOff(AtOnce):
         0.5,
         gt=0,
         lt=1,
-        description="the share of the rollouts, from 0 to 1, that are cut off with the step's lowest reward, beyond which it looks wrong",
+        description="wrong if more than this share of the rollouts, from 0 to 1, are cut off with the step's lowest reward",
     )
 
 
 class Collapse(Soon):
-    fall: float = Field(0.5, gt=0, description="the part of the usual mean reward that must be lost")
+    fall: float = Field(0.5, gt=0, description="share of the usual mean reward that must be lost")
     nats: float = Field(
         1.0, gt=0, description="nats by which one of the last three updates must have moved a logprob of the probe"
     )
 
 
 class SlowDisk(Check):
-    share: float = Field(
-        0.3, gt=0, lt=1, description="the part of the wall time, from 0 to 1, beyond which it looks wrong"
-    )
-    floor_s: float = Field(0.5, ge=0, description="seconds a step; less is never wrong")
+    share: float = Field(0.3, gt=0, lt=1, description="wrong above this share of the wall time, from 0 to 1")
+    floor_s: float = Field(0.5, ge=0, description="fewer seconds per step are never wrong")
 
 
 class Throughput(Check):
-    ratio: float = Field(4.0, gt=1, description="times the usual time of a step, beyond which it looks wrong")
-    floor_s: float = Field(1.0, ge=0, description="seconds a step; less is never wrong")
+    ratio: float = Field(4.0, gt=1, description="wrong above this multiple of a step's usual time")
+    floor_s: float = Field(1.0, ge=0, description="fewer seconds per step are never wrong")
 
 
 class Silence(AtOnce):
@@ -126,7 +127,7 @@ class HealthSection(NoBooleanIsANumber):
 
     action: Action = Field(
         "warn",
-        description="what happens once a check without its own action is ill: off (the check does not run), warn, pause (the run "
+        description="what to do once a check without its own action is ill: off (the check does not run), warn, pause (the run "
         "can be resumed), or stop",
     )
     rescore_every: int = Field(
@@ -138,17 +139,17 @@ class HealthSection(NoBooleanIsANumber):
     reward_determinism: Tolerance = Field(Tolerance(), description="two scorings of the same replies differ")
     reward_drift: Tolerance = Field(
         Tolerance(),
-        description="replies kept from the first step score higher or lower than then: a biased or moving reward",
+        description="replies kept from the first step now score higher or lower: a biased or drifting reward",
     )
     reward_collapse: Check = Field(Check(), description="all rewards of a step are equal")
-    reward_explosion: Growth = Field(Growth(), description="the largest reward is far above the usual")
+    reward_explosion: Growth = Field(Growth(), description="the largest reward is far above the usual one")
     failed_rewards: FailedRewards = Field(
         FailedRewards(), description="rollouts could not be scored: NaN, an error, a deadline"
     )
     failed_plays: FailedRollouts = Field(FailedRollouts(), description="rollouts failed: a dead worker or helper")
     partial_groups: ShareAbove = Field(ShareAbove(), description="groups in which some rollouts failed")
     stale_share: ShareAbove = Field(ShareAbove(), description="groups that were too old to train")
-    advantages: Growth = Field(Growth(), description="the largest advantage is far above the usual")
+    advantages: Growth = Field(Growth(), description="the largest advantage is far above the usual one")
     entropy: Entropy = Field(Entropy(), description="the mean -log p of sampled tokens has fallen")
     length: Length = Field(
         Length(), description="rollouts are much longer or shorter than usual, or more of them are cut off"
@@ -157,20 +158,18 @@ class HealthSection(NoBooleanIsANumber):
     policy_collapse: Collapse = Field(
         Collapse(), description="the mean reward fell after updates that moved the policy far: a learning rate too high"
     )
-    dead_gradients: Soon = Field(Soon(), description="groups were trained and the gradient is exactly 0")
-    frozen_weights: Check = Field(Check(), description="updates are made and the logprobs of the probe do not move")
+    dead_gradients: Soon = Field(Soon(), description="groups were trained, but the gradient is exactly 0")
+    frozen_weights: Check = Field(Check(), description="updates are made, but the logprobs of the probe do not change")
     not_finite: AtOnce = Field(AtOnce(), description="a metric is NaN or infinite")
     logprob_drift: Drift = Field(Drift(), description="engine and trainer differ more than usual")
-    sampling: Surprise = Field(Surprise(), description="tokens are sampled otherwise than their logprobs say")
-    unchecked: ShareAbove = Field(
-        ShareAbove(), description="sampled tokens that came without logprobs that could be compared"
-    )
+    sampling: Surprise = Field(Surprise(), description="tokens are not sampled as their logprobs say")
+    unchecked: ShareAbove = Field(ShareAbove(), description="sampled tokens without logprobs that can be compared")
     claimed_logprobs: Unexplained = Field(
         Unexplained(), description="a rollout's logprobs differ from the trainer's by more than the policy has moved"
     )
     slow_disk: SlowDisk = Field(SlowDisk(), description="sinks and checkpoints take much of a step's time")
     throughput: Throughput = Field(
-        Throughput(), description="a step takes much longer than usual, at correspondingly fewer tokens a second"
+        Throughput(), description="a step takes much longer than usual, with correspondingly fewer tokens per second"
     )
     silence: Silence = Field(
         Silence(), description="nothing that a step waits for ends; reported by a timer, before any deadline"

@@ -254,8 +254,10 @@ class RunConfig(Section):
     model: str = Field(
         "tiny", description="the policy: a directory, a Hugging Face id, or a name that a plugin knows, such as tiny"
     )
-    seed: int = Field(0, ge=0, description="every random number of the run derives from it")
-    deterministic: bool = Field(False, description="the same weights bit for bit, also after a kill and a resume (CPU)")
+    seed: int = Field(0, ge=0, description="seed of all random numbers of the run")
+    deterministic: bool = Field(
+        False, description="give bit-identical weights for the same seed, also after a kill and a resume (CPU)"
+    )
     date: datetime.date | None = Field(
         None,
         description="the date for chat templates that ask for it, as 2026-01-31; unset: the day on which the run begins, "
@@ -272,7 +274,7 @@ class RunConfig(Section):
         description="plot.png at the end of the run: auto (if it took half a minute and matplotlib is installed), always, never",
     )
     training: TrainingSection = Field(TrainingSection(), description="the shape of the run: steps, groups, staleness")
-    sampling: SamplingSection = Field(SamplingSection(), description="how rollouts are sampled")
+    sampling: SamplingSection = Field(SamplingSection(), description="sampling of rollouts")
     environment: dict[str, Weighted] = Field(
         default_factory=dict, description="one table per environment; the name is the default of `use`"
     )
@@ -301,7 +303,9 @@ class RunConfig(Section):
         description="record metrics and rollouts; the name is the default of `use`",
     )
     evaluation: EvaluationSection = Field(EvaluationSection(), description="held-out evaluation")
-    checkpoint: CheckpointSection = Field(CheckpointSection(), description="when to save what a run is resumed from")
+    checkpoint: CheckpointSection = Field(
+        CheckpointSection(), description="when to save checkpoints, from which a run is resumed"
+    )
     hub: HubSection = Field(HubSection(), description="the queue of groups that wait to be trained")
     health: HealthSection = Field(
         HealthSection(), description="checks of every step, their thresholds, and what happens when one is ill"

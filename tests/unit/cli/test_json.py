@@ -66,7 +66,7 @@ def test_a_value_of_a_run_comes_with_its_origin_and_its_meaning(capsys):
     rows = {one["path"]: one for one in printed(capsys, *wanted, "--explain")}
     assert rows["health.length.ratio"] == {
         "path": "health.length.ratio", "value": 3, "from": "flag",
-        "meaning": "times the usual, or one over it, beyond which it looks wrong",
+        "meaning": "wrong above this multiple of the usual length, or below its inverse",
     }  # fmt: skip
     assert rows["environment.gsm8k.grading_deadline_s"]["meaning"] == "seconds to compare one pair of expressions"
     assert rows["trainer.betas"]["meaning"] == "decay of AdamW's first and second moment"
