@@ -223,7 +223,7 @@ def test_4_a_system_message_of_the_template_does_not_appear_twice():
     other = make(STOCK, system="Something else.")
     other.reset(seed=1)
     assert other.env_reset_failed
-    assert "is not what env_config.system says" in other.record()["failed"]
+    assert "differs from env_config.system" in other.record()["failed"]
 
 
 def test_4_the_native_manager_gets_all_messages_as_a_list():

@@ -1,4 +1,4 @@
-"""The adapter `roll`: files for ROLL, what is installed, and whether an episode goes through."""
+"""The adapter `roll`: write files for ROLL, check what is installed, and run an episode."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from atropos_core.plugins.requirements import cuda_devices
 
 TESTED = {"gem-llm": ("0.1.0", "0.0.4"), "ray": ("2.56.0",)}
 SCRIPT = """#!/usr/bin/env bash
-# Trains in ROLL by the roll.yaml beside this file. ROLL is a checkout of alibaba/ROLL, unmodified.
+# Trains in ROLL with the roll.yaml next to this file. ROLL is a checkout of alibaba/ROLL, unmodified.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 : "${ROLL:?set ROLL to the directory of a checkout of alibaba/ROLL}"
@@ -42,8 +42,8 @@ class RollAdapter(Adapter):
         self._model = str(context.model)
 
     def export(self, run: RunConfig, out: Path) -> list[Path]:
-        """Write `roll.yaml` and `run.sh` into `out`, over older ones. Raises ConfigError for what ROLL cannot take over."""
-        self._options.refuse_for("an export: it is what `atropos adapter roll doctor` runs", "trial_environment")
+        """Write `roll.yaml` and `run.sh` into `out`, over older ones. Raises ConfigError for settings that ROLL cannot take over."""
+        self._options.refuse_for("an export: only `atropos adapter roll doctor` runs it", "trial_environment")
         manager, _ = MANAGERS[self._options.manager]
         out.mkdir(parents=True, exist_ok=True)
         written = [out / "roll.yaml", out / "run.sh"]
@@ -54,7 +54,7 @@ class RollAdapter(Adapter):
         return written
 
     def versions(self) -> Mapping[str, str]:
-        """Of what takes part, as far as it is installed."""
+        """The versions of the packages involved, if installed."""
         found = {"python": platform.python_version()}
         for name in ("atropos-core", "atropos-plugin-adapter-roll", "gem-llm", "ray", "torch", "vllm", "transformers"):
             if (known := _version(name)) is not None:
@@ -62,13 +62,13 @@ class RollAdapter(Adapter):
         return found
 
     def doctor(self) -> Sequence[Finding]:
-        """Raises ConfigError for options that only an export has a use for."""
+        """Raises ConfigError for options that only an export uses."""
         finished = {"trial_environment"} | ({"max_turns"} if self._options.trial_environment else set())
         self._options.refuse_for("`atropos adapter roll doctor`", *(AdapterOptions.model_fields.keys() - finished))
         return [check_python(), *(check_package(name) for name in TESTED), *check_roll(), check_gpus(), self._trial()]
 
     def _trial(self) -> Finding:
-        """One episode through gem's real classes."""
+        """Run one episode through gem's real classes."""
         subject = "an episode"
         try:
             import gem
@@ -90,13 +90,13 @@ class RollAdapter(Adapter):
             return Finding(subject, False, f"{name}: {Exception.__str__(error)}", error.remedy or "See the error.")
         detail = f"{name} by gem.make: {steps} replies, reward {reward:g}"
         if failed:
-            return Finding(subject, False, f"{name}: {failed}", "`atropos check` puts an environment to the test.")
+            return Finding(subject, False, f"{name}: {failed}", "Run `atropos check` on the environment.")
         right = name != TRIAL or reward == 1.0
         return Finding(subject, right, detail, "" if right else "The right replies must earn 1: reinstall the adapter.")
 
 
 def run_once(env: Any) -> tuple[int, float]:
-    """The right replies to the trial environment; to any other one a guess each turn."""
+    """Give the right replies to the trial environment; to any other one a guess each turn."""
     _, info = env.reset(seed=0)
     tasks = {task.id: task for task in Stock().tasks("train")}
     task = tasks.get(info["atropos"]["task"]) if env.options.environment == TRIAL else None
@@ -110,7 +110,7 @@ def run_once(env: Any) -> tuple[int, float]:
 
 def check_python() -> Finding:
     fine = sys.version_info[:2] in ((3, 10), (3, 11))
-    remedy = "" if fine else "gem-llm 0.1.0 is for Python 3.11 and older: use 3.11."
+    remedy = "" if fine else "gem-llm 0.1.0 needs Python 3.11 or older: use 3.11."
     return Finding("python", True if fine else None, platform.python_version(), remedy)
 
 
@@ -124,7 +124,7 @@ def check_package(name: str) -> Finding:
 
 
 def check_roll() -> list[Finding]:
-    """Whether an episode goes through ROLL's env managers, with our additions, and what of ROLL is otherwise than known."""
+    """Check if an episode goes through ROLL's env managers, with our additions, and how this ROLL differs from the known one."""
     if _version("roll") is not None:
         detail = f"the installed distribution `roll` {_version('roll')} is a web framework, not alibaba/ROLL"
         return [Finding("ROLL", False, detail, "pip uninstall roll, and put a checkout of alibaba/ROLL on PYTHONPATH.")]
@@ -139,16 +139,16 @@ def check_roll() -> list[Finding]:
         finished = [_run_through(name) for name in managers.BASES]
         differs = known.differences()
     message = f"as known of {known.KNOWN_AS_OF}" if not differs else "; ".join(differs)
-    remedy = f"Known is ROLL {known.KNOWN_AS_OF}: others may work; look at what is named here." if differs else ""
+    remedy = f"ROLL {known.KNOWN_AS_OF} is known: others may work; check what is named here." if differs else ""
     return [*finished, Finding("ROLL's interfaces", None if differs else True, message, remedy)]
 
 
 def _run_through(name: str) -> Finding:
-    """Never raises: what does is ROLL's code, of whatever version."""
+    """Never raises: any exception comes from ROLL's code, of whatever version."""
     from atropos_adapter_roll import managers
     from atropos_adapter_roll.through_roll import a_ray, run_through
 
-    subject, tested = f"ROLL's {name}", f"docs/roll.md says which versions were tested; known is {known.KNOWN_AS_OF}."
+    subject, tested = f"ROLL's {name}", f"docs/roll.md has the tested versions; {known.KNOWN_AS_OF} is known."
     try:
         getattr(managers, name)
     except FitError as error:
@@ -169,7 +169,7 @@ def _run_through(name: str) -> Finding:
 
 def check_gpus() -> Finding:
     count = cuda_devices()
-    remedy = "" if count else "ROLL trains and samples on GPUs; environments and this check need none."
+    remedy = "" if count else "ROLL trains and samples on GPUs; environments and this check do not need one."
     return Finding("GPU", True if count else None, f"{count} CUDA devices to use", remedy)
 
 

@@ -1,4 +1,4 @@
-"""What ROLL's YAML says under `env_config`, and the options of the adapter itself."""
+"""The keys of ROLL's YAML under `env_config`, and the options of the adapter itself."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ HUNG_TIMEOUT_S = 3600.0  # ROLL's default, after which it calls an episode hung
 class FormatBonus(Options):
     """A bonus for marks in the last reply."""
 
-    weight: float = Field(0.1, ge=0, allow_inf_nan=False, description="what each mark adds to the reward")
+    weight: float = Field(0.1, ge=0, allow_inf_nan=False, description="added to the reward for each mark")
     markers: tuple[str, ...] = Field(
         ("\\boxed{}",),
         min_length=1,
-        description="<tag>: closed and not empty; \\name{}: with something in it; /regex/; any other text as it stands",
+        description="<tag>: closed and not empty; \\name{}: not empty; /regex/; any other text: literally",
     )
 
     @model_validator(mode="after")
@@ -41,17 +41,19 @@ class FormatBonus(Options):
                 try:
                     re.compile(marker[1:-1])
                 except re.error as error:
-                    raise ValueError(f"marker {marker!r} is no regular expression: {error}") from None
+                    raise ValueError(f"marker {marker!r} is not a regular expression: {error}") from None
         return self
 
 
 class LengthBonus(Options):
-    """A bounty for brevity, in characters of all replies of the episode."""
+    """A bonus for brevity, in characters of all replies of the episode."""
 
-    weight: float = Field(0.1, ge=0, allow_inf_nan=False, description="the whole bounty, in reward")
-    at_least: int = Field(1, ge=0, description="what is shorter earns nothing")
-    free: int = Field(400, ge=0, description="up to here the whole bounty")
-    limit: int = Field(2000, ge=1, description="from here on none; between the two it falls in a line")
+    weight: float = Field(0.1, ge=0, allow_inf_nan=False, description="the whole bonus, in reward")
+    at_least: int = Field(1, ge=0, description="shorter replies earn nothing")
+    free: int = Field(400, ge=0, description="longest replies that earn the whole bonus")
+    limit: int = Field(
+        2000, ge=1, description="length from which they earn nothing; the bonus falls linearly in between"
+    )
 
     @model_validator(mode="after")
     def _agrees(self) -> LengthBonus:
@@ -61,20 +63,20 @@ class LengthBonus(Options):
 
 
 class RewardOptions(Options):
-    """What the trainer receives: the environment's own score, and bonuses beside it."""
+    """The reward that the trainer receives: the environment's own score, plus bonuses."""
 
     environment: float = Field(1.0, allow_inf_nan=False, description="weight of the environment's own score")
     format: FormatBonus | None = Field(None, description="a bonus for marks in the last reply; unset: none")
-    length: LengthBonus | None = Field(None, description="a bounty for brevity; unset: none")
+    length: LengthBonus | None = Field(None, description="a bonus for brevity; unset: none")
     right_first: bool = Field(
-        True, description="bonuses of a wrong reply count down from nothing, so that none lifts it over a right one"
+        True, description="bonuses of a wrong reply are 0 or less, so that it cannot beat a right one"
     )
 
     @model_validator(mode="after")
     def _agrees(self) -> RewardOptions:
         if self.right_first and self.environment <= 0:
             raise ValueError(
-                f"environment = {self.environment:g} does not put a right answer first: give it a weight above 0, or set "
+                f"environment = {self.environment:g} does not rank a right answer first: give it a weight above 0, or set "
                 "right_first to false"
             )
         return self
@@ -83,31 +85,33 @@ class RewardOptions(Options):
 class EnvOptions(Options):
     """`env_config` of one of ROLL's `custom_envs`, or the keywords of `gem.make`."""
 
-    environment: str = Field(description="as --env names one: gsm8k, pkg.mod:Class, ./file.py:Class")
-    options: Mapping[str, Any] = Field(default_factory=dict, description="the environment's own")
-    split: Literal["train", "test"] = Field("train", description="which tasks of the environment")
+    environment: str = Field(description="as in --env: gsm8k, pkg.mod:Class, ./file.py:Class")
+    options: Mapping[str, Any] = Field(default_factory=dict, description="options of the environment")
+    split: Literal["train", "test"] = Field("train", description="split of the environment's tasks")
     observation: Literal["delta", "messages"] = Field(
         "delta",
-        description="delta: text that is new (TrajEnvManager); messages: all of them (AgentNativeStepEnvManager)",
+        description="delta: only new text (TrajEnvManager); messages: all messages (AgentNativeStepEnvManager)",
     )
     system: str | None = Field(
         None,
-        description="what agent_system_template says; a first system message must say the same, and is not repeated",
+        description="text of agent_system_template; a first system message must be the same, and is not repeated",
     )
     max_steps: int | None = Field(None, ge=1, description="replies after which an unfinished episode is cut off")
     end_of_turn: tuple[str, ...] | None = Field(
         None,
-        description="texts taken off the end of a reply, beside the special tokens of ROLL's tokenizer; unset, in gem alone, where "
-        "there is no tokenizer: those that end a turn of widely used models",
+        description="texts removed from the end of a reply, next to the special tokens of ROLL's tokenizer; unset: none, or in gem, "
+        "which has no tokenizer, those that end a turn of widely used models",
     )
     seed: int | None = Field(None, ge=0, description="for reset() without a seed; gem.make_vec gives one to each")
     open_deadline_s: float = Field(600.0, gt=0, lt=HUNG_TIMEOUT_S, description="seconds for the environment to open")
     step_deadline_s: float = Field(
-        300.0, gt=0, lt=HUNG_TIMEOUT_S, description="for the environment, between two replies"
+        300.0, gt=0, lt=HUNG_TIMEOUT_S, description="seconds for the environment between two replies"
     )
-    action_deadline_s: float = Field(1800.0, gt=0, lt=HUNG_TIMEOUT_S, description="for the trainer, to answer")
+    action_deadline_s: float = Field(1800.0, gt=0, lt=HUNG_TIMEOUT_S, description="seconds for the trainer to answer")
     episode_deadline_s: float = Field(3000.0, gt=0, lt=HUNG_TIMEOUT_S, description="seconds for one episode")
-    cleanup_deadline_s: float = Field(30.0, gt=0, lt=HUNG_TIMEOUT_S, description="for what an ended episode still does")
+    cleanup_deadline_s: float = Field(
+        30.0, gt=0, lt=HUNG_TIMEOUT_S, description="seconds for an ended episode to clean up"
+    )
     reward: RewardOptions = Field(default_factory=RewardOptions, description=_REWARD)
 
     @model_validator(mode="after")
@@ -122,21 +126,23 @@ class EnvOptions(Options):
 
 
 class AdapterOptions(Options):
-    """Of `atropos adapter roll`."""
+    """Options of `atropos adapter roll`."""
 
     manager: Literal["trajectory", "native"] = Field(
         "trajectory", description="trajectory: one token history an episode; native: one sample a reply"
     )
-    max_turns: int = Field(1, ge=1, description="replies in an episode, at most")
-    sequence_length: int | None = Field(None, ge=16, description="tokens of an episode; unset: 1,024 and its replies")
-    gpus: int = Field(1, ge=1, description="of one machine, shared by training and sampling")
-    split: Literal["train", "test"] = Field("train", description="which tasks of the environment")
+    max_turns: int = Field(1, ge=1, description="most replies in an episode")
+    sequence_length: int | None = Field(None, ge=16, description="tokens of an episode; unset: 1,024 plus its replies")
+    gpus: int = Field(1, ge=1, description="GPUs of one machine, shared by training and sampling")
+    split: Literal["train", "test"] = Field("train", description="split of the environment's tasks")
     reward: RewardOptions = Field(default_factory=RewardOptions, description=_REWARD)
-    trial_environment: str | None = Field(None, description="what `doctor` runs; unset: a small one of its own")
+    trial_environment: str | None = Field(
+        None, description="environment that `doctor` runs; unset: a small built-in one"
+    )
 
 
 def read_env_options(given: Mapping[str, Any]) -> EnvOptions:
-    """Raises ConfigError that names the key. Takes ROLL's nested DictConfig as well."""
+    """Raises ConfigError that names the key. Also accepts ROLL's nested DictConfig."""
     try:
         return EnvOptions.model_validate(plain(given))
     except ValidationError as error:
@@ -144,7 +150,7 @@ def read_env_options(given: Mapping[str, Any]) -> EnvOptions:
 
 
 def plain(value: Any) -> Any:
-    """Dicts and lists, whatever kinds of mapping and sequence they were."""
+    """Convert any mappings and sequences to dicts and lists."""
     if isinstance(value, Mapping):
         return {str(key): plain(entry) for key, entry in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):

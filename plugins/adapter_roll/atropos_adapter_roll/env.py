@@ -1,4 +1,4 @@
-"""Any environment of Atropos as a `gem.Env`. Importing this module registers it, as `atropos`, with gem.
+"""Any Atropos environment as a `gem.Env`. Importing this module registers it with gem as `atropos`.
 
 env = gem.make("atropos", environment="gsm8k")
 observation, info = env.reset(seed=7)
@@ -33,15 +33,15 @@ Step = tuple[Observation, float, bool, bool, dict[str, Any]]
 
 @dataclass
 class Record:
-    """What became of an episode: for env managers, and for the group filter. All of it is JSON."""
+    """The outcome of an episode, for env managers and for the group filter. All of it is JSON."""
 
     environment: str
     seed: int
     task: str = ""
     steps: int = 0
     ended: bool = False
-    failed: str = ""  # why; an episode that failed has no reward
-    first: Observation = ""  # what was shown first
+    failed: str = ""  # the reason; a failed episode has no reward
+    first: Observation = ""  # the first observation
     replies: list[str] = field(default_factory=list)
     score: float | None = None
     correct: bool | None = None
@@ -56,7 +56,7 @@ class AtroposEnv(gem.Env):  # type: ignore[misc] # gem has no types
     """
 
     def __init__(self, **env_config: Any) -> None:
-        """`env_config`: see EnvOptions. Builds and opens the environment; raises what that raises."""
+        """`env_config`: see EnvOptions. Builds and opens the environment, and raises its errors."""
         self.options = read_env_options(env_config)
         warn_where_wrong_may_win(self.options.reward)
         self.env_reset_failed = False
@@ -71,11 +71,11 @@ class AtroposEnv(gem.Env):  # type: ignore[misc] # gem has no types
         self._record: Record | None = None
         self._resets = 0
         self._read = ("", "")
-        self._group_size = 1  # beyond 1: the replies of a group's members are scored together, elsewhere
+        self._group_size = 1  # above 1: the group filter scores the replies of a group's members together
         self._hold()
 
     def reset(self, seed: int | None = None) -> tuple[Observation, dict[str, Any]]:
-        """The same seed poses the same task, in any process. An episode under way is cancelled first, and awaited."""
+        """Start an episode. The same seed gives the same task, in any process. A running episode is cancelled first, and awaited."""
         self._stop()
         seed = self._own_seed() if seed is None else int(seed)
         self._record = record = Record(self.options.environment, seed)
@@ -103,10 +103,10 @@ class AtroposEnv(gem.Env):  # type: ignore[misc] # gem has no types
         return shown.observation, info
 
     def step(self, action: Any) -> Step:
-        """`action` is the reply's text. Anything else ends the episode as failed, as ROLL's stop reasons do."""
+        """Answer with `action`, the reply's text. Anything else, such as ROLL's stop reasons, ends the episode as failed."""
         record = self._record
         if record is None or (record.ended and not self.env_reset_failed):
-            raise DataError("step() was called and no episode is under way: call reset() first.")
+            raise DataError("step() was called, but no episode is running: call reset() first.")
         record.steps += 1
         if self.env_reset_failed:
             return self._ended()
@@ -128,7 +128,7 @@ class AtroposEnv(gem.Env):  # type: ignore[misc] # gem has no types
         return self._fail(event or self._late())
 
     def close(self) -> None:
-        """Cancel the episode under way, wait for it, and let go of the environment. `reset` opens it again."""
+        """Cancel the running episode, wait for it, and release the environment. `reset` opens it again."""
         self._stop()
         if self._environment is not None:
             self._environment = None
@@ -136,18 +136,18 @@ class AtroposEnv(gem.Env):  # type: ignore[misc] # gem has no types
             self._loop.call(self._loop.environments.release(self.options), limit_s, "closing the environment")
 
     def spawn(self, same_state: bool = False, **env_config: Any) -> AtroposEnv:
-        """Another one of the same options, or with these in their place."""
+        """Create another one with the same options, or with these changes."""
         if same_state:
-            raise DataError("an episode under way cannot be copied: its environment would act twice.")
+            raise DataError("a running episode cannot be copied: its environment would act twice.")
         return type(self)(**{**self._given, **env_config})
 
     def score_in_group(self, size: int) -> None:
-        """From the next reset on, leave the score to the group filter, where the environment scores its groups itself."""
+        """From the next reset on, leave scores to the group filter, if the environment scores its groups itself."""
         if size > 1 and runs_groups(self._hold()):
             self._group_size = size
 
     def read_as(self, action: str, text: str) -> None:
-        """Where the next `step` brings this action, the reply is this text: what those know who have the tokens."""
+        """Read `action` in the next `step` as this text, from a caller who has the tokens."""
         self._read = (action, text)
 
     def record(self) -> dict[str, Any]:
@@ -194,7 +194,7 @@ class AtroposEnv(gem.Env):  # type: ignore[misc] # gem has no types
         except DataError as error:
             return self._fail(failed_by(error, "step"))
         if self.options.observation == "messages" and shown.tools != self._tools:
-            return self._fail(Failed("the environment changed its tools, of which ROLL hears at reset alone"))
+            return self._fail(Failed("the environment changed its tools, but ROLL reads them only at reset"))
         info: dict[str, Any] = {"metrics": {}, "metrics_agg_mode": {}}
         return shown.observation, 0.0, False, False, {**info, "use_tool": True} if shown.tool else info
 
@@ -219,7 +219,7 @@ class AtroposEnv(gem.Env):  # type: ignore[misc] # gem has no types
         return self._ended(truncated=truncated or self.env_timeout)
 
     def _ended(self, *, truncated: bool = False, environment: Any = None) -> Step:
-        """The last step. ROLL ends an episode by `terminated` alone, so it is always set."""
+        """The last step. ROLL ends an episode only by `terminated`, so it is always set."""
         record = self._record
         assert record is not None, "only an episode ends"
         return self._shown(""), sum(record.parts.values()), True, truncated, {
@@ -232,7 +232,7 @@ class AtroposEnv(gem.Env):  # type: ignore[misc] # gem has no types
         return [{"role": "user", "content": text}] if self.options.observation == "messages" else text
 
     def _without_end(self, action: str) -> str:
-        """The reply without what ends it: as those read it who have its tokens, else by the known ends."""
+        """The reply without its end: as read from its tokens if a caller has them, else by the known ends."""
         read = self._read[1] if self._read[0] == action else None
         ends = self.options.end_of_turn
         ends = (KNOWN_ENDS if read is None else ()) if ends is None else ends
@@ -254,7 +254,7 @@ class AtroposEnv(gem.Env):  # type: ignore[misc] # gem has no types
 
 
 async def task_of(environment: Environment, split: Split, seed: int) -> Task:
-    """The task that this seed poses. On the loop, where all of an environment's code runs."""
+    """The task of this seed. Runs on the loop, like all of an environment's code."""
     tasks = environment.tasks(split)
     if not len(tasks):
         raise DataError(f"environment {type(environment).__name__} has no {split} tasks.")
@@ -264,7 +264,7 @@ async def task_of(environment: Environment, split: Split, seed: int) -> Task:
 async def run_one_rollout(
     environment: Environment, task: Task, policy: Policy, seeds: Sequence[int]
 ) -> Episode | Failed:
-    """One rollout; a group of as many as there are seeds where the environment runs its groups itself."""
+    """Run one rollout, or a group with one rollout for each seed if the environment runs its groups itself."""
     if not runs_groups(environment):
         return await environment.rollout(task, policy, seed=seeds[0])
     episodes = await environment.rollout_group(task, policy, len(seeds), seeds=seeds)
@@ -275,8 +275,8 @@ async def run_one_rollout(
 
 
 def metrics_of(record: Record, *, timed_out: bool, environment: Any) -> dict[str, float]:
-    """Numbers for ROLL, which shows them as `env/TAG/...`. They stand on the last step alone, so that however ROLL
-    aggregates over steps, this is what comes out."""
+    """Numbers for ROLL, which shows them as `env/TAG/...`. They are only on the last step, so that any aggregation over steps
+    gives the same."""
     found = {"failed": float(bool(record.failed)), "timed_out": float(timed_out)}
     if record.score is not None:
         found["score"] = record.score
@@ -294,7 +294,7 @@ def _not_a_reply(action: Any) -> str:
 
 
 def register() -> None:
-    """Make `gem.make("atropos", ...)` work; may be called again. Raises AtroposError where the name is another's."""
+    """Make `gem.make("atropos", ...)` work; may be called again. Raises AtroposError if another package has the name."""
     from gem.envs.registration import ENV_REGISTRY
 
     found = ENV_REGISTRY.get(ENV_ID)

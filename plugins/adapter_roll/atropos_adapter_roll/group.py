@@ -1,6 +1,6 @@
 """ROLL's `group_filter_cls`: drops groups in which a rollout failed (validation keeps them, marked), and scores the groups of
-environments that score a whole group. ROLL calls it once for each group, in the process that holds the queue, before anything
-is released.
+environments that score a whole group. ROLL calls it once for each group, in the process that holds the queue, before it releases
+anything.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 
 class GroupFilter:
-    """ROLL's contract: `filter` says whether the whole group is dropped; another one is then run."""
+    """ROLL's contract: `filter` returns True if the whole group is dropped; another one is then run."""
 
     def __init__(self, config: Any, env_manager_config: Any, mode: str) -> None:
         self._mode = mode
@@ -39,8 +39,8 @@ class GroupFilter:
         self._environments: dict[str, Environment] = {}  # kept as long as the process lives
 
     def filter(self, group_id: int, episode_id: int, group: Sequence[Any]) -> bool:
-        """`group`: DataProtos. Those of a group that is scored here get their scores in them. Raises NoProgress where one group
-        after another fails, and what a group's environment raises for how it is used."""
+        """`group`: DataProtos. If the group is scored here, its scores are put into them. Raises NoProgress if one group after another
+        fails, and errors in how a group's environment is used."""
         members = [rollout for rollout in group if rollout is not None]  # None: a manager that has left
         records = [rollout.meta_info.pop("atropos", None) for rollout in members]
         causes = [cause for one, record in zip(members, records, strict=True) if (cause := why_failed(one, record))]
@@ -50,13 +50,15 @@ class GroupFilter:
         if not causes:
             self._dropped_in_a_row = 0
             return False
-        kept = self._mode != "train"  # nothing learns from it, and a validation without its failures would flatter
+        kept = (
+            self._mode != "train"
+        )  # nothing learns from it, and a validation without its failures would look too good
         counts = f"{len(causes)} of {len(members)} rollouts failed"
         outcome = "kept, each rollout without a score as failed" if kept else "dropped"
         log.warning("group %s, episode %s is %s: %s; %s", group_id, episode_id, outcome, counts, causes[0])
         if kept:
             for rollout, record in zip(members, records, strict=True):
-                if record and record["pending"]:  # with its group it has lost its score
+                if record and record["pending"]:  # its score is lost with its group
                     rollout.meta_info.setdefault("metrics", {})[f"env/{record['tag']}/failed"] = 1.0
             return False
         self._dropped_in_a_row += 1
@@ -65,22 +67,22 @@ class GroupFilter:
         return True
 
     def _score(self, members: Sequence[Any], records: Sequence[Mapping[str, Any]]) -> list[str]:
-        """Why the group has no scores, or nothing."""
+        """Score the group. Returns the reason why it has no scores, or nothing."""
         options = read_env_options(records[0]["env_config"])
         if len(records) != len(members) or len({(record["task"], record["seed"]) for record in records}) > 1:
-            raise DataError("a group's members do not show one task: ROLL's group is not what it was when it was run.")
+            raise DataError("a group's members do not show one task: ROLL's group has changed since it was run.")
         environment = self._hold(options)
         scoring = score_group(environment, options, records)
         try:
             ended = shared_loop().call(scoring, options.episode_deadline_s, "scoring a group")
         except FitError:
-            raise  # it would be so for every group
+            raise  # every group would fail so
         except Exception as error:  # noqa: BLE001 - the plugin boundary: an environment's code
             ended = [failed_by(error, "rollout_group")]
         if failed := [one.cause for one in ended if isinstance(one, Failed)]:
             return failed
         for rollout, record, episode in zip(members, records, ended, strict=True):
-            assert isinstance(episode, Episode), "the failed ones are gone"
+            assert isinstance(episode, Episode), "failed ones were removed"
             parts = parts_of(options.reward, episode, record["replies"])
             known = {each.name for each in dataclasses.fields(Record)}
             scored = Record(**{key: value for key, value in record.items() if key in known})
@@ -102,7 +104,7 @@ class GroupFilter:
 
 
 def why_failed(rollout: Any, record: Mapping[str, Any] | None) -> str:
-    """Empty where it did not. Also for rollouts of ROLL's own managers, which carry metrics alone."""
+    """Why a rollout failed, or "". Also for rollouts of ROLL's own managers, which carry only metrics."""
     if record is not None and record["failed"]:
         return str(record["failed"])
     metrics = rollout.meta_info.get("metrics") or {}
@@ -112,9 +114,9 @@ def why_failed(rollout: Any, record: Mapping[str, Any] | None) -> str:
 
 
 def put_score(rollout: Any, score: float) -> None:
-    """Make `score` the reward of the last step, in every place where ROLL keeps it: `batch["scores"]` [S, T] at the last
-    token of the last row, `episode_scores` [S], `step_scores` (of S rows, or of one row all its steps). Columns are copied,
-    changed and put back: ROLL may keep them elsewhere, and then what is read is a copy already."""
+    """Make `score` the reward of the last step, in every place where ROLL keeps it: `batch["scores"]` [S, T] at the last token of the
+    last row, `episode_scores` [S], `step_scores` (of S rows, or of one row all its steps). Columns are copied, changed and put back,
+    because ROLL may keep them elsewhere, and a column that is read may already be a copy."""
     scores, mask = copy.deepcopy(rollout.batch["scores"]), rollout.batch["attention_mask"]
     scores[-1][int(mask[-1].sum()) - 1] = score
     rollout.batch["scores"] = scores
@@ -131,8 +133,8 @@ def put_score(rollout: Any, score: float) -> None:
 async def score_group(
     environment: Environment, options: EnvOptions, records: Sequence[Mapping[str, Any]]
 ) -> list[Episode | Failed]:
-    """The environment's own `rollout_group` over the replies that its members gave: the one time that it is run to its end.
-    In the order of `records`. Raises DataError where it asks for what no member was shown."""
+    """Run the environment's own `rollout_group` to its end, the only time, over its members' replies. Results in the order of
+    `records`. Raises DataError if it asks for something that no member was shown."""
     seed, n = records[0]["seed"], len(records)
     task = await task_of(environment, options.split, seed)
     policy = RecordedPolicy(options, records)
@@ -179,11 +181,11 @@ class RecordedPolicy(AskingPolicy):
             raise FitError(
                 "rollout_group() asks for more than one reply of a member, or shows its members different prompts: in ROLL a "
                 "group that its environment scores as a whole has one prompt, and one reply a member.",
-                remedy="Override rollout() in place of rollout_group(), or train this environment with `atropos run`.",
+                remedy="Override rollout() instead of rollout_group(), or train this environment with `atropos run`.",
             )
         replies = [self._records[member]["replies"][-1] for member in members]
         return [completion(text, sampling or self.sampling, m) for m, text in zip(members, replies, strict=True)]
 
     def _differs(self, prompt: Tokens, member: int) -> bool:
-        """Whether this member was shown something else."""
+        """True if this member was shown something else."""
         return bool(show(self._options, prompt, None).observation != self._records[member]["first"])

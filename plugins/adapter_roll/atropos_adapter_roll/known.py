@@ -1,4 +1,4 @@
-"""What of ROLL the adapter goes by, recognised by signatures and fields: ROLL's versions say less than its code does."""
+"""The parts of ROLL that the adapter relies on, recognised by signatures and fields: ROLL's versions say less than its code does."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SIGNATURES = {
     _AGENTIC + "utils:compute_discounted_returns": ("batch", "adv_estimator", "gamma"),
     _AGENTIC + "utils:compute_response_level_rewards": ("batch", "pipeline_config"),
 }  # fmt: skip
-FIELDS = {  # of dataclasses that roll.yaml fills; ROLL passes over a key that it does not know
+FIELDS = {  # of dataclasses that roll.yaml fills; ROLL ignores unknown keys
     _AGENTIC + "agentic_config:AgenticConfig": (
         "seed", "pretrain", "reward_pretrain", "num_gpus_per_node", "max_steps", "eval_steps", "save_steps",
         "async_generation_ratio", "rollout_batch_size", "val_batch_size", "sequence_length", "adv_estimator", "step_reward_gamma",
@@ -51,9 +51,9 @@ FIELDS = {  # of dataclasses that roll.yaml fills; ROLL passes over a key that i
 
 
 def differences() -> list[str]:
-    """What the ROLL that imports here has otherwise than the one that is known, in words. Empty: all of it is as known."""
+    """The differences between the installed ROLL and the known one, in words. Empty: none."""
     found: list[str] = []
-    missing: dict[str, list[str]] = {}  # modules, by why they do not import
+    missing: dict[str, list[str]] = {}  # modules by the reason why they do not import
     for place, known in [*SIGNATURES.items(), *FIELDS.items()]:
         module, _, path = place.partition(":")
         try:

@@ -4,7 +4,7 @@ worker that imports it.
     env_manager_cls: atropos_adapter_roll.managers.TrajEnvManager              # observation: delta
     env_manager_cls: atropos_adapter_roll.managers.AgentNativeStepEnvManager   # observation: messages
 
-They are ROLL's own classes. What is added: each rollout says what became of its episode, for the group filter.
+They are ROLL's own classes. In addition, each rollout carries the outcome of its episode, for the group filter.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from atropos_adapter_roll.replies import reader_of
 from atropos_core.errors import ConfigError, FitError
 from atropos_core.rollouts.replies import opening_of
 
-PROMPTS_END = 16  # tokens of a prompt, among which reasoning may be opened
+PROMPTS_END = 16  # tokens at the end of a prompt that may open reasoning
 FILTER = "atropos_adapter_roll.group.GroupFilter"
 _PACKAGE = "roll.pipeline.agentic.env_manager."
 BASES = {
@@ -39,7 +39,7 @@ def adapted(base: type, observation: str) -> type:
             found = self.env.options.observation
             if found != observation:
                 raise ConfigError(
-                    f"{base.__name__} shows an environment by {observation!r}, and env_config.observation is {found!r}.",
+                    f"{base.__name__} shows an environment by {observation!r}, but env_config.observation is {found!r}.",
                     remedy=f"Set env_config.observation: {observation}.",
                 )
             if self.worker_config.group_filter_cls != FILTER:
@@ -53,8 +53,8 @@ def adapted(base: type, observation: str) -> type:
             self._reader = reader_of(self.tokenizer)
 
         def step(self, llm_output: Any) -> Any:
-            """ROLL decodes a reply with its special tokens; the environment reads it without, and with the `<think>` that its
-            prompt may end in."""
+            """Give the environment the reply without special tokens, and with the `<think>` that its prompt may end in; ROLL decodes
+            it with special tokens."""
             responses = responses_of(llm_output)
             if responses is None:  # the prompt left no room for a reply
                 return super().step(SimpleNamespace(batch=None))
@@ -68,7 +68,7 @@ def adapted(base: type, observation: str) -> type:
             too_long = self._stand_in_for_no_reply(rollout_cache.history)
             rollout = super().formulate_rollouts(rollout_cache)
             record = self.env.record()
-            if too_long or not record["ended"]:  # ROLL stops an episode by itself at max_steps and at sequence_length
+            if too_long or not record["ended"]:  # ROLL itself stops an episode at max_steps and at sequence_length
                 record["failed"] = (
                     too_long or "the trainer ended the episode before its environment did (max_steps, sequence_length)"
                 )
@@ -78,8 +78,8 @@ def adapted(base: type, observation: str) -> type:
             return rollout
 
         def _stand_in_for_no_reply(self, history: list[dict[str, Any]]) -> str:
-            """Why there is no reply, where the first prompt left no room for one; ROLL, which makes rollouts of replies, is then
-            given one of a single token, for a rollout that is marked as failed."""
+            """The reason why there is no reply, if the first prompt left no room for one. ROLL makes rollouts of replies, so it then gets
+            a reply of one token, for a rollout that is marked as failed."""
             if not history or any("response_ids" in one for one in history):
                 return ""
             first, length = history[0], self.pipeline_config.sequence_length
@@ -93,7 +93,7 @@ def adapted(base: type, observation: str) -> type:
                 return "the trainer gave no reply to the first prompt"
             return (
                 f"the first prompt has {tokens} tokens and leaves no room for a reply in sequence_length {length}: raise it, or "
-                "leave out tasks that are so long"
+                "leave out such long tasks"
             )
 
     Adapted.__name__ = Adapted.__qualname__ = base.__name__
@@ -102,7 +102,7 @@ def adapted(base: type, observation: str) -> type:
 
 
 def responses_of(llm_output: Any) -> Any:
-    """Of a DataProto, or None. ROLL tells by `batch is None`, which has not been so since its batch became a proxy (v0.3)."""
+    """The responses of a DataProto, or None. ROLL checks `batch is None`, which never holds since its batch became a proxy (v0.3)."""
     try:
         return llm_output.batch["responses"]
     except (KeyError, TypeError):
@@ -110,19 +110,19 @@ def responses_of(llm_output: Any) -> Any:
 
 
 def _check_estimator(manager: str, observation: str, pipeline: Any, environment: Any) -> None:
-    """Raises ConfigError where `adv_estimator` cannot be computed of this manager's rows, or gives them wrong credit."""
+    """Raises ConfigError if `adv_estimator` does not work with this manager's rows, or credits them wrongly."""
     estimator = getattr(pipeline, "adv_estimator", None)
     gamma = float(getattr(pipeline, "step_reward_gamma", 1.0))
     if observation == "delta" and estimator in BY_STEP:
         raise ConfigError(
-            f"adv_estimator: {estimator} wants a row of each reply, and {manager} makes one row of an episode.",
+            f"adv_estimator: {estimator} needs a row of each reply, but {manager} makes one row of an episode.",
             remedy="Set adv_estimator: grpo, or use atropos_adapter_roll.managers.AgentNativeStepEnvManager.",
         )
     if observation == "messages" and estimator is not None and (estimator not in BY_STEP or gamma <= 0):
         named = estimator if estimator not in BY_STEP else f"{estimator} with step_reward_gamma: {gamma:g}"
         raise ConfigError(
-            f"adv_estimator: {named} gives each reply its own row's score, and an episode's score stands on its last reply "
-            f"alone: with {manager} the earlier replies of a right episode would be trained as wrong.",
+            f"adv_estimator: {named} gives each reply its own row's score, but an episode's score is only on its last reply: "
+            f"with {manager} the earlier replies of a right episode would be trained as wrong.",
             remedy="Set adv_estimator: step_reinforce and step_reward_gamma: 1.0.",
         )
     if observation == "messages" and getattr(pipeline, "loss_agg_mode", None) == "seq-mean-token-mean":
@@ -139,7 +139,7 @@ def _check_estimator(manager: str, observation: str, pipeline: Any, environment:
 
 
 def __getattr__(name: str) -> Any:
-    """ROLL is imported when a manager is first used: gem's users have none."""
+    """Import ROLL when a manager is first used: gem's users do not have it."""
     if name not in BASES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(BASES)}")
     module, observation = BASES[name]
@@ -148,7 +148,7 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name and error.name.split(".")[0] == "roll":
             raise FitError(
-                f"{name} needs ROLL, and there is no module {error.name!r}.",
+                f"{name} needs ROLL, but there is no module {error.name!r}.",
                 remedy="Put a checkout of ROLL on PYTHONPATH (the package index's `roll` is something else).",
             ) from error
         raise

@@ -1,4 +1,4 @@
-"""What the trainer is shown: text that is new, or all messages."""
+"""The observation for the trainer: only new text, or all messages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Observation = str | list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class Shown:
-    """One observation. `tool` says that it is the answer of a tool, and nothing else."""
+    """One observation. `tool`: it is the answer of a tool, and nothing else."""
 
     observation: Observation
     tool: bool = False
@@ -27,7 +27,7 @@ class Shown:
 
 
 def show(options: EnvOptions, prompt: Tokens, history: Tokens | None) -> Shown:
-    """`history` is what was shown and answered before. Raises DataError where a delta cannot say what the prompt says."""
+    """`history` holds earlier observations and replies. Raises DataError if a delta cannot express the prompt."""
     talk = texts.read(prompt)
     if options.observation == "messages":
         return Shown([dict(message) for message in talk.messages], tools=tuple(talk.tools))
@@ -36,7 +36,7 @@ def show(options: EnvOptions, prompt: Tokens, history: Tokens | None) -> Shown:
     if len(prompt) <= len(history) or not np.array_equal(prompt[: len(history)], history):
         raise DataError(
             "the environment rewrote its history, or requested two replies at once: what it shows now does not follow what "
-            "it showed before, and delta observations make one token history of an episode.",
+            "it showed before, but delta observations make one token history of an episode.",
             remedy='Use env_manager_cls: atropos_adapter_roll.managers.AgentNativeStepEnvManager with observation: "messages".',
         )
     new = texts.read(prompt[len(history) :]).messages
@@ -45,13 +45,13 @@ def show(options: EnvOptions, prompt: Tokens, history: Tokens | None) -> Shown:
 
 
 def _first(options: EnvOptions, talk: texts.Talk) -> str:
-    """The opening as one text: what the environment's system message says is not lost."""
+    """The opening as one text, which includes the environment's system message."""
     messages = talk.messages
     _refuse_replies(messages)
     if options.system is not None and messages and messages[0]["role"] == "system":
         if str(messages[0]["content"]).strip() != options.system.strip():
             raise DataError(
-                "the environment's system message is not what env_config.system says, which agent_system_template shows: "
+                "the environment's system message differs from env_config.system, which agent_system_template shows: "
                 f"{str(messages[0]['content'])[:80]!r}.",
                 remedy="Write the same text in both, or leave env_config.system out: it is then part of the observation.",
             )
@@ -81,6 +81,6 @@ def _content(message: Message) -> str:
 def _refuse_replies(messages: Sequence[Message]) -> None:
     if any(message["role"] == "assistant" for message in messages):
         raise DataError(
-            "the environment says a reply on the model's behalf, which a delta observation cannot show.",
+            "the environment writes a reply on the model's behalf, which a delta observation cannot show.",
             remedy='Use env_manager_cls: atropos_adapter_roll.managers.AgentNativeStepEnvManager with observation: "messages".',
         )

@@ -1,4 +1,4 @@
-"""What this package offers: the adapter `roll`."""
+"""The provider of the adapter `roll`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run file as ROLL's YAML: what it says comes first, and base.yaml, which refers to that, follows."""
+"""Convert a run file to ROLL's YAML: its values come first, then base.yaml, which refers to them."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from atropos_core.config.run_file import RunConfig, dump
 from atropos_core.errors import ConfigError
 from atropos_core.plugins.manager import load_plugins
 
-VALIDATION_GROUPS = 64  # environments that run the held-out split at once
+VALIDATION_GROUPS = 64  # environments that run the held-out split at the same time
 HEADER = """# For ROLL's agentic pipeline, written by Atropos's adapter `roll`.
-# ROLL does in its own way what [trainer], [bridge], [engine], [launcher], [curriculum], [sink.*], [health], [watch], [hub], [api],
-# date, deterministic, oversubscribe, plot and restarts say. Only the learning rate of these is carried over. Of [transform.*],
-# group_advantage is; of [training], steps, groups_per_step, group_size and max_staleness; of [evaluation], problems and every; of
-# [checkpoint], every.
+# ROLL has its own settings for [trainer], [bridge], [engine], [launcher], [curriculum], [sink.*], [health], [watch], [hub], [api],
+# date, deterministic, oversubscribe, plot and restarts. Of these only the learning rate is carried over. Also carried over are
+# group_advantage of [transform.*]; steps, groups_per_step, group_size and max_staleness of [training]; problems and every of
+# [evaluation]; every of [checkpoint].
 """
 MANAGERS = {"trajectory": ("TrajEnvManager", "delta"), "native": ("AgentNativeStepEnvManager", "messages")}
-# A native manager's rows are replies, and the score of an episode stands on the last of them: `step_reinforce` gives each reply
-# what the episode earns from there on, where `grpo` would set the earlier replies of a right episode below the mean. A mean over
-# rows, ROLL's default, would count an episode once for each of its replies: `token-mean` has one weight for all tokens.
+# A native manager's rows are replies, and the score of an episode is on its last reply. `step_reinforce` credits each reply with
+# what the episode earns from there on; `grpo` would set the earlier replies of a right episode below the mean. A mean over rows,
+# ROLL's default, would count an episode once for each reply: `token-mean` weighs all tokens alike.
 ESTIMATORS: Mapping[str, Mapping[str, Any]] = {  # by the observation that a manager shows
     "delta": {"adv_estimator": "grpo"},
     "messages": {"adv_estimator": "step_reinforce", "step_reward_gamma": 1.0, "loss_agg_mode": "token-mean"},
@@ -32,14 +32,14 @@ ESTIMATORS: Mapping[str, Mapping[str, Any]] = {  # by the observation that a man
 
 
 def recipe(run: RunConfig, options: AdapterOptions, model: str) -> dict[str, Any]:
-    """What a run file says, in ROLL's words. `model`: a directory, or an id of the hub. Raises ConfigError for what it cannot
-    take over from the run file."""
+    """Convert a run file to ROLL's settings. `model`: a directory, or an id of the hub. Raises ConfigError for settings that
+    cannot be carried over."""
     _refuse(run)
     training, tokens = run.training, run.sampling.max_tokens
     if run.sampling.stop:
         raise ConfigError(
             "sampling.stop is not carried over to ROLL, which would sample past it.",
-            remedy="Remove it here, and set stop_strings of actor_infer.generating_args in the file that was written.",
+            remedy="Remove it, and set stop_strings of actor_infer.generating_args in the written file.",
         )
     batch = training.groups_per_step * training.group_size
     length = options.sequence_length or 1024 + options.max_turns * tokens
@@ -79,20 +79,20 @@ def recipe(run: RunConfig, options: AdapterOptions, model: str) -> dict[str, Any
 
 def _refuse(run: RunConfig) -> None:
     if not run.environment:
-        raise ConfigError("there is no environment to show to ROLL.", remedy="Name one: --env gsm8k.")
+        raise ConfigError("the run file has no environment for ROLL.", remedy="Add one: --env gsm8k.")
     others = [name for name, reward in run.reward.items() if reward.use != "environment"]
     if others:
         raise ConfigError(
-            f"reward.{others[0]}: ROLL receives the environment's own score and the bonuses of the adapter, and no reward of "
+            f"reward.{others[0]}: ROLL receives only the environment's own score and the adapter's bonuses, no reward of "
             "a run file.",
-            remedy="Take it out, and see `reward` of the adapter's options: format and length beside the score.",
+            remedy="Remove it, and see `reward` of the adapter's options: bonuses for format and length.",
         )
     if run.teacher:
-        raise ConfigError("a teacher of a run file cannot annotate ROLL's rollouts.", remedy="Take [teacher] out.")
+        raise ConfigError("a teacher of a run file cannot annotate ROLL's rollouts.", remedy="Remove [teacher].")
 
 
 def _normalization(run: RunConfig) -> dict[str, Any]:
-    """Return ROLL's `reward_normalization` for the run file's transforms. Raises ConfigError for those that ROLL has none for."""
+    """Return ROLL's `reward_normalization` for the run file's transforms. Raises ConfigError for transforms without one."""
     baseline, divided = "none", False
     for name, one in run.transform.items():
         if one.use == "group_advantage":
@@ -100,14 +100,14 @@ def _normalization(run: RunConfig) -> dict[str, Any]:
             divided = baseline == "group" and one.options.get("divide_by_std") is not False
         elif one.use != "drop_flat":  # the advantages of a flat group are 0 in ROLL too
             raise ConfigError(
-                f"[transform.{name}] changes advantages, and ROLL would train without it.",
-                remedy=f"Remove [transform.{name}], or do in the environment what it does.",
+                f"[transform.{name}] changes advantages, but ROLL would train without it.",
+                remedy=f"Remove [transform.{name}], or do its work in the environment.",
             )
     if baseline == "others":
         raise ConfigError(
             'transform.group_advantage.baseline="others": ROLL normalises by the mean of the whole group.',
             remedy="Set transform.group_advantage.baseline=group and transform.group_advantage.divide_by_std=false: with "
-            f"groups of {run.training.group_size}, that is the same but for a constant factor.",
+            f"groups of {run.training.group_size}, that is the same except for a constant factor.",
         )
     # A ROLL without the fields norm_*_type reads `method`; a newer one derives what is unset from `method`.
     method = {"none": "identity", "group": "mean_std" if divided else "mean"}[baseline]
@@ -116,7 +116,7 @@ def _normalization(run: RunConfig) -> dict[str, Any]:
 
 
 def _manager(run: RunConfig, groups: int, size: int, use: str) -> dict[str, Any]:
-    """A worker process holds whole groups, sixteen environments or one group of more."""
+    """One worker process holds whole groups: sixteen environments, or one larger group."""
     return {
         "max_env_num_per_worker": max(16 // size, 1) * size,
         "num_env_groups": groups,
@@ -128,7 +128,7 @@ def _manager(run: RunConfig, groups: int, size: int, use: str) -> dict[str, Any]
 
 
 def _reward(run: RunConfig, options: AdapterOptions) -> dict[str, Any]:
-    """The adapter's reward, with the weight that the run file gives the environment's own score in it."""
+    """The adapter's reward, with the run file's weight of the environment's own score."""
     reward, weight = options.reward, sum(one.weight for one in run.reward.values())
     weighted = reward.model_copy(update={"environment": reward.environment * weight})
     return weighted.model_dump(mode="json", exclude_none=True)
@@ -165,14 +165,14 @@ def _environment(
 
 
 def _options(one: Weighted) -> dict[str, Any]:
-    """What the run file says of the environment, with paths where that file means them."""
+    """The run file's options of the environment, with paths resolved from that file."""
     found = load_plugins().registry.find("environment", one.use).provider.options.model_validate(one.options)
     values = dump(found)
     return {name: values[name] for name in one.options if name in values}
 
 
 def _system(options: EnvOptions) -> str | None:
-    """The system message with which the environment's first task begins."""
+    """The system message at the start of the environment's first task."""
 
     async def first() -> str | None:
         environment = build(options)
@@ -188,7 +188,7 @@ def _system(options: EnvOptions) -> str | None:
 
 
 def shares(weights: Sequence[float], groups: int) -> list[int]:
-    """`groups` divided by weight, one at least to each; the largest remainders first."""
+    """`groups` divided by weight, at least one to each; the largest remainders first."""
     if len(weights) > groups:
         raise ConfigError(f"{len(weights)} environments cannot share {groups} groups: raise training.groups_per_step.")
     total = sum(weights)
@@ -201,7 +201,7 @@ def shares(weights: Sequence[float], groups: int) -> list[int]:
 
 
 def whole(run: RunConfig, options: AdapterOptions, model: str) -> str:
-    """The file that ROLL reads."""
+    """The whole file for ROLL."""
     return HEADER + to_yaml(recipe(run, options, model)) + (Path(__file__).parent / "base.yaml").read_text()
 
 

@@ -1,4 +1,4 @@
-"""Replies by ROLL's own tokenizer: which of its tokens are no part of the text."""
+"""Read replies with ROLL's own tokenizer, without the tokens that are not part of the text."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from atropos_core.rollouts.replies import SENTINEL, ReplyReader, end_of_turn
 
 
 def reader_of(tokenizer: Any) -> ReplyReader:
-    """`tokenizer`: of transformers. Special are the tokens that it calls so, added tokens that are marked so, and the one that its
+    """`tokenizer`: of transformers. Special tokens are those that it lists, added tokens that are marked special, and the one that its
     chat template puts after a reply."""
     added = {int(number): token for number, token in getattr(tokenizer, "added_tokens_decoder", {}).items()}
     special = {int(number): str(tokenizer.decode([number])) for number in tokenizer.all_special_ids}
@@ -30,5 +30,5 @@ def _end_of_turn(tokenizer: Any, added: list[str]) -> str:
     try:
         rendered = tokenizer.apply_chat_template(messages, tokenize=False)
     except (ValueError, TemplateError):
-        return ""  # no template, or none for this: ROLL says so where it renders a prompt
+        return ""  # no template, or none for this: ROLL reports that when it renders a prompt
     return end_of_turn(str(rendered), added)

@@ -1,4 +1,4 @@
-"""The reward bridge: from the environment's score and the texts of the replies to named parts, whose sum the trainer gets."""
+"""Compute the reward: named parts from the environment's score and the texts of the replies, whose sum the trainer gets."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _COMMAND = re.compile(r"(\\\w+)\{\}")
 
 
 def warn_where_wrong_may_win(options: RewardOptions) -> None:
-    """One line in the log where the options let a bonus lift a wrong reply over a right one."""
+    """Log one line if the options let a bonus lift a wrong reply over a right one."""
     if not options.right_first:
         bonus = sum(each.weight for each in (options.format, options.length) if each is not None)
         logging.getLogger(__name__).warning(
-            "reward.right_first is false: bonuses of up to %g count for wrong replies as for right ones, beside %g times the "
+            "reward.right_first is false: bonuses of up to %g count for wrong replies as for right ones, next to %g times the "
             "environment's score; a wrong answer may earn more than a right one.", bonus, options.environment,
         )  # fmt: skip
 
@@ -28,7 +28,7 @@ def parts_of(options: RewardOptions, episode: Episode, replies: Sequence[str]) -
     """`environment`, `format`, `length`, in this order: their sum, added up in it, is the reward.
 
     A bonus is its weight times a share from 0 to 1. For a wrong reply (`correct` is False) with `right_first` it is
-    weight * (share - 1): nothing at best. So, where the environment scores a right reply above a wrong one, the sums keep
+    weight * (share - 1), at most 0. So if the environment scores a right reply above a wrong one, the sums keep
     that order for all weights and texts. `replies` are the raw texts, reasoning and tool calls included.
     """
     wrong = options.right_first and episode.correct is False
@@ -58,7 +58,7 @@ def has_marker(text: str, marker: str) -> bool:
 
 
 def brevity(options: LengthBonus, characters: int) -> float:
-    """1 up to `free`, 0 from `limit` on, in a line between; 0 below `at_least`."""
+    """1 up to `free`, 0 from `limit` on, linear in between; 0 below `at_least`."""
     if characters < options.at_least:
         return 0.0
     return min(1.0, max(0.0, (options.limit - characters) / (options.limit - options.free)))

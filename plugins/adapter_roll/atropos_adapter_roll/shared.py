@@ -1,4 +1,4 @@
-"""What the episodes of a process share: one event loop on a thread of its own, and each environment once."""
+"""Parts that the episodes of a process share: one event loop in a separate thread, and each environment once."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Loop:
         self.environments = Environments()
 
     def call(self, coroutine: Coroutine[Any, Any, T], deadline_s: float, what: str) -> T:
-        """Its result. Raises what it raises, or DeadlineExceeded; then it is cancelled."""
+        """Return its result. Raises its error, or DeadlineExceeded after cancelling it."""
         waiting = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         try:
             return waiting.result(deadline_s)
@@ -49,7 +49,7 @@ class Loop:
             raise DeadlineExceeded(f"{what} did not come to an end within {deadline_s:g} s") from None
 
     def start(self, coroutine: Coroutine[Any, Any, None], deadline_s: float) -> asyncio.Task[None]:
-        """A task of the loop. Raises DeadlineExceeded where something else blocks the loop."""
+        """Start a task of the loop. Raises DeadlineExceeded if something else blocks the loop."""
 
         async def begin() -> asyncio.Task[None]:
             return asyncio.create_task(coroutine)
@@ -64,7 +64,7 @@ class Loop:
         self._loop.call_soon_threadsafe(callback)
 
     def close(self) -> None:
-        """Cancel what runs, close the environments, end the thread. May be called twice."""
+        """Cancel running tasks, close the environments, end the thread. May be called twice."""
         if not self._thread.is_alive():
             return
         try:
@@ -99,7 +99,7 @@ def shared_loop() -> Loop:
 
 
 class Environments:
-    """Each environment once in this process, open while anything holds it. For the loop's thread alone."""
+    """Each environment once in this process, open while a caller holds it. Only for the loop's thread."""
 
     def __init__(self) -> None:
         self._open: dict[str, Environment] = {}
@@ -107,7 +107,7 @@ class Environments:
         self._locks: dict[str, asyncio.Lock] = {}
 
     async def hold(self, options: EnvOptions) -> Environment:
-        """Build and open it where that has not been done. Raises what choosing, building and opening raise."""
+        """Build and open it if necessary. Raises errors of choosing, building and opening."""
         key = _key(options)
         async with self._locks.setdefault(key, asyncio.Lock()):
             if key not in self._open:
@@ -120,7 +120,7 @@ class Environments:
             return self._open[key]
 
     async def release(self, options: EnvOptions) -> None:
-        """What nothing holds any more is closed."""
+        """Close it once no caller holds it."""
         key = _key(options)
         async with self._locks.setdefault(key, asyncio.Lock()):
             self._holders[key] -= 1
@@ -140,7 +140,7 @@ class Environments:
 
 
 def build(options: EnvOptions) -> Environment:
-    """The environment that the options name, as a run file would. Raises ConfigError, UnknownComponent, PluginError."""
+    """Build the environment of the options, as a run file would. Raises ConfigError, UnknownComponent, PluginError."""
     component = Component.model_validate({"use": options.environment, **options.options})
     chosen = resolve_component(load_plugins().registry, "environment", "env_config.options", component)
     environment: Environment = chosen.build(RunContext(directory=Path.cwd(), model=Path.cwd(), label="environment"))

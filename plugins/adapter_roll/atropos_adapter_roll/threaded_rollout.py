@@ -1,5 +1,5 @@
-"""One rollout with its control turned round: the environment's coroutine waits at each call of the model, on the shared
-loop; another thread takes its requests, and brings the answers. Nothing is run twice.
+"""One rollout with inverted control: the environment's coroutine waits at each call of the model, on the shared loop. Another thread takes
+its requests and brings the answers. Nothing runs twice.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from atropos_core.rollouts.replies import message_of
 from atropos_core.rollouts.runner import checked, failed_by
 from atropos_core.types import Completion, Episode, Failed, Message, Sampling, Tokens
 
-START_DEADLINE_S = 30.0  # for the loop to take up a rollout: beyond it, another one holds the loop
+START_DEADLINE_S = 30.0  # for the loop to start a rollout: beyond it, another one blocks the loop
 log = logging.getLogger(__name__)
 
 
@@ -54,7 +54,7 @@ class ThreadedRollout:
     ) -> None:
         self._loop = loop
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        self._waiting: PendingReply | None = None  # whose prompt was taken, and not answered yet
+        self._waiting: PendingReply | None = None  # taken, but not answered yet
         self._cleanup_deadline_s = cleanup_deadline_s
         self._policy = AskingPolicy(self._events.put, action_deadline_s, members=members)
         self._task = loop.start(self._run(run_episode, episode_deadline_s), START_DEADLINE_S)
@@ -70,7 +70,7 @@ class ThreadedRollout:
             self._policy.closed = True
 
     def next(self, deadline_s: float) -> Event | None:
-        """What comes next, calls of the model in the order in which they were made; None where nothing does in time."""
+        """Return the next event, with calls of the model in their order; None if there is none in time."""
         until = time.monotonic() + deadline_s
         while True:
             try:
@@ -84,10 +84,10 @@ class ThreadedRollout:
             return event
 
     def answer(self, text: str) -> Tokens:
-        """Answer the call that `next` gave last. Returns the ids of its whole history. Too late is no error: what the
-        environment made of that comes next."""
+        """Answer the call that `next` gave last. Returns the ids of its whole history. A late answer is not an error: the environment's
+        reaction to the delay comes next."""
         pending, self._waiting = self._waiting, None
-        assert pending is not None, "only a call that was taken is answered"
+        assert pending is not None, "answer only a call that was taken"
 
         def resolve() -> None:
             if not pending.answer.done():
@@ -97,7 +97,7 @@ class ThreadedRollout:
         return np.concatenate([pending.prompt, texts.replied(text)])
 
     def stop(self) -> bool:
-        """Cancel what still runs, and wait until it has cleaned up. False where that takes too long: it is left behind."""
+        """Cancel the rollout, and wait until it has cleaned up. False if that takes too long: it is left behind."""
 
         async def end() -> bool:
             self._policy.closed = True
@@ -115,8 +115,8 @@ class ThreadedRollout:
 
 
 class AskingPolicy(Policy):
-    """A policy whose replies come from elsewhere: `ask` passes every call on. With `members` above 1 the rollout is that of a
-    group whose replies meet elsewhere: it may ask for all of them at once, and is stopped before it gets any."""
+    """A policy whose replies come from elsewhere: `ask` passes every call on. With `members` above 1 the rollout is of a group whose
+    replies meet elsewhere: it may ask for all of them at once, and is stopped before it gets any."""
 
     def __init__(self, ask: Callable[[PendingReply], None], action_deadline_s: float, *, members: int = 1) -> None:
         self.sampling = Sampling()
@@ -145,7 +145,7 @@ class AskingPolicy(Policy):
         seed: int,
         deadline_s: float | None = None,
     ) -> list[Completion]:
-        """Temperature, length and seed are the trainer's: what is requested here does not reach it."""
+        """Temperature, length and seed are the trainer's: those requested here are ignored."""
         if not 1 <= n <= self._members:
             raise DataError(
                 f"sample(n={n}): an episode in ROLL is one conversation, and cannot hold {n} replies to one prompt.",

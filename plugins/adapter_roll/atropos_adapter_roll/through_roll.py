@@ -1,4 +1,4 @@
-"""An episode of the trial environment through ROLL's own env managers, with its model, router and tokenizer stood in for."""
+"""Run an episode of the trial environment through ROLL's own env managers, with stand-ins for model, router and tokenizer."""
 
 from __future__ import annotations
 
@@ -15,16 +15,14 @@ from atropos_adapter_roll.recipe import ESTIMATORS
 from atropos_adapter_roll.trial import TRIAL, Stock, right_replies
 from atropos_core.seeds import derive
 
-Say = Callable[
-    [Sequence[Any]], str | list[int]
-]  # from the messages to a reply: its text, or the ids of a tokenizer's own
+Say = Callable[[Sequence[Any]], str | list[int]]  # from the messages to a reply: its text, or ids of its own tokenizer
 SEED = 17  # of the one group
 PROXY = "atropos_trial"  # in ROLL's registry of llm proxies: its own one is a client of a running router
 SPECIAL = {"<s>": 0x110010, "<|im_end|>": 0x110011, "<|endoftext|>": 0x110012}
 
 
 class LetterTokenizer:
-    """What ROLL asks of a tokenizer: one id a character; a turn is `<s>role\\ncontent<|im_end|>`."""
+    """The part of a tokenizer that ROLL uses: one id a character; a turn is `<s>role\\ncontent<|im_end|>`."""
 
     pad_token_id = SPECIAL["<|endoftext|>"]
     eos_token_id = SPECIAL["<|im_end|>"]
@@ -53,7 +51,7 @@ class LetterTokenizer:
 
 
 class SayingProxy:
-    """What ROLL asks of an llm proxy. The logprob of an id is -1 / its place."""
+    """The part of an llm proxy that ROLL uses. The logprob of an id is -1 / its position."""
 
     def __init__(self, say: Say) -> None:
         self._say = say
@@ -110,7 +108,7 @@ def make_manager(
 
 
 class OneEpisode:
-    """What ROLL asks of its queue, for one episode: its id, and a place to put the rollout."""
+    """The part of a queue that ROLL uses, for one episode: its id, and a place for the rollout."""
 
     def __init__(self) -> None:
         self.get_episode_id = SimpleNamespace(remote=self._next)
@@ -126,14 +124,14 @@ class OneEpisode:
     def _keep(self, group_id: Any, episode_id: Any, step: Any, rollout: Any, *_: Any) -> Any:
         import ray
 
-        self.manager.running = False  # the loop then ends as where ROLL has enough
+        self.manager.running = False  # the loop then ends, as when ROLL has enough
         self.rollout = self.rollout or rollout
         return ray.put(None)
 
 
 def run_one_rollout(name: str, say: Say, *, seed: int = 0, **given: Any) -> Any:
-    """The rollout, a DataProto, of one episode in ROLL's own loop; None where ROLL puts none. `given`: see `make_manager`.
-    Rollouts of one `seed` and several `env_id`s are a group. Ray has to run."""
+    """The rollout, a DataProto, of one episode in ROLL's own loop; None if ROLL makes none. `given`: see `make_manager`.
+    Rollouts of one `seed` and several `env_id`s are a group. Ray must run."""
     queue = OneEpisode()
     queue.manager = make_manager(name, say, queue, **given)
     try:
@@ -153,7 +151,7 @@ def run_through(name: str) -> tuple[int, float]:
 
 @contextlib.contextmanager
 def a_ray() -> Iterator[None]:
-    """A Ray of this machine's own where none runs, ended afterwards."""
+    """A Ray on this machine if none runs, ended afterwards."""
     import ray
 
     started = not ray.is_initialized()

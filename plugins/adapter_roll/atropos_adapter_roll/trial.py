@@ -1,4 +1,4 @@
-"""A small environment of three turns and two tools: what `doctor` runs, and an example.
+"""A small environment of three turns and two tools, which `doctor` runs; also an example.
 
 env_config: {environment: "atropos_adapter_roll.trial:Stock", max_steps: 3}
 """
@@ -78,7 +78,7 @@ def shelf(split: Split, number: int) -> Task:
 
 
 def right_replies(task: Task) -> list[str]:
-    """What earns 1."""
+    """Replies that earn 1."""
     return [
         '<tool_call>{"name": "look_up", "arguments": {"item": "it"}}</tool_call>',
         f'<tool_call>{{"name": "order", "arguments": {{"item": "it", "count": {task.answer}}}}}</tool_call>',

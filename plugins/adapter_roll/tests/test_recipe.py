@@ -73,7 +73,7 @@ def test_the_weight_of_the_environments_own_score_is_carried_over():
 
 def test_a_weight_of_nothing_is_refused_where_right_answers_come_first():
     run = run_file(reward={"environment": {"weight": 0}})
-    with pytest.raises(ConfigError, match="does not put a right answer first"):
+    with pytest.raises(ConfigError, match="does not rank a right answer first"):
         made_of(run, manager="native")
 
 
@@ -119,11 +119,11 @@ def test_environments_share_the_groups_by_weight_and_each_has_one():
 @pytest.mark.parametrize(
     ("values", "says"),
     [
-        ({"environment": {}}, r"no environment(.|\n)*Name one: --env gsm8k\."),
-        ({"reward": {"numeric": {}}}, r"reward.numeric(.|\n)*Take it out, and see `reward` of the adapter's options"),
+        ({"environment": {}}, r"no environment(.|\n)*Add one: --env gsm8k\."),
+        ({"reward": {"numeric": {}}}, r"reward.numeric(.|\n)*Remove it, and see `reward` of the adapter's options"),
         (
             {"teacher": {"big": {"use": "distillation", "model": "tiny-teacher"}}},
-            r"teacher(.|\n)*Take \[teacher\] out\.",
+            r"teacher(.|\n)*Remove \[teacher\]\.",
         ),
     ],
 )

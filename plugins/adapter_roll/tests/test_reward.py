@@ -118,10 +118,10 @@ def test_nothing_is_printed_where_right_comes_first(caplog):
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"environment": 0.0}, "does not put a right answer first"),
+        ({"environment": 0.0}, "does not rank a right answer first"),
         ({"environment": float("inf")}, "finite"),
         ({"format": {"markers": []}}, "at least 1 item"),
-        ({"format": {"markers": ["/(/"]}}, "no regular expression"),
+        ({"format": {"markers": ["/(/"]}}, "is not a regular expression"),
         ({"format": {"weight": -1, "markers": ["x"]}}, "greater than or equal to 0"),
         ({"length": {"free": 10, "limit": 10}}, "does not hold"),
         ({"length": {"longest": 3}}, "Extra inputs"),

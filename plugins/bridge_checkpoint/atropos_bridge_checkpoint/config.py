@@ -1,4 +1,4 @@
-"""What a run file may say under `[bridge] use = "checkpoint"`."""
+"""The options of `[bridge] use = "checkpoint"`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class CheckpointBridgeOptions(Options):
     """Options of the bridge "checkpoint"."""
 
     every: int = Field(
-        1, ge=1, description="publish each version that this divides; more than 1 wants training.max_staleness"
+        1, ge=1, description="publish each version that this divides; more than 1 needs training.max_staleness"
     )
-    keep: int = Field(1, ge=1, description="published checkpoints that stay on disk while the run goes on")
+    keep: int = Field(1, ge=1, description="published checkpoints that stay on disk during the run")
     save_deadline_s: float = Field(1800.0, gt=0, description="seconds for writing one checkpoint to disk")

@@ -1,4 +1,4 @@
-"""What a run file may say under `[bridge] use = "ipc"`."""
+"""The options of `[bridge] use = "ipc"`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class IpcOptions(Options):
     connect_deadline_s: float = Field(
         300.0,
         gt=0,
-        description="seconds for laying the way at start: the one move of the weights, and a comparison with the model directory",
+        description="seconds to move the weights at the start and compare them with the model directory",
     )
     copies: bool | None = Field(
         None,

@@ -1,4 +1,4 @@
-"""What a run file may say under `[bridge] use = "lora"`."""
+"""The options of `[bridge] use = "lora"`."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from atropos_core.plugins.provider import Options
 
 
 class LoraBridgeOptions(Options):
-    """Options of the bridge "lora". What the adapter is, the trainer says: `[trainer.lora]`."""
+    """Options of the bridge "lora". The trainer's options describe the adapter: `[trainer.lora]`."""
 
     keep: int = Field(
         2,
         ge=2,
-        description="adapters that stay on disk while the run lasts; engines read each once, when it is published",
+        description="adapters that stay on disk during the run; engines read each once, when it is published",
     )
     save_deadline_s: float = Field(120.0, gt=0, description="seconds for writing one adapter to disk")

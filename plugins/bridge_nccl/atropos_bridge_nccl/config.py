@@ -1,4 +1,4 @@
-"""What a run file may say under `[bridge] use = "nccl"`."""
+"""The options of `[bridge] use = "nccl"`."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ class NcclBridgeOptions(Options):
     """Options of the bridge "nccl"."""
 
     every: int = Field(
-        1, ge=1, description="publish each version that this divides; more than 1 wants training.max_staleness"
+        1, ge=1, description="publish each version that this divides; more than 1 needs training.max_staleness"
     )
     deadline_s: float = Field(
-        600.0, gt=0, description="seconds for all ends to meet, and for one broadcast of the weights"
+        600.0, gt=0, description="seconds for all processes to join, and for one broadcast of the weights"
     )

@@ -137,12 +137,12 @@ def test_a_teacher_that_nobody_could_learn_from_is_refused(tmp_path, options, ki
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "one of the two"),
-        ({"model": "tiny", "url": "http://x/v1", "tokenizer": "tiny"}, "one of the two"),
+        ({}, "either a model, which runs here, or the url"),
+        ({"model": "tiny", "url": "http://x/v1", "tokenizer": "tiny"}, "either a model, which runs here, or the url"),
         ({"url": "http://x/v1"}, "url needs tokenizer"),
         ({"url": "x:8000", "tokenizer": "tiny"}, "must begin with http://"),
-        ({"url": "http://x/v1", "tokenizer": "tiny", "engine": {"use": "vllm"}}, "engine is what a model runs on here"),
-        ({"model": "tiny", "served_model": "big"}, "served_model is of a server, and model runs here"),
+        ({"url": "http://x/v1", "tokenizer": "tiny", "engine": {"use": "vllm"}}, "engine runs a model here"),
+        ({"model": "tiny", "served_model": "big"}, "served_model applies to a server, but model runs here"),
     ],
 )
 def test_options_that_contradict_each_other_say_which(options, message):

@@ -16,23 +16,25 @@ if TYPE_CHECKING:
 class SelfOptions(Options):
     shows: tuple[Literal["sibling", "answer", "feedback"], ...] = Field(
         ("sibling", "feedback"),
-        description="of these, what there is: a reply of the group that succeeded, the task's answer, what the environment said "
-        "in the rollout itself; empty: the template alone, to all",
+        description="shown if available: a right reply of the group, the task's answer, what the environment said "
+        "in the rollout itself; empty: only the template, for all",
     )
-    success: float = Field(1.0, allow_inf_nan=False, description="the reward from which on a sibling succeeded")
+    success: float = Field(1.0, allow_inf_nan=False, description="smallest reward of a right sibling")
     template: str = Field(
         "{problem}\n\n{shown}\n\nWith this in mind, solve the problem from its beginning.",
-        description="the task's last user message, which says {problem}, with what is {shown}",
+        description="replaces the task's last user message; {problem} is that message, {shown} what is shown",
     )
     solution: str = Field("A correct solution:\n{shown}", description="how a sibling's reply or the answer is shown")
     feedback: str = Field("An earlier attempt was told:\n{shown}", description="how feedback is shown")
-    versions_behind: int = Field(0, ge=0, description="that it may be behind the policy; 0 wants checkpoint.every = 1")
-    top_k: int = Field(16, ge=1, description="likeliest tokens that forward distillation is told of at each position")
+    versions_behind: int = Field(
+        0, ge=0, description="versions that it may be behind the policy; 0 needs checkpoint.every = 1"
+    )
+    top_k: int = Field(16, ge=1, description="likeliest tokens given at each position for forward distillation")
     engine: ComponentOnDevices = Field(
         default_factory=lambda: ComponentOnDevices(use="hf"),
-        description="what it runs on, in a process of its own: use, devices, threads, and its options",
+        description="the engine it runs on, in a separate process: use, devices, threads, and its options",
     )
-    deadline_s: float = Field(600.0, gt=0, description="for all groups of one step, loading weights included")
+    deadline_s: float = Field(600.0, gt=0, description="seconds for all groups of one step, including loading weights")
 
     @model_validator(mode="after")
     def _agrees(self) -> SelfOptions:

@@ -1,4 +1,4 @@
-"""What a run file may say under `[engine] use = "hf"`."""
+"""The options of `[engine] use = "hf"`."""
 
 from __future__ import annotations
 
@@ -17,12 +17,10 @@ class HFOptions(Options):
     )
     quantization: Literal["nf4", "int8"] | None = Field(
         None,
-        description="hold a base in 4 or 8 bits beside the adapters of a run; its weights must lie on that grid: `atropos quantize`",
+        description="hold the base of a run's adapters in 4 or 8 bits; round it first with `atropos quantize`",
     )
     max_batch: int = Field(256, ge=1, description="rows that are decoded together; more wait in arrival order")
     prefill_tokens: int = Field(
         4096, ge=1, description="padded prompt tokens in one forward pass of prefill or rescoring"
     )
-    kv_cache_gb: float = Field(
-        8.0, gt=0, description="gigabytes (10⁹ bytes) that keys and values may take; more rows wait"
-    )
+    kv_cache_gb: float = Field(8.0, gt=0, description="gigabytes (10⁹ bytes) for keys and values; more rows wait")

@@ -16,13 +16,13 @@ def _named(value: Any) -> Any:
 
 class PromptedOptions(Options):
     environment: Annotated[Component, BeforeValidator(_named)] = Field(
-        description="the environment whose tasks are posed: its name, or a table with `use` and its options"
+        description="the environment that gives the tasks: its name, or a table with `use` and its options"
     )
-    prompt: str = Field("", description="what the run begins with, and all that there is without a trainer 'gepa'")
+    prompt: str = Field("", description="the first prompt of the run; without a trainer 'gepa', the only one")
     place: Literal["user", "system"] = Field(
-        "user", description="in front of the first message of the user, or a system message of its own"
+        "user", description="before the user's first message, or as a separate system message"
     )
-    separator: str = Field("\n\n", description='between the prompt and the user\'s message; of place = "user"')
+    separator: str = Field("\n\n", description='between the prompt and the user\'s message, with place = "user"')
 
     @model_validator(mode="after")
     def _has_effect(self) -> PromptedOptions:
@@ -33,24 +33,24 @@ class PromptedOptions(Options):
 class GepaOptions(Options):
     proposer: str = Field(
         "reflect",
-        description="who writes the next prompt: reflect (a model at `url` that is shown what happened), first_words, or a coroutine "
-        "function of yours, ./file.py:function",
+        description="writer of the next prompt: reflect (a model at `url` that reads rollouts and rewards), first_words, or your "
+        "coroutine function, ./file.py:function",
     )
-    url: str | None = Field(None, description="of reflect: an OpenAI-compatible address, as http://127.0.0.1:8000/v1")
-    model: str = Field("default", description="of reflect: the model's name there")
+    url: str | None = Field(
+        None, description="for reflect: an OpenAI-compatible address, such as http://127.0.0.1:8000/v1"
+    )
+    model: str = Field("default", description="for reflect: the model's name there")
     key_variable: str = Field(
-        "OPENAI_API_KEY", description="of reflect: the variable that has its key, if it wants one"
+        "OPENAI_API_KEY", description="for reflect: the environment variable with its key, if it needs one"
     )
-    examples: int = Field(
-        6, ge=1, description="rollouts that the proposer is shown: those with the lowest and highest rewards"
-    )
+    examples: int = Field(6, ge=1, description="rollouts for the proposer: those with the lowest and highest rewards")
     deadline_s: float = Field(300.0, gt=0, description="for one proposal")
 
     @model_validator(mode="after")
     def _agrees(self) -> GepaOptions:
         reflects = self.proposer == "reflect"
         if reflects and self.url is None:
-            raise ValueError('proposer = "reflect" asks a model: name its address, url = "http://HOST:PORT/v1"')
+            raise ValueError('proposer = "reflect" asks a model: set its address, url = "http://HOST:PORT/v1"')
         if self.url is not None and not self.url.startswith(("http://", "https://")):
             raise ValueError(f'url = "{self.url}" is no address: it begins with http:// or https://')
         self.refuse_idle(reflects, f"with proposer = {self.proposer!r}", "url", "model", "key_variable")

@@ -11,7 +11,7 @@ from atropos_core.plugins.provider import Options
 
 
 class EsOptions(Options):
-    """A generation is `population` + 1 steps of the run: one that samples from the policy itself, and one of each member."""
+    """A generation is `population` + 1 steps of the run: one samples from the policy itself, and one from each member."""
 
     population: int = Field(30, ge=2, multiple_of=2, description="members of a generation: pairs of +noise and -noise")
     sigma: float = Field(1e-3, gt=0, allow_inf_nan=False, description="the standard deviation of the noise on a weight")
@@ -19,7 +19,7 @@ class EsOptions(Options):
     fitness: Literal["z", "rank"] = Field(
         "z", description="of the members' rewards: z-scores, or ranks spread evenly from -0.5 to 0.5"
     )
-    parameters: str = Field("", description="a regular expression for names of what is perturbed; empty: all")
+    parameters: str = Field("", description="a regular expression for names of perturbed parameters; empty: all")
 
     @field_validator("parameters")
     @classmethod
@@ -27,5 +27,5 @@ class EsOptions(Options):
         try:
             re.compile(value)
         except re.error as error:
-            raise ValueError(f"{value!r} is no regular expression: {error}") from error
+            raise ValueError(f"{value!r} is not a regular expression: {error}") from error
         return value

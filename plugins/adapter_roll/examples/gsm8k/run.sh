@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Trains in ROLL by the roll.yaml beside this file. ROLL is a checkout of alibaba/ROLL, unmodified.
+# Trains in ROLL with the roll.yaml next to this file. ROLL is a checkout of alibaba/ROLL, unmodified.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 : "${ROLL:?set ROLL to the directory of a checkout of alibaba/ROLL}"

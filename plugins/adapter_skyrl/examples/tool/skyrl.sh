@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Trains in SkyRL on the environments of run.toml, beside this file. Further arguments go over these.
-# SkyRL does in its own way what [trainer], [bridge], [engine], [curriculum], [teacher.*], [sink.*], [health] say: but for the
-# learning rate, nothing of them is carried over. Of [transform.*], group_advantage is.
+# Trains in SkyRL on the environments of run.toml, next to this file. Further arguments override these.
+# SkyRL has its own settings for [trainer], [bridge], [engine], [curriculum], [teacher.*], [sink.*] and [health]: only the
+# learning rate is carried over. Of [transform.*], group_advantage is carried over.
 set -euo pipefail
 cd "$(dirname "$0")"
 exec python -m skyrl.train.entrypoints.main_base \
