@@ -1,4 +1,4 @@
-"""What changed in a stretch of numbers, as bytes: where, and what is there now.
+"""Encode the changes in a stretch of numbers as bytes: positions and new values.
 
 Positions are gaps between neighbours that changed. Gaps and values are split into planes (the first byte of each, the second, ...) and
 each plane is coded by DEFLATE without a search for repetitions (Huffman codes and runs, RFC 1951): gaps of evenly strewn changes are

@@ -16,7 +16,7 @@ from atropos_core.errors import CheckpointError, WeightsMismatch
 
 
 class Weights(Protocol):
-    """What an update is applied to."""
+    """The target of an update."""
 
     def describe(self) -> list[list[Any]] | None:
         """Name, dtype and shape of each tensor; None where what travels is the trainer's to say."""

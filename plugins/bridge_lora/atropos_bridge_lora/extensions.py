@@ -30,7 +30,7 @@ class TrainerExtension:
             )
 
     async def save(self, directory: str) -> int:
-        """Make a peft adapter directory, and give its size in bytes. Raises CheckpointError where it cannot be written."""
+        """Make a peft adapter directory, and return its size in bytes. Raises CheckpointError if it cannot be written."""
         return await asyncio.to_thread(_save, self._holder.model, Path(directory))
 
 

@@ -1,4 +1,4 @@
-"""What this package offers: the teacher `distillation`."""
+"""The provider of the teacher `distillation`."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def build(options: TeacherOptions, context: RunContext) -> Teacher:
 
 
 def holds(options: TeacherOptions, workload: Workload) -> Iterable[Holding]:
-    """What the teacher's engine says, of as many sequences as it is given at once."""
+    """The memory of the teacher's engine, for as many sequences as it scores at once."""
     if options.model is None:
         return ()
     engine = options.resolved_engine()
@@ -51,7 +51,7 @@ def holds(options: TeacherOptions, workload: Workload) -> Iterable[Holding]:
 
 
 def roles(options: TeacherOptions, label: str) -> Mapping[str, tuple[str, ...]]:
-    """Of its engine, where it has one of its own."""
+    """The role of its engine, if it has one."""
     from atropos_core.config.resolve import placed
     from atropos_core.rollouts.scoring_engine import role_of
 

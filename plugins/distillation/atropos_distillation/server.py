@@ -40,7 +40,7 @@ class ServerSource:
         self._watch = ServerWatch(f"the teacher's server {self._url}", patience, needed=True)
 
     async def open(self) -> None:
-        """Raises ApiError where nobody answers, AccessRefused, DataError where it has no such model."""
+        """Raises ApiError if the server does not answer, AccessRefused, DataError if it does not have the model."""
         key = os.environ.get(self._key_variable)
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._client = httpx.AsyncClient(headers=headers, timeout=REQUEST_S)
@@ -59,7 +59,7 @@ class ServerSource:
         return list(await asyncio.gather(*(self._one(sequence, k) for sequence in sequences)))
 
     async def release_cache(self) -> None:
-        """The server is somebody else's, and keeps what it has."""
+        """Do nothing: the run does not own the server."""
 
     async def _one(self, sequence: Tokens, k: int) -> TopK:
         if len(sequence) < 2:
@@ -86,7 +86,7 @@ class ServerSource:
         return top_k_of(entries, sequence, k)
 
     async def _ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Called again where the server is busy or gone for a moment. Raises ProcessSilent where it answers nothing at all."""
+        """Send a request, again if the server is busy or briefly unreachable. Raises ProcessSilent if it never answers."""
         assert self._client is not None, "open() comes first"
         cause = ""
         for attempt in range(TRIES):

@@ -144,6 +144,6 @@ def _with(group: ScoredGroup, taught: dict[int, TopK]) -> ScoredGroup:
 
 
 class EngineSource(ScoringEngine):
-    """An engine in a process of its own, with the teacher's model."""
+    """An engine in a separate process, with the teacher's model."""
 
     remedy = 'Set {label}.engine.use = "hf"'

@@ -1,4 +1,4 @@
-"""Whether two models mean the same by the same ids."""
+"""Check that two models use the same ids for the same tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What this package offers: the teacher `self`."""
+"""The provider of the teacher `self`."""
 
 from __future__ import annotations
 

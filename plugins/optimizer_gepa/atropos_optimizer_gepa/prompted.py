@@ -1,4 +1,4 @@
-"""Where a prompt is used, and how it gets there."""
+"""The environment that uses a prompt, and the bridge that brings it there."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ Floats = NDArray[np.float64]
 
 
 def from_run(directory: Path) -> Known:
-    """Raises RunDirectoryError where the run has not ended, or is too short."""
+    """Raises RunDirectoryError if the run has not ended, or is too short."""
     records = RunRecords(directory)
     table = records.metrics()
     counted = table.steps > SKIPPED

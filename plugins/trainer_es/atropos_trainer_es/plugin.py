@@ -1,4 +1,4 @@
-"""What this package offers: the trainer `es`."""
+"""The provider of the trainer `es`."""
 
 from __future__ import annotations
 
