@@ -114,7 +114,7 @@ def test_help_says_the_same_whether_it_was_requested_or_no_command_was_given():
         subprocess.run([sys.executable, "-m", "atropos_core", *words], capture_output=True, text=True, timeout=60)
         for words in (["--help"], ["-h"], [], ["run", "--help"], ["run", "-h"])
     )
-    assert "Commands\n  run " in asked.stdout and "\n  config " in asked.stdout
+    assert "Train\n  run " in asked.stdout and "\n  config " in asked.stdout
     assert asked.stdout == short.stdout == bare.stdout
     assert "--bridge" in of_one.stdout
     assert of_one.stdout == short_of_one.stdout
