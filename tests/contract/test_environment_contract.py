@@ -199,7 +199,7 @@ class SameNumbers(Sums):  # type: ignore[misc,valid-type]
         (WithoutTestTasks, "splits", True, "no tasks are held out", ""),
         (RefusesTest, "tasks", False, "tasks('test') raises KeyError: 'test'", "[] for 'test' if none are held out"),
         (OneSplitForBoth, "splits", False, "{n} of {n} test tasks are train tasks as well", "Divide the data once"),
-        (SameNumbers, "splits", False, "have the id of another task in train, '0' among them", "an id of its own"),
+        (SameNumbers, "splits", False, "have the id of another task in train, '0' among them", "with a unique id"),
     ],
 )
 def test_what_a_split_is_and_what_is_wrong_with_it_is_said(environment, subject, ok, said, remedy) -> None:
