@@ -281,10 +281,10 @@ def raw(
     [
         ({"nonce": "other"}, AccessRefused, "another server"),
         ({"layout": 9}, DataError, "layout 9"),
-        ({"slots": 3}, DataError, "no sealed segment"),
+        ({"slots": 3}, DataError, "not a sealed segment"),
         ({"slots": -1}, DataError, "no sealed segment"),
         ({"slots": 1 << 40}, DataError, "a ring may have"),
-        ({"slots": "many"}, DataError, "no greeting"),
+        ({"slots": "many"}, DataError, "invalid greeting"),
     ],
 )
 def test_a_producer_that_is_not_what_it_says_is_turned_away(listener, fields, error, words):

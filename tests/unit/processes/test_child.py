@@ -505,7 +505,7 @@ async def test_a_component_that_cannot_be_built_leaves_no_process(start, tmp_pat
 async def test_an_unknown_component_and_one_that_cannot_be_hosted_are_named(start):
     with pytest.raises(UnknownComponent, match="no engine named 'riged'"):
         await start(name="riged")
-    with pytest.raises(ConfigError, match="a transform cannot be hosted"):
+    with pytest.raises(ConfigError, match="a transform cannot run in a child process"):
         await start("transform", name="drop_flat")
 
 
