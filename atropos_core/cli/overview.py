@@ -126,9 +126,7 @@ def name_of(command: Any) -> str:
 
 def show(what: str | None, commands: Sequence[tuple[str, str | None, object]]) -> None:
     """Print the help: `commands` are their name, help text and `rich_help_panel`."""
-    console.say(
-        f"Usage: atropos [OPTIONS] COMMAND [ARGS]...\n\n{what} `atropos COMMAND --help` shows a command's options and examples."
-    )
+    console.say(f"Usage: atropos [OPTIONS] COMMAND [ARGS]...\n\n{what} Every command has --help, with examples.")
     names = {name for name, _, _ in commands}
     console.overview("Start here", [(typed, text) for name, typed, text in FIRST if name in names])
     for group in (*GROUPS, OTHERS):

@@ -214,6 +214,11 @@ def test_equal_rewards_everywhere_end_the_run_with_a_reason(atropos, tmp_path):
     assert len(metrics_of(tmp_path / "run")) == 11, "ten steps and the evaluation before them"
 
 
+def test_a_run_that_trained_nothing_says_so_at_its_end(atropos, tmp_path):
+    ended = atropos(*TOY, "--env", environment(tmp_path, "return 1.0"), "--steps", "3")
+    assert ended.code == 0 and "nothing was trained in 3 steps" in ended.err, ended.err
+
+
 def test_equal_rewards_leave_the_weights_alone_when_flat_groups_are_kept(atropos, tmp_path):
     (tmp_path / "run.toml").write_text(
         '[transform.drop_flat]\nuse = "none"\n[environment.mine]\nuse = "./mine.py:Mine"\n'

@@ -24,7 +24,7 @@ LOCKED_S = 30.0  # how long another process may lock the database, as in Trackio
 class TrackioSink(Sink):
     """One Trackio run for a run and all its resumes. The checkpoints hold its id.
 
-    `trackio.log` hands metrics to a thread: a kill loses them, and after an error it only says that data may be dropped. So this
+    `trackio.log` passes metrics to a thread: a kill loses them, and after an error it only says that data may be dropped. So this
     sink calls what that thread calls, `SQLiteStorage.bulk_log`, and waits for it.
     """
 
