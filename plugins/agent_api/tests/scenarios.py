@@ -96,7 +96,8 @@ async def retried(agent: Agent) -> None:
 
 async def gone(agent: Agent) -> None:
     waiting = asyncio.create_task(agent.ask("plan"))
-    await asyncio.sleep(0)
+    while not agent.session._pending:  # its prompt is rendered in a thread
+        await asyncio.sleep(0)
     waiting.cancel()  # the client closes its connection
     await agent.ask("other")
 
