@@ -44,7 +44,7 @@ class CheckpointBridge(PublishingBridge):
             await self._send(0, lasting)  # its directory goes with the first that is published
 
     async def close(self) -> None:
-        """What the run has learned is in its checkpoints; these were for the engines."""
+        """Remove the saved models: they were for the engines, and the run's checkpoints hold what it has learned."""
         await asyncio.to_thread(shutil.rmtree, self._directory, ignore_errors=True)
 
     async def _publish(self, version: int) -> Publication:

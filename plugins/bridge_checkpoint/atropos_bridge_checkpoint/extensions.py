@@ -24,9 +24,8 @@ class TrainerExtension:
         self._holder = holder
 
     async def save(self, directory: str, origin: str) -> int:
-        """Make a model directory that any engine loads: weights and config in Hugging Face form, and whatever else
-        stands beside the weights of `origin` (the tokenizer). Gives its size in bytes. Raises CheckpointError where it
-        cannot be written."""
+        """Make a model directory that any engine loads: weights and config in Hugging Face form, and the other files
+        of `origin` (the tokenizer). Returns its size in bytes. Raises CheckpointError if it cannot be written."""
         model = self._holder.model
         if not isinstance(model, PreTrainedModel):
             raise WeightsMismatch(

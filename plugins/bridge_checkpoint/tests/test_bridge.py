@@ -66,7 +66,7 @@ async def test_after_each_update_every_engine_samples_from_the_weights_of_the_tr
 
 
 async def is_paused(scene: Any, version: int) -> bool:
-    """Whether every engine is, after which they go on."""
+    """Check that every engine is paused, then resume them."""
     for engine in scene.parts.engines:
         with pytest.raises(DeadlineExceeded):
             await engine.sample(scene.prompt, 1, Sampling(max_tokens=2), [0], 0.3)

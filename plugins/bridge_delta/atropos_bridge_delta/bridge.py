@@ -40,8 +40,8 @@ class DeltaBridge(PublishingBridge):
         }
 
     async def connect(self, trainer: Endpoint, engines: Sequence[Engine]) -> None:
-        """Engines have loaded the model that the trainer has, and prove it by a digest. One that has other weights gets a full copy, as
-        version 0. Raises WeightsMismatch where it is another model."""
+        """Check by a digest that the engines have loaded the trainer's model. An engine with other weights gets a full copy, as
+        version 0. Raises WeightsMismatch if it has another model."""
         self._trainer, self._engines = trainer, engines
         told = await all_or_none([self._engine(engine, "open") for engine in engines])
         described = of_all([one for one in told if one is not None])
@@ -55,7 +55,7 @@ class DeltaBridge(PublishingBridge):
             await all_or_none([engine.resume(0) for engine in engines])
 
     async def close(self) -> None:
-        """What an engine's machine was given goes; one that has ended has let go of it, or its next one will."""
+        """Remove what was written on the engines' machines. If an engine has ended, it has removed it, or the next engine there will."""
         engines, self._engines = self._engines, ()
         leaving = [engine.endpoint.call("close", deadline_s=CLOSE_S) for engine in engines]
         for ended in await asyncio.gather(*leaving, return_exceptions=True):

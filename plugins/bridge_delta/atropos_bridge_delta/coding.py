@@ -43,8 +43,8 @@ class Changes:
 
 
 def encode(old: Bits, new: Bits) -> tuple[int, bytes]:
-    """How many of these n elements differ, and the bytes that make `old` into `new`; none where nothing differs. Bit patterns are
-    compared, so that -0.0 and every NaN count as what they are."""
+    """Return how many of these n elements differ, and the bytes that turn `old` into `new` (empty if nothing differs). Bit patterns
+    are compared, so that -0.0 and every NaN count as what they are."""
     positions = np.flatnonzero(old != new)
     count = len(positions)
     if not count:
@@ -86,7 +86,7 @@ def varint(number: int) -> bytes:
 
 
 class Reader:
-    """Bytes from the front. Raises DataError where there are too few."""
+    """Read bytes from the front. Raises DataError if there are too few."""
 
     def __init__(self, data: memoryview) -> None:
         self._data = data

@@ -1,6 +1,6 @@
 """Updates of an engine that loads model directories: a copy of the model on the engine's own disk is changed, and loaded from there.
 
-So a server of its own (vLLM) reads whole models, as it can, from a disk beside it, and the link carries what changed.
+A separate server (vLLM) can only read whole models. It reads them from its local disk, and the link carries only what changed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _ALIGN = 8
 
 
 class ModelDirectory:
-    """One file of tensors (safetensors), written through a memory map, with a config.json beside it."""
+    """One file of tensors (safetensors), written through a memory map, with a config.json next to it."""
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine
@@ -92,14 +92,14 @@ class ModelDirectory:
 
 
 def _fill(into: Sequence[Tensor], tensors: Sequence[Sequence[Any]], directory: Path) -> bool:
-    """The tensors of a model directory, in the dtypes that travel. False where it has not all of them under these names."""
+    """Load a model directory's tensors in the dtypes that travel. Returns False if one is missing under its name or has another shape."""
     by_name = {
         name: (one, named_dtype(dtype), list(shape)) for one, (name, dtype, shape) in zip(into, tensors, strict=True)
     }
     found = set()
     for path in directory.glob("*.safetensors"):
         with safe_open(path, framework="pt") as stored:
-            for name in stored.keys():  # noqa: SIM118 - it is no dictionary
+            for name in stored.keys():  # noqa: SIM118 - not a dictionary
                 if name not in by_name:
                     continue
                 one, dtype, shape = by_name[name]

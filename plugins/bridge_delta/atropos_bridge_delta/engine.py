@@ -22,11 +22,12 @@ class Weights(Protocol):
         """Name, dtype and shape of each tensor; None where what travels is the trainer's to say."""
 
     async def begin(self, tensors: Sequence[Sequence[Any]], wanted: str, directory: str, config: str) -> str:
-        """The digest of what the engine has; called while it is paused. It may load what it began with anew: `wanted` is the digest of
-        the trainer's, `directory` the run's model where this process sees it, `config` that model's. Raises WeightsMismatch."""
+        """Return the digest of the engine's weights; called while the engine is paused. It may first load the weights again that it began
+        with. `wanted` is the digest of the trainer's weights, `directory` the run's model if this process can see it, and `config` that
+        model's configuration. Raises WeightsMismatch."""
 
     async def apply(self, update: BinaryIO) -> None:
-        """Called while the engine is paused. An exception leaves it in no known state."""
+        """Called while the engine is paused. After an exception its state is unknown."""
 
     def digest(self) -> str: ...
 
@@ -35,10 +36,10 @@ class Weights(Protocol):
 
 
 class EngineExtension:
-    """What has arrived is in an unnamed file of the temporary directory until it is applied. The engine's weights are touched by `apply`
-    alone, in one go: whatever breaks off before leaves the engine as it was."""
+    """Keeps what has arrived in an unnamed file of the temporary directory until it is applied. Only `apply` touches the engine's weights,
+    in one go: a transfer that breaks off before leaves the engine as it was."""
 
-    def __init__(self, engine: Any) -> None:  # an Engine, with `model` where it is a WeightHolder
+    def __init__(self, engine: Any) -> None:  # an Engine, with `model` if it is a WeightHolder
         self._weights = _weights_of(engine)
         self._state = ""  # which weights the engine has; empty: not known
         self._wanted = ""  # the state that what arrives will bring about
@@ -49,7 +50,7 @@ class EngineExtension:
         return self._weights.describe()
 
     async def begin(self, tensors: Sequence[Sequence[Any]], wanted: str, directory: str, config: str) -> str:
-        """The state that the engine is in, paused: `wanted` where it has the trainer's weights, bit for bit."""
+        """Return the paused engine's state: `wanted` if it has the trainer's weights, bit for bit."""
         async with self._applying:
             self._state = await self._weights.begin(tensors, wanted, directory, config)
         return self._state

@@ -25,7 +25,7 @@ class LoadedModel:
         return [list(one) for one in describe(tensors_of(self._engine.model))]
 
     async def begin(self, tensors: Sequence[Sequence[Any]], wanted: str, directory: str, config: str) -> str:
-        """Where another run has left its weights: those that the engine was started with are still on its own disk."""
+        """If another run has left its weights, load those that the engine was started with, which are still on its own disk."""
         check_same(tensors, describe(tensors_of(self._engine.model)), "the engine")
         found = await asyncio.to_thread(self.digest)
         own = Path(getattr(self._engine.model, "name_or_path", "") or ".missing")

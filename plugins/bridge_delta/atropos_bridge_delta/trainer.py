@@ -28,9 +28,9 @@ class TrainerExtension:
         self._files: dict[str, BinaryIO] = {}  # by what an update is: "delta", "whole"
 
     async def open(self, engines: Sequence[Sequence[Any]] | None, dtype: str) -> dict[str, Any]:
-        """Copy the trainer's weights: in the dtypes of `engines` (name, dtype, shape of each tensor), where they told them, or in
-        `dtype` ("auto": the trainer's own). Gives the same list of what will travel, its state and the model's configuration. Raises
-        WeightsMismatch where trainer and engines have not the same tensors."""
+        """Copy the trainer's weights, in the dtypes of `engines` (name, dtype and shape of each tensor) if given, else in `dtype`
+        ("auto": the trainer's own). Returns the same kind of list of what will travel, its state and the model's configuration. Raises
+        WeightsMismatch if trainer and engines do not have the same tensors."""
         tensors = tensors_of(self._holder.model)
         if engines is not None:
             check_same(engines, describe(tensors), "the trainer")
@@ -50,8 +50,8 @@ class TrainerExtension:
         }
 
     async def encode(self) -> dict[str, Any]:
-        """What has changed since the copy was made; afterwards it is as the trainer's weights are. Gives the update's `base` (the state
-        that it is for) and `state` afterwards, `size`, `digest`, and of how many elements how many changed."""
+        """Encode what has changed since the copy was made, and bring the copy up to date. Returns the update's `base` (the state that it
+        is for), the `state` after it, its `size` and `digest`, and how many of how many elements changed."""
         return await asyncio.to_thread(self._encode)
 
     async def whole(self) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """An update as a file: which blocks of which tensors changed, and what they are now.
 
-It begins with MAGIC and goes on block by block: the tensor's number in the list that both ends have, the block's number in it, the length
-of what follows (varints), and the block as `coding` writes it. Whatever is not in it stays. It names no version: the digest of a whole file
-is checked before the first byte of it is used, and which weights it is for, the two ends say beside it.
+It begins with MAGIC, then block by block: the tensor's number in the list that both ends have, the block's number in it, the length of
+what follows (varints), and the block as `coding` writes it. Blocks that are not in the file stay as they are. The file names no version:
+its digest is checked before its first byte is used, and the two ends agree separately on which weights it is for.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Writer:
         self._put(MAGIC)
 
     def changes(self, number: int, old: Tensor, new: Tensor) -> None:
-        """What makes the bits `old` [N] into `new` [N], both on the CPU. Afterwards `old` is as `new`."""
+        """Write what turns the bits `old` [N] into `new` [N], both on the CPU. Afterwards `old` equals `new`."""
         changed = 0
         for block, begin in enumerate(range(0, len(new), BLOCK)):
             before, now = old[begin : begin + BLOCK], new[begin : begin + BLOCK]

@@ -31,7 +31,7 @@ async def digests(scene: Any) -> set[str]:
 
 
 async def is_paused(scene: Any, version: int) -> bool:
-    """Whether every engine is, after which they go on."""
+    """Check that every engine is paused, then resume them."""
     for engine in scene.parts.engines:
         with pytest.raises(DeadlineExceeded):
             await engine.sample(scene.prompt, 1, Sampling(max_tokens=2), [0], 0.3)
@@ -160,7 +160,7 @@ async def test_an_engine_that_another_run_has_left_begins_with_the_model_on_its_
 
 
 class ByDirectory:
-    """An engine that has a server of its own would show no model, and load directories."""
+    """Like an engine with a separate server: it has no model in this process, and loads directories."""
 
     def __init__(self, engine: Any) -> None:
         self.load_weights = engine.load_weights
@@ -226,7 +226,7 @@ async def test_ends_with_other_tensors_are_refused_by_the_name_of_the_first(open
 
 
 async def test_an_update_that_failed_half_way_is_the_last(open_scene: Any) -> None:
-    """What the engines have is not known then: nothing may be told by what changed since."""
+    """The engines' weights are unknown then, so no later change may be sent to them."""
     scene = await open_scene()
     trainer = scene.parts.trainer.endpoint
     await trainer.load_extension(f"{__file__}:WithoutRoom")

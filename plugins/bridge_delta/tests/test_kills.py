@@ -1,4 +1,4 @@
-"""200 publications, with kills of either end in between and in the middle of them: whoever is alive has whole weights, bit for bit."""
+"""Publish 200 times, killing either end between and during publications: each end that lives has whole weights, bit for bit."""
 
 from __future__ import annotations
 

@@ -47,8 +47,8 @@ class IpcBridge(Bridge):
         }
 
     async def connect(self, trainer: Endpoint, engines: Sequence[Engine]) -> None:
-        """Have the trainer adopt every tensor of the first engine, and tell the others where it keeps copies. Raises
-        WeightsMismatch where two models differ in anything, or do not share memory; FitError where an engine can
+        """Have the trainer adopt every tensor of the first engine, and tell the other engines where it keeps copies.
+        Raises WeightsMismatch if two models differ in anything or do not share memory, and FitError if an engine can
         neither share nor copy."""
         self._trainer, self._engines = trainer, list(engines)
         self._directory.mkdir(mode=0o700, exist_ok=True)
@@ -146,7 +146,7 @@ class IpcBridge(Bridge):
     # -- both
 
     def _where(self, number: int) -> dict[str, Any]:
-        """What an engine's end needs to know of the handle files."""
+        """Describe the handle files to an engine's extension."""
         return {
             "directory": str(self._directory),
             "file": f"engine{number}",

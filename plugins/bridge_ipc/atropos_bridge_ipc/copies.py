@@ -22,7 +22,7 @@ class Copies:
         self.flat, self.identity = exported.flat, exported.identity
         content = {
             "manifest": Manifest(len(self.flat), self._placed, {}).encoded(),
-            "descriptor": exported.descriptors[0],  # stays open: that is where the workers open it
+            "descriptor": exported.descriptors[0],  # stays open, because the workers open the segment through it
             "segment": exported.identity,
         }
         handles.write(path, nonce, identity, content)

@@ -1,4 +1,4 @@
-"""The bridge's code at an engine's end: which it is depends on where the engine keeps its weights."""
+"""Choose the bridge's extension for an engine, by the process that holds the engine's weights."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def engine_end(engine: Any) -> Any:
-    """For weights in the engine's own process the one end, for weights in a server's workers the other."""
+    """Return a ServerExtension if a server's workers hold the weights, else an EngineExtension."""
     if hasattr(engine, "transfer_weights"):
         from atropos_bridge_ipc.servers import ServerExtension
 

@@ -21,12 +21,12 @@ from atropos_core.processes.rpc import Reply
 
 
 class _Extension:
-    """What both ends do alike: a sentinel written here must be read there."""
+    """The part that both ends share: a sentinel that one end writes must be read by the other."""
 
     def __init__(self, holder: WeightHolder) -> None:
         self.holder = holder
         self._flat: torch.Tensor  # the segment that both ends last agreed on
-        self._device = torch.device("cpu")  # where the shared weights are
+        self._device = torch.device("cpu")  # the device that holds the shared weights
 
     async def write_sentinel(self, slot: int, value: int) -> None:
         self._sentinels()[slot] = value
@@ -70,7 +70,7 @@ class EngineExtension(_Extension):
         return Reply(offer, exported.descriptors)
 
     async def takes_copies(self) -> bool:
-        """Its model is in this process, where the trainer's could be loaded; but nothing here would load it."""
+        """Return False: nothing in this process loads a copy of the trainer's weights into the model."""
         return False
 
 
@@ -88,10 +88,10 @@ class TrainerExtension(_Extension):
 
     async def adopt(self, offer: Mapping[str, Any], descriptors: Sequence[int] = ()) -> dict[str, Any]:
         """Check every tensor, then replace all of them. Raises WeightsMismatch before anything is replaced. The receipt
-        has `impossible` alone where this process may not map the segment.
+        has only `impossible` if this process may not map the segment.
 
-        An offer with `rotary` comes from an engine that is no Hugging Face model: then `directory`, the model directory,
-        proves by every value that its parameters were mapped right."""
+        An offer with `rotary` comes from an engine whose model is not a Hugging Face one. Then every value is compared
+        with those in `directory`, the model directory, to prove that its parameters were mapped correctly."""
         manifest = Manifest.decoded(offer["manifest"])
         try:
             flat, identity = segment.attach(offer["transport"], offer["handle"], descriptors)
@@ -118,7 +118,7 @@ class TrainerExtension(_Extension):
         return {"segment": identity}
 
     async def load(self, directory: str) -> None:
-        """Give a model that was to be shared weights of its own: those of a model directory."""
+        """Load a model directory into a model that was meant to share the engine's weights."""
         model: nn.Module = self.holder.model
         device = next((buffer.device for buffer in model.buffers() if not buffer.is_meta), torch.device("cpu"))
         rebuild_transient(model, device)
@@ -130,7 +130,7 @@ class TrainerExtension(_Extension):
         self._complete()
 
     async def offer_copies(self, path: str, nonce: str, model: str, directory: str) -> list[Any]:
-        """Make the memory that copies go through, and the handle file that says where it is. Returns its identity.
+        """Make the memory that copies pass through, and the handle file that locates it. Returns its identity.
         Raises FitError for a model whose parameters an engine would not know by their names."""
         described, _ = tensors.describe(self.holder.model)
         stored.check_names(Path(directory), described)

@@ -1,8 +1,8 @@
 """Handle files: how a process of the run finds a segment that another process, with no socket to it, has made.
 
-A file names its owner (pid and start time), the run's nonce and the model, and is for this user alone. It is believed
-only after all four were checked. It holds no weights: the memory ends with the processes that map it, and what a killed
-owner leaves is a few kilobytes that the next run in the same directory sweeps.
+A file names its owner (pid and start time), the run's nonce and the model, and only this user may read it. All four are
+checked before the file is used. It holds no weights: the memory ends with the processes that map it. A killed owner
+leaves a few kilobytes, which the next run in the same directory removes.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def write(path: Path, nonce: str, model: str, content: Mapping[str, Any]) -> Non
 
 
 def read(path: Path, nonce: str, model: str) -> dict[str, Any]:
-    """What the owner wrote, with its pid under "pid". Raises WeightsMismatch, with the reason, for a file that is not
-    there, not private, not of this run, not of this model, or whose owner is gone."""
+    """Return what the owner wrote, with its pid under "pid". Raises WeightsMismatch, with the reason, if the file is
+    missing, not private, of another run or of another model, or if its owner is gone."""
     entry = _load(path)
     pid, since = entry["owner"]["pid"], entry["owner"]["started"]
     now = started(pid)
@@ -96,7 +96,7 @@ def sweep(directory: Path) -> list[Path]:
         try:
             entry = _load(path)
         except WeightsMismatch:
-            continue  # not ours to judge: whoever reads it next says what is wrong with it
+            continue  # left for its next reader, which reports what is wrong with it
         if started(entry["owner"]["pid"]) != entry["owner"]["started"]:
             path.unlink(missing_ok=True)
             gone.append(path)
@@ -108,7 +108,7 @@ def sweep(directory: Path) -> list[Path]:
 
 
 def started(pid: int) -> int | None:
-    """When a process began, in clock ticks since boot. None: there is no such process, or it is a zombie."""
+    """Return when a process began, in clock ticks since boot, or None if it does not exist or is a zombie."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
@@ -118,8 +118,8 @@ def started(pid: int) -> int | None:
 
 
 def model_hash(directory: Path) -> str:
-    """What tells one model directory from another without reading its weights: config, and names, sizes, dtypes and
-    shapes of all stored tensors."""
+    """Identify a model directory without reading its weights: hash its config, and the names, sizes, dtypes and shapes
+    of all stored tensors."""
     digest = hashlib.sha256()
     for path in (directory / "config.json", *sorted(directory.glob("*.safetensors"))):
         try:

@@ -1,4 +1,4 @@
-"""What a shared segment holds, and whether that is exactly what a model wants. No torch: plain values that travel."""
+"""The content of a shared segment, and the check that it is exactly what a model needs. Plain values, without torch."""
 
 from __future__ import annotations
 

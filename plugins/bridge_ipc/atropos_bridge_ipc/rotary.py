@@ -1,8 +1,8 @@
-"""Whether the engine turns queries and keys by the angles that the trainer's model turns them by.
+"""Check that the engine rotates queries and keys by the same angles as the trainer's model.
 
-No weight tells: two models with the same weights and another rotary base agree in every tensor. So the engine's table of
-cosines and sines is compared, at a set of positions that has the first and the last, with what the trainer's own rotary
-module computes there.
+Weights cannot show this: two models that differ only in their rotary base agree in every tensor. So the engine's table
+of cosines and sines is compared with what the trainer's own rotary module computes, at a set of positions that includes
+the first and the last.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The two carriers of one flat segment of bytes: POSIX shared memory without a name, and CUDA IPC.
 
-Either way the owner makes a segment, describes it (`handle`, and descriptors where there are any), and the other side
-attaches to it. Neither leaves anything behind: a memfd has no name and ends with the last process that maps it; CUDA's
-memory ends with its owner, and the file of reference counts that torch keeps beside it is unlinked at once.
+Either way the owner makes a segment and describes it (`handle`, and descriptors if it has any), and the other side
+attaches to it. Neither leaves anything behind: a memfd has no name and ends with the last process that maps it. CUDA's
+memory ends with its owner, and the file of reference counts that torch keeps for it is unlinked at once.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Exported:
 
 
 def export(transport: Transport, size: int, device: torch.device) -> Exported:
-    """Raises FitError where the device has no such transport."""
+    """Make a segment. Raises FitError if the device does not have this transport."""
     if (transport, device.type) not in (("posix_shm", "cpu"), ("cuda_ipc", "cuda")):
         raise FitError(
             f"bridge 'ipc' is to share weights by {transport}, and the engine's model is on {device}.",
@@ -46,7 +46,7 @@ def export(transport: Transport, size: int, device: torch.device) -> Exported:
 def attach(
     transport: Transport, handle: Mapping[str, Any], descriptors: Sequence[int]
 ) -> tuple[torch.Tensor, list[Any]]:
-    """The flat segment and its identity. Closes the descriptors. Raises FitError where this process may not map it."""
+    """Return the flat segment and its identity. Closes the descriptors. Raises FitError if this process may not map it."""
     if transport == "cuda_ipc":
         return _attach_cuda(handle)
     try:
@@ -64,7 +64,7 @@ def _export_posix(size: int) -> Exported:
     descriptor = os.memfd_create("atropos-weights", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(descriptor, size)
-        # Nobody can cut it short afterwards, which would be a SIGBUS in whoever touches a weight.
+        # No process can shorten it from here on: that would be a SIGBUS in any process that touches a weight.
         fcntl.fcntl(descriptor, _F_ADD_SEALS, _F_SEAL_SHRINK | _F_SEAL_GROW)
         flat, identity = _map(descriptor)
     except BaseException:

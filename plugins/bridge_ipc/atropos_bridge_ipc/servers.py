@@ -1,5 +1,5 @@
-"""The bridge's code beside an engine whose weights are in the workers of a server: it asks them through the server, and
-reads their answers, which no server passes on, from handle files. No torch: it touches no weights.
+"""The bridge's extension for an engine whose weights are in the workers of a server. It calls them through the server.
+The server does not return their answers, so it reads these from handle files. It touches no weights and needs no torch.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class ServerExtension:
 
     async def export(self, transport: Transport, where: Mapping[str, Any]) -> Reply:
         """Have the worker describe its segment in terms of the trainer's tensors, `where["wanted"]`. The offer has
-        `impossible` alone where these weights cannot be shared. Raises WeightsMismatch."""
+        only `impossible` if these weights cannot be shared. Raises WeightsMismatch."""
         self._where = where
         answers = await self._call(do="share", wanted=list(where["wanted"]))
         refused = [answer["impossible"] for answer in answers if "impossible" in answer]

@@ -1,4 +1,4 @@
-"""A tiny model directory, holders of a model, and both ends of a bridge in processes of their own."""
+"""A tiny model directory, holders of a model, and both ends of a bridge in separate processes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def make_model(directory: Path, *, dtype: str = "float32", **changes: Any) -> Pa
 
 
 class Holder:
-    """What an engine or a trainer shows to an extension."""
+    """The part of an engine or a trainer that an extension uses."""
 
     def __init__(self, model: Any) -> None:
         self.model = model

@@ -1,4 +1,4 @@
-"""A stand-in for a trainer in a process of its own, spoken to as to any child."""
+"""A stand-in for a trainer in its own process, called like any child."""
 
 from __future__ import annotations
 

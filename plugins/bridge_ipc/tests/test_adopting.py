@@ -118,7 +118,7 @@ async def test_every_descriptor_is_closed(tiny: Path, holders: Any) -> None:
     before = len(os.listdir("/proc/self/fd"))
     engine, trainer = holders.loaded(tiny), holders.skeleton(tiny)
     extensions = await share(engine, trainer)
-    # mmap keeps a duplicate of its own as long as the mapping lives, at either end.
+    # At either end, mmap keeps its own duplicate of the descriptor while the mapping lives.
     assert len(os.listdir("/proc/self/fd")) <= before + 2
     del extensions, engine, trainer
     assert len(os.listdir("/proc/self/fd")) == before

@@ -1,4 +1,4 @@
-"""What happens where weights cannot be shared, or not with every engine."""
+"""Copying, when weights cannot be shared, or not with every engine."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The supervisor's part: it has the trainer save an adapter, the engines load it, and removes those that none needs.
+"""The supervisor's part: it has the trainer save an adapter and the engines load it, and removes adapters no longer needed.
 
-Each version has a directory of its own, which never changes once it has its name: an engine may look into it again as
-long as it stands. Nothing waits for the optimiser: while it writes, the engines sample on with the adapter before.
+Each version has its own directory, which never changes once it has its name: an engine may read it again as long as it
+exists. The engines do not wait for the optimiser: while it writes, they continue to sample with the previous adapter.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class LoraBridge(PublishingBridge):
         return {"trainer": "atropos_bridge_lora.extensions:TrainerExtension"}
 
     async def connect(self, trainer: Endpoint, engines: Sequence[Engine]) -> None:
-        """Give the engines the adapter that the trainer begins with, which changes nothing yet, as version 0: whether they
-        take it shows here, and no request is ever without one (vLLM's LoRA kernels for CPUs take -1, no adapter, for the
-        last slot's). Raises WeightsMismatch where the trainer trains no adapter, or an engine refuses it."""
+        """Give the engines the adapter that the trainer begins with, as version 0. It changes nothing yet, but shows that
+        they accept it, and no request is ever without an adapter (vLLM's LoRA kernels for CPUs take -1, no adapter, for
+        the last slot's). Raises WeightsMismatch if the trainer does not train an adapter, or an engine refuses it."""
         self._trainer, self._engines = trainer, engines
         await trainer.call("check", deadline_s=self._deadline_s)
         shutil.rmtree(self._directory, ignore_errors=True)  # what a run that was killed has left

@@ -42,8 +42,8 @@ class NcclBridge(PublishingBridge):
         }
 
     async def connect(self, trainer: Endpoint, engines: Sequence[Engine]) -> None:
-        """Engines have loaded the model that the trainer has: there is nothing to send yet. Raises WeightsMismatch where they have not the
-        same tensors, FitError where the ends do not meet."""
+        """Connect the ends. Nothing is sent yet, because the engines have loaded the trainer's model. Raises WeightsMismatch if they do
+        not have the same tensors, FitError if the ends do not meet."""
         self._trainer, self._engines = trainer, engines
         told = await all_or_none([self._call(engine.endpoint, "open") for engine in engines])
         described = of_all([one["tensors"] for one in told if one["tensors"] is not None])

@@ -16,7 +16,7 @@ SLACK_S = 5.0  # of a server's answer over its workers' deadlines
 
 
 def engine_end(engine: Any) -> Any:
-    """By where the engine has its weights."""
+    """Return a ServerExtension if a server holds the engine's weights, else an EngineExtension."""
     return ServerExtension(engine) if hasattr(engine, "transfer_weights") else EngineExtension(engine)
 
 
@@ -45,7 +45,7 @@ class EngineExtension:
     def _receive(self, version: int) -> None:
         self._group.expect(version, "sends")
         for tensor in tensors_of(self._holder.model).values():
-            into = tensor.to(self._group.device).contiguous()  # itself, where it is there and whole
+            into = tensor.to(self._group.device).contiguous()  # the same tensor if it is contiguous and on that device
             self._group.broadcast(into)
             if into.data_ptr() != tensor.data_ptr():
                 tensor.copy_(into)

@@ -1,7 +1,7 @@
-"""A process group of torch.distributed in which the trainer is rank 0 and sends, and whoever has an engine's weights receives.
+"""A process group of torch.distributed: the trainer is rank 0 and sends, and the processes that hold an engine's weights receive.
 
-It is none of the default ones that trainer and engine may have for themselves: torch has no public way to a second one between processes
-that share no first, so that the classes of its backends are used as they are.
+It is separate from the default groups that trainer and engine may have. torch has no public way to make a second group between processes
+that do not share a first one, so the classes of its backends are used directly.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Group:
     def __init__(
         self, where: Mapping[str, Any], rank: int, device: torch.device, listening: socket.socket | None = None
     ) -> None:
-        """Returns once all have joined, and have got rank 0's number. Rank 0 brings the listening socket. Raises FitError where they do not
-        meet, WeightsMismatch where another run answers."""
+        """Returns once all have joined and received rank 0's number. Rank 0 brings the listening socket. Raises FitError if they do not
+        meet, WeightsMismatch if another run answers."""
         self._timeout = timedelta(seconds=where["deadline_s"])
         self.device = device if where["backend"] == "nccl" else torch.device("cpu")
         try:
@@ -58,7 +58,7 @@ class Group:
             )
 
     def broadcast(self, tensor: Tensor) -> None:
-        """Rank 0's values into everybody's; whole, and on `self.device`. Raises AtroposError where an end is gone, or is late."""
+        """Copy rank 0's values to all ranks. `tensor` is contiguous, on `self.device`. Raises AtroposError if an end is gone or late."""
         options = c10d.BroadcastOptions()
         options.rootRank = options.rootTensor = 0
         try:

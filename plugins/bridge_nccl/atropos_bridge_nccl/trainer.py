@@ -26,8 +26,8 @@ class TrainerExtension:
         self._group: Group
 
     async def open(self, engines: Sequence[Sequence[Any]] | None, host: str, directory: str) -> dict[str, Any]:
-        """What will be sent: as `engines` have it, where one told. Others load by name what `directory` has. Listens at `host`, an address
-        of this machine, or where that is empty for this machine alone. Raises WeightsMismatch."""
+        """Return what will be sent, in the order and dtypes of `engines` if given. Other engines load by name what `directory` has. Listens
+        at `host`, an address of this machine; if it is empty, only processes of this machine can connect. Raises WeightsMismatch."""
         ours = describe(tensors_of(self._holder.model))
         if engines is not None:
             check_same(engines, ours, "the trainer")
@@ -47,7 +47,7 @@ class TrainerExtension:
         self._group = await asyncio.to_thread(Group, where, 0, self._device(), self._listening)
 
     async def check(self) -> None:
-        """Raises WeightsMismatch where the model has other tensors by now: before anything is sent."""
+        """Raises WeightsMismatch, before anything is sent, if the model's tensors have changed since `open`."""
         check_same(self._tensors, describe(tensors_of(self._holder.model)), "the trainer")
 
     async def send(self, version: int) -> int:
@@ -64,6 +64,6 @@ class TrainerExtension:
         return size
 
     def _device(self) -> torch.device:
-        """Where the weights are, or the GPU of a first rank that has its whole copy in host memory."""
+        """Return the device of the weights, or the GPU of a first rank that keeps its whole copy in host memory."""
         device = next(iter(tensors_of(self._holder.model).values())).device
         return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_initialized() else device

@@ -69,7 +69,7 @@ async def test_after_each_broadcast_every_engine_samples_from_the_weights_of_the
     ports = listening(pid_of(scene.parts.trainer))
     assert ports, "the trainer listens"
 
-    # In the same scene: another run's group meets beside it, at a port of its own.
+    # Meanwhile another run's group meets at its own port.
     other = await open_scene()
     assert not ports & listening(pid_of(other.parts.trainer))
     await update(other, 1)

@@ -1,1 +1,1 @@
-"""A teacher that annotates groups with the logprobs of its own model."""
+"""A teacher that annotates groups with its model's logprobs."""

@@ -59,7 +59,7 @@ def roles(options: TeacherOptions, label: str) -> Mapping[str, tuple[str, ...]]:
 
 
 def teacher_context(options: TeacherOptions, context: RunContext, model: Path) -> RunContext:
-    """What the teacher's engine is built with: its own model and devices, and nothing of the run's weights."""
+    """Return the context of the teacher's engine: its own model and devices, without the run's weights."""
     from atropos_core.config.resolve import placed
 
     component = placed(options.engine)

@@ -125,8 +125,8 @@ class ServerSource:
 
 
 def top_k_of(entries: Sequence[Mapping[str, Any] | None], sequence: Tokens, k: int) -> TopK:
-    """vLLM's prompt_logprobs: of each position a map from token id to {logprob, rank}, with the token that stands there in
-    any case; nothing for the first. With k = 0 that token alone is taken, else the k likeliest."""
+    """Read vLLM's prompt_logprobs: for each position a map from token id to {logprob, rank} that always includes the
+    prompt's own token; None for the first position. With k = 0 only that token is taken, else the k likeliest."""
     if len(entries) != len(sequence):
         raise RemoteError(f"a server sent prompt_logprobs of {len(entries)} positions for {len(sequence)} tokens")
     ids: list[int] = []

@@ -23,7 +23,7 @@ __all__ = ["EngineSource", "ServerSource", "LogprobSource", "TokenTeacher"]
 
 
 class LogprobSource(Protocol):
-    """Where a teacher's logprobs come from. `remedy`: in place of one that cannot score what it is given."""
+    """The source of a teacher's logprobs. `remedy`: what to use instead if it cannot score what it is given."""
 
     remedy: str
 
@@ -82,7 +82,7 @@ class TokenTeacher(Teacher):
             by_temperature[rollout.temperature or 1.0].append(index)
         made: dict[int, TopK] = {}
         for temperature, indices in by_temperature.items():
-            indices.sort(key=lambda index: len(rollouts[index].tokens))  # padded together: like beside like
+            indices.sort(key=lambda index: len(rollouts[index].tokens))  # similar lengths are padded together
             for first in range(0, len(indices), self._options.sequences_at_once):
                 some = indices[first : first + self._options.sequences_at_once]
                 sequences = [rollouts[index].tokens[: _end(rollouts[index].trained)] for index in some]

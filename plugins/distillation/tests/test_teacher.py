@@ -1,4 +1,4 @@
-"""Groups annotated by a real engine in a process of its own, and by a server over HTTP."""
+"""Groups annotated by a real engine in a separate process, and by a server over HTTP."""
 
 import asyncio
 import json
@@ -305,7 +305,7 @@ async def test_a_server_that_answers_as_another_model_than_before_is_named(serve
 
 
 async def test_a_server_that_is_stopped_is_named_and_given_up_at_the_bound_of_the_run(capfd):
-    with socket.create_server(("127.0.0.1", 0)) as stopped:  # its kernel takes connections, and nobody reads them
+    with socket.create_server(("127.0.0.1", 0)) as stopped:  # the kernel accepts connections, and no process reads them
         url = f"http://127.0.0.1:{stopped.getsockname()[1]}/v1"
         source = server.ServerSource(
             TeacherOptions(url=url, tokenizer="tiny-teacher"), Patience(say_s=0.3, least_s=1.0)

@@ -1,4 +1,4 @@
-"""What the teacher reads in a rollout's place: the problem, what came of the group's attempts, and the same reply."""
+"""The text that the teacher reads instead of a rollout: the problem, the results of the group's attempts, and the same reply."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from atropos_distillation_self.config import SelfOptions
 
 @dataclass(frozen=True)
 class Lesson:
-    """From `before` on `tokens` are the rollout's own from `start` on, as they were sampled, to the last that is trained."""
+    """`tokens` from `before` on equal the rollout's tokens from `start` on, as sampled, up to the last trained one."""
 
     rollout: Rollout
     tokens: Tokens
@@ -21,7 +21,7 @@ class Lesson:
     start: int
 
     def of_rollout(self, scored: TopK) -> TopK:
-        """What was said of `tokens`, moved to where they are in the rollout [T]; of what the loss counts alone."""
+        """Move the scores of `tokens` to their positions in the rollout [T], only for tokens that the loss counts."""
         trained, begin = self.rollout.trained, scored.offsets[self.before]
         counts = np.zeros(len(trained), np.int64)
         said = np.diff(scored.offsets)[self.before :]
@@ -34,8 +34,8 @@ class Lesson:
 def lessons_of(
     group: ScoredGroup, options: SelfOptions, tokenizer: ChatTokenizer, positions: int
 ) -> tuple[list[Lesson], int]:
-    """And how many rollouts have something to be shown and no lesson: their prompt is not the task's as rendered, or what is shown and the
-    reply together are no shorter than the `positions` of the model."""
+    """Return the lessons, and the number of rollouts without one although there is something to show. Their prompt differs from the
+    rendered task, or what is shown and the reply together do not fit below the model's `positions`."""
     found: list[Lesson] = []
     wanted = 0
     plain = tokenizer.render(group.task.messages)
@@ -71,7 +71,7 @@ def _shown(group: ScoredGroup, at: int, options: SelfOptions, tokenizer: ChatTok
 
 
 def with_context(messages: tuple[Message, ...], template: str, shown: str) -> list[Message]:
-    """In the last message of the user, or in one of its own where there is none."""
+    """Put `shown` in the user's last message, or in a new message if there is none."""
     at = max((i for i, one in enumerate(messages) if one["role"] == "user"), default=len(messages))
     problem = "".join(str(one.get("content") or "") for one in messages[at : at + 1])
     changed = {"role": "user", "content": template.format(problem=problem, shown=shown)}

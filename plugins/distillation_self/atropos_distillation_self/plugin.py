@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def build(options: SelfOptions, context: RunContext) -> Teacher:
-    """Raises FitError where nobody would learn from it, or nothing that it could load would be saved."""
+    """Build the teacher. Raises FitError if the trainer would not learn from it, or if the run saves nothing that it could load."""
     from atropos_distillation_self.teacher import SelfTeacher
 
     kind, label = context.announced.get("distillation", "unknown"), context.label
@@ -35,7 +35,7 @@ def build(options: SelfOptions, context: RunContext) -> Teacher:
 
 
 def holds(options: SelfOptions, workload: Workload) -> Iterable[Holding]:
-    """What the engine says, of a group at once: it is a second copy of the policy."""
+    """Return the engine's memory for scoring one group at a time: it is a second copy of the policy."""
     engine, context = options.resolved_engine(), engine_context(options, workload.context)
     load = dataclasses.replace(workload, context=context, concurrent_rollouts=workload.group_size)
     return engine.offer.provider.holds(engine.options, load)
@@ -48,7 +48,7 @@ def roles(options: SelfOptions, label: str) -> Mapping[str, tuple[str, ...]]:
 
 
 def engine_context(options: SelfOptions, context: RunContext) -> RunContext:
-    """Of an engine on devices of its own, which loads whole models while it runs."""
+    """Return the context of an engine on its own devices, which loads whole models while it runs."""
     from atropos_core.config.resolve import placed
 
     on = placed(options.engine)

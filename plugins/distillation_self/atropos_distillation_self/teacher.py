@@ -24,7 +24,7 @@ from atropos_distillation_self.lessons import lessons_of
 
 
 class SelfTeacher(Teacher):
-    """On an engine of its own, which begins with the run's model and takes the policy of the run's checkpoints."""
+    """A teacher on its own engine, which begins with the run's model and loads the policy from the run's checkpoints."""
 
     def __init__(self, options: SelfOptions, inside: RunContext, top_k: int) -> None:
         self._options = options
@@ -44,8 +44,8 @@ class SelfTeacher(Teacher):
         await self._engine.open()
 
     async def annotate(self, groups: Sequence[ScoredGroup]) -> Sequence[ScoredGroup]:
-        """Raises DeadlineExceeded, ConfigError where the run's checkpoints are too far apart, FitError for what the engine cannot
-        score, and what it raises itself."""
+        """Raises DeadlineExceeded, ConfigError if the run's checkpoints are too far apart, FitError for sequences that the engine
+        cannot score, and the engine's own errors."""
         return await within(self._annotate(groups), self._options.deadline_s, f"{self._label}: {len(groups)} groups")
 
     def metrics(self) -> Metrics:
@@ -110,8 +110,8 @@ class SelfTeacher(Teacher):
 
 
 def _with_silence(groups: Sequence[ScoredGroup]) -> list[ScoredGroup]:
-    """Where nothing could be shown to anyone: a teacher that was there and said nothing, for one rollout. A trainer would take groups
-    without any for those of a run without a teacher."""
+    """If no rollout could be taught, give one rollout an empty annotation. Without it, the trainer would take the groups for those of a
+    run without a teacher."""
     done = False
     made: list[ScoredGroup] = []
     for group in groups:

@@ -1,4 +1,4 @@
-"""Whole runs: each step is taught by the policy that sampled it, and a resume goes on with the same."""
+"""Whole runs: each step is taught by the policy that sampled it, and a resumed run continues with the same one."""
 
 from __future__ import annotations
 

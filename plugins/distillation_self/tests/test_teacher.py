@@ -181,7 +181,7 @@ async def test_a_lesson_beyond_the_models_context_is_left_out_and_counted(tiny, 
 
 
 async def test_it_teaches_with_the_policy_of_the_version_that_was_sampled(tiny, tokenizer, tmp_path):
-    """Two real checkpoints, of which the newer is of a version that nobody has sampled from yet."""
+    """Two real checkpoints: no rollout has been sampled yet from the version of the newer one."""
     models = {}
     for version, scale in ((1, 0.9), (2, 0.8)):
         models[version] = AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float32)

@@ -33,12 +33,12 @@ class Candidate:
 
     @property
     def mean(self) -> float:
-        """Over the tasks that it was tried on; -inf where there are none yet."""
+        """The mean over the tasks that it was tried on, or -inf if there are none yet."""
         return float(np.mean(list(self.scores.values()))) if self.scores else -math.inf
 
 
 def table(candidates: Sequence[Candidate]) -> NDArray[np.float64]:
-    """[C, T] mean rewards, -inf where a prompt was not tried on a task."""
+    """Return mean rewards [C, T], -inf for a prompt that was not tried on a task."""
     tasks = sorted({task for one in candidates for task in one.scores})
     rows = [[one.scores.get(task, -np.inf) for task in tasks] for one in candidates]
     return np.array(rows).reshape(len(candidates), -1)
@@ -57,5 +57,5 @@ def frequencies(scores: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def best(candidates: Sequence[Candidate]) -> int:
-    """By the mean over the tasks that each was tried on; of equal ones the first, as where none was."""
+    """Return the candidate with the highest mean over the tasks that it was tried on; the first of equal ones, or if none was tried."""
     return int(np.argmax([one.mean for one in candidates]))

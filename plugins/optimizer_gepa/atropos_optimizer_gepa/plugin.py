@@ -1,4 +1,4 @@
-"""What this package offers: the trainer `gepa`, the bridge `prompt` and the environment `prompted`."""
+"""The plugin's components: the trainer `gepa`, the bridge `prompt` and the environment `prompted`."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from atropos_optimizer_gepa.config import PromptedOptions
 
 OPTIONAL = ("state", "load", "mark", "marked", "metrics", "own_findings")  # that an environment may have: interfaces.py
 
-PROMPT_FILE = "prompt.txt"  # in a policy's directory, beside the model that it is for
+PROMPT_FILE = "prompt.txt"  # in a policy's directory, next to the model that it is for
 published: dict[Path, str] = {}  # by run directory: what its trainer has published
 
 
@@ -79,7 +79,7 @@ class Prompted(Environment):
         return made
 
     def _remember(self, task: Task, episode: Episode) -> None:
-        """For the trainer, which is given tokens alone."""
+        """Remember the task for the trainer, which gets only tokens."""
         text = "\n\n".join(str(message.get("content") or "") for message in task.messages)
         for rollout in episode.rollouts:
             posed.setdefault(self._directory, {})[rollout.tokens.tobytes()] = Posed(f"{self._label} {task.id}", text)
@@ -97,7 +97,7 @@ class Prompted(Environment):
 
 
 def prompted(options: PromptedOptions, inside: Environment, context: RunContext) -> Prompted:
-    """With whatever else the environment inside has that a run or a check looks for: state, metrics, findings of its own."""
+    """Wrap an environment, and pass on what else it has that a run or a check looks for: state, metrics, its own findings."""
     passed_on = {name: _forward(name) for name in OPTIONAL if hasattr(inside, name)}
     made: Prompted = type("Prompted", (Prompted,), passed_on)(options, inside, context)
     return made

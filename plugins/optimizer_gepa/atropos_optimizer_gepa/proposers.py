@@ -78,8 +78,8 @@ async def first_words(prompt: str, examples: Sequence[Example], rng: random.Rand
 
 
 async def reflect(options: GepaOptions, prompt: str, examples: Sequence[Example], rng: random.Random) -> str:
-    """What a model says that was shown them; the prompt again where its answer has no instruction. Asked again where the server is busy or
-    gone for a moment. Raises RemoteError, AccessRefused."""
+    """Show a model the prompt and the examples, and return the prompt that it proposes, or `prompt` if its answer has no instruction.
+    The request is repeated if the server is busy or briefly gone. Raises RemoteError, AccessRefused."""
     text = ASKED.format(prompt=prompt, examples="\n\n".join(SHOWN.format(*one) for one in examples))
     key = os.environ.get(options.key_variable)
     body = {"model": options.model, "messages": [{"role": "user", "content": text}], "seed": rng.randrange(1 << 31)}

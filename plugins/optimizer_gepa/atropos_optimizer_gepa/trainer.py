@@ -98,7 +98,7 @@ class GepaTrainer(Trainer):
         return await measured_rounding(torch, self._model, lambda: self.logprobs(sequences, temperature))
 
     async def save(self, directory: Path) -> None:
-        """The model as it is, with the best prompt beside it."""
+        """Save the unchanged model, with the best prompt next to it."""
         await asyncio.to_thread(self._save, directory)
 
     async def restore(self, directory: Path) -> None:
@@ -118,7 +118,7 @@ class GepaTrainer(Trainer):
         return random.Random(f"{self._context.seed}/{len(self._tried)}")
 
     def _note(self, batch: Batch, tried: Candidate) -> None:
-        """The rewards of a prompt, where an episode counts once, by task."""
+        """Record a prompt's rewards by task. Each episode counts once."""
         rewards: defaultdict[str, defaultdict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
         rows = []
         tasks = posed.pop(self._context.directory, {})

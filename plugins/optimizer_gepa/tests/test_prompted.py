@@ -1,4 +1,4 @@
-"""Where the prompt stands, and what a model that reflects is asked and answers."""
+"""The prompt's place in a task's messages, and the requests and answers of a model that reflects."""
 
 from __future__ import annotations
 

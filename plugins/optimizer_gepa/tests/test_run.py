@@ -1,4 +1,4 @@
-"""A whole run: each step rewards one prompt, the best is saved beside the model, and a resume goes on with the same prompts."""
+"""A whole run: each step rewards one prompt, the best is saved next to the model, and a resumed run continues with the same prompts."""
 
 from __future__ import annotations
 

@@ -21,8 +21,8 @@ def noise(centre: Mapping[str, Tensor], seed: Sequence[int]) -> Mapping[str, Ten
 
 
 def reward_of(batch: Batch) -> float:
-    """The mean over episodes of what each was rewarded with: `advantages` under a transform without a baseline. Each episode counts
-    once, whether it is one sequence or several. Raises DataError where no token is trained."""
+    """Return the mean reward over episodes: `advantages` under a transform without a baseline. Each episode counts once, whether it
+    is one sequence or several. Raises DataError if no token is trained."""
     of_episode: defaultdict[int, list[float]] = defaultdict(list)
     for start, end, episode in zip(batch.offsets[:-1], batch.offsets[1:], batch.episode.tolist(), strict=True):
         row = batch.advantages[start:end][batch.trained[start:end]]
@@ -36,7 +36,7 @@ def reward_of(batch: Batch) -> float:
 def fitness_of(rewards: Sequence[float], kind: str) -> np.ndarray:
     """[P] with the mean 0. z: by the standard deviation over members ("Evolution Strategies at Scale", arXiv 2509.24372).
     rank: -0.5 to 0.5 in equal steps, the same for equal rewards (Salimans et al., arXiv 1703.03864, section 2.1). All zero
-    where all rewards are equal."""
+    if all rewards are equal."""
     values = np.asarray(rewards, np.float64)
     if kind == "rank":
         below = (values[None] < values[:, None]).sum(1)

@@ -135,7 +135,7 @@ class EsTrainer(Trainer):
         return noise(self._centre, (self._context.seed, self._generation, pair))
 
     def _write(self) -> None:
-        """The member into the model, where its parameters lie."""
+        """Write the member into the model's parameters, in place."""
         present = dict(self.model.named_parameters())
         pair, second = divmod(self._member - 1, 2)
         scale = self._options.sigma * (-1) ** second
@@ -162,7 +162,7 @@ class EsTrainer(Trainer):
 
     def _save(self, directory: Path) -> None:
         member, self._member = self._member, 0
-        self._write()  # nobody else reads this model but a bridge, and none while it is saved
+        self._write()  # only a bridge reads this model, and never while it is saved
         self.model.save_pretrained(directory)
         self._member = member
         self._write()

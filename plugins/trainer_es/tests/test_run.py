@@ -1,4 +1,4 @@
-"""A whole run: an engine of its own samples from each member, and agrees with the trainer about it."""
+"""A whole run: a separate engine samples from each member, and its logprobs agree with the trainer's."""
 
 from __future__ import annotations
 

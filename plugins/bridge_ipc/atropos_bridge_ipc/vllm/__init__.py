@@ -1,3 +1,3 @@
-"""What runs inside vLLM's own processes. Only this package imports vllm, and nothing imports this package but vLLM's
-plugin loader.
+"""Code that runs inside vLLM's own processes. Only this package imports vllm, and only vLLM's plugin loader imports
+this package.
 """

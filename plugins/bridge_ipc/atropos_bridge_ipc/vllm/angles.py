@@ -1,4 +1,4 @@
-"""What vLLM's rotary layers hold, at the positions at which the trainer will compare."""
+"""The cosines and sines of vLLM's rotary layers, at the positions that the trainer compares."""
 
 from __future__ import annotations
 

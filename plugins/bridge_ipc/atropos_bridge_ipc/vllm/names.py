@@ -29,7 +29,7 @@ _WANTED = {
     "begin_reload": "vllm.model_executor.model_loader.reload:initialize_layerwise_reload",
     "end_reload": "vllm.model_executor.model_loader.reload:finalize_layerwise_reload",
 }
-# What is set on instances, or read by name, shows in a source alone: (which of the above, where in it, the text).
+# Attributes that are set on instances or read by name show only in the source: (key of the above, member, text).
 _WRITTEN = (
     ("plain_linear_method", "process_weights_after_loading", '"_cpu_skip_gemm_dispatch"'),
     ("plain_linear_method", "process_weights_after_loading", "layer.cpu_linear = "),
@@ -62,7 +62,7 @@ class Names:
 
 
 def find() -> Names:
-    """Raises FitError, which says the vLLM version and the name, where one is not there."""
+    """Look up all of them. Raises FitError, which names the vLLM version and the name, if one is missing."""
     version = importlib.import_module("vllm").__version__
     if not SUPPORTED.contains(version, prereleases=True):
         raise FitError(

@@ -1,9 +1,9 @@
-"""Where in vLLM's parameters each parameter of the trainer's model lies.
+"""Locate each parameter of the trainer's model in vLLM's parameters.
 
-vLLM fuses what Hugging Face keeps apart (q, k and v; gate and up), pads the vocabulary and ties as one object. The way
-from a Hugging Face name to rows of a vLLM parameter is vLLM's own: the model's `hf_to_vllm_mapper`, and the sizes that
-each fused layer itself was built with. Nothing is taken from another layer or guessed from a shape; the trainer then
-compares every value with the model directory's.
+vLLM fuses what Hugging Face keeps apart (q, k and v; gate and up), pads the vocabulary and ties as one object. A Hugging
+Face name leads to rows of a vLLM parameter by vLLM's own means: the model's `hf_to_vllm_mapper`, and the sizes that each
+fused layer was built with. Nothing is taken from another layer or guessed from a shape. The trainer then compares every
+value with the model directory's.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def check_shareable(model: nn.Module, config: Any, device: torch.device, names: 
 
 
 def _check_no_second_view(model: nn.Module) -> None:
-    """Whoever keeps a tensor over a parameter's memory would go on reading the old place after the move."""
+    """Refuse a model that keeps another tensor over a parameter's memory: it would read the old memory after the move."""
     named = {parameter.untyped_storage().data_ptr(): name for name, parameter in model.named_parameters()}
     for path, module in model.named_modules():
         for leaf, value in (*vars(module).items(), *module._buffers.items()):

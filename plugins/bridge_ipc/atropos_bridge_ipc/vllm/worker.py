@@ -31,7 +31,7 @@ TRANSPORT = "ATROPOS_WEIGHT_TRANSPORT"  # environment: how weights reach this en
 
 @dataclass
 class TransferRequest(WeightTransferInitInfo):  # type: ignore[misc] # vLLM need not be installed where types are checked
-    """What the bridge asks, and where it looks for the answer."""
+    """A request of the bridge, and the file in which it expects the answer."""
 
     do: str  # "share", "attach", "write" or "read"
     directory: str
@@ -45,14 +45,14 @@ class TransferRequest(WeightTransferInitInfo):  # type: ignore[misc] # vLLM need
 
 @dataclass
 class Version(WeightTransferUpdateInfo):  # type: ignore[misc]
-    """Which version the trainer has written for copying."""
+    """The version that the trainer has written for copying."""
 
     version: int
     slot: int
 
 
 class WeightKeeper(WeightTransferEngine):  # type: ignore[misc]
-    """Keeps the model's parameters in a shared segment; or, where they cannot be, loads copies of the trainer's."""
+    """Keep the model's parameters in a shared segment, or load copies of the trainer's if they cannot be shared."""
 
     init_info_cls = TransferRequest
     update_info_cls = Version
@@ -111,7 +111,7 @@ class WeightKeeper(WeightTransferEngine):  # type: ignore[misc]
             )
 
     def shutdown(self) -> None:
-        """Let go of the trainer's memory. Our own segment is where the model's weights are, and stays."""
+        """Release the trainer's memory. Our own segment stays, because it holds the model's weights."""
         self._source = None
 
     # -- one copy

@@ -1,1 +1,1 @@
-"""What runs inside vLLM's own processes: only this package imports vllm, and nothing but vLLM's plugin loader imports it."""
+"""Code that runs inside vLLM's own processes. Only this package imports vllm, and only vLLM's plugin loader imports it."""

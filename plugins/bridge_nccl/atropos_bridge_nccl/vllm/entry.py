@@ -1,4 +1,4 @@
-"""The entry point in vLLM's group of general plugins: it does nothing unless a run of ours asks for it."""
+"""The entry point in vLLM's group of general plugins. It does nothing unless an Atropos run requests it."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from atropos_core.errors import WeightsMismatch
 
 @dataclass
 class Meeting(WeightTransferInitInfo):  # type: ignore[misc] # vLLM need not be installed where types are checked
-    """What `Group` takes, and the rank of the engine's first worker."""
+    """The argument of `Group`, and the rank of the engine's first worker."""
 
     where: dict[str, Any]
     first_rank: int
