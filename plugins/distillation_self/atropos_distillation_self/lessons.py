@@ -34,8 +34,8 @@ class Lesson:
 def lessons_of(
     group: ScoredGroup, options: SelfOptions, tokenizer: ChatTokenizer, positions: int
 ) -> tuple[list[Lesson], int]:
-    """Return the lessons, and the number of rollouts without one although there is something to show. Their prompt differs from the
-    rendered task, or what is shown and the reply together do not fit below the model's `positions`."""
+    """Return the lessons, and how many rollouts should have one and do not: their prompt differs from the rendered task, or the lesson
+    is not shorter than the model's `positions`."""
     found: list[Lesson] = []
     wanted = 0
     plain = tokenizer.render(group.task.messages)

@@ -57,5 +57,5 @@ def frequencies(scores: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def best(candidates: Sequence[Candidate]) -> int:
-    """Return the candidate with the highest mean over the tasks that it was tried on; the first of equal ones, or if none was tried."""
+    """Return the index of the highest mean over the tasks that each was tried on; the first of equal ones, and 0 if none was tried."""
     return int(np.argmax([one.mean for one in candidates]))

@@ -22,8 +22,8 @@ def with_divergence(
 
 
 def whitened(advantages: Floats | NDArray[np.float64], trained: Bools) -> Floats:
-    """(A - mean) / std over all trained tokens of the batch, the standard deviation Bessel-corrected as verl's masked
-    whitening does it. Exactly 0 where the advantages are equal up to noise. [N]"""
+    """Return (A - mean) / std over all trained tokens of the batch [N], with a Bessel-corrected standard deviation as in
+    verl's masked whitening. Exactly 0 if the advantages are equal up to noise."""
     values = advantages[trained].astype(np.float64)
     made = np.zeros(len(advantages), np.float32)
     if len(values) < 2:

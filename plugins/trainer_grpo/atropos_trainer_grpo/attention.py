@@ -24,8 +24,8 @@ NAME = "atropos_packed"  # among transformers' attention functions
 
 
 def attention_of(wanted: str, config: Any, device: str) -> str:
-    """trainer.attention, for a model with this configuration on this device: where FlashAttention's kernels cannot be used, auto is padded.
-    Raises FitError where they cannot, and flash was asked for."""
+    """Resolve trainer.attention for a model with this configuration on this device: auto becomes padded if FlashAttention's kernels
+    cannot be used. Raises FitError if they cannot and flash was requested."""
     if wanted == "padded":
         return wanted
     decoder = config.get_text_config(decoder=True)

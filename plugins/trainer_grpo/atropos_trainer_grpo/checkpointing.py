@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 
 def enable(model: PreTrainedModel, options: GrpoOptions) -> None:
-    """Have the first `checkpointed_layers` decoder layers keep their inputs alone. The others keep all that the backward pass needs:
-    they come first in it, and what they held is free again by the time that the first one is computed anew. Raises FitError for a model
-    without such layers, where one of the options says something of them."""
+    """Have the first `checkpointed_layers` decoder layers keep only their inputs. The others keep all that the backward pass needs: it
+    begins with them, and has freed their memory before the first layer is computed again. Raises FitError if the model has no such
+    layers and one of the options concerns them."""
     switch = getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)
     switch({"use_reentrant": False})  # the second name is that of transformers before 5.20
     layers: list[Any] = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]

@@ -8,12 +8,12 @@ LEAST_ROWS = 64  # below these the products of a chunk with the head wait for it
 
 
 def in_one_pass(device: str, double: bool, others: bool) -> bool:
-    """Whether Triton kernels go over the logits, which then are there once and in the model's dtype: on a GPU, not in float64, and not
-    where logprobs of other tokens than the targets are wanted."""
+    """Return True if Triton kernels process the logits, which then exist once and in the model's dtype: on a GPU, not in float64, and
+    not if logprobs of other tokens than the targets are wanted."""
     return device != "cpu" and not double and not others
 
 
 def rows_at_once(chunk: int, vocabulary: int, device: str, *, one_pass: bool = False) -> int:
-    """`chunk`, or fewer where the vocabulary is so large that their logits would be what fills the memory."""
+    """Return `chunk`, or fewer rows if the vocabulary is so large that their logits would fill the memory."""
     most = LOGITS_IN_ONE_PASS if one_pass else LOGITS[device != "cpu"]
     return min(chunk, max(LEAST_ROWS, most // vocabulary))

@@ -2,9 +2,9 @@
 
 The engine's logprobs of its own samples are off by rounding, by other kernels, or by versions. With `old_logprobs =
 "recompute"` the ratio is taken against the trainer's own logprobs, and what is left, rho = exp(old - rollout), is a weight
-on each token's loss, without gradient. None of this holds for sequences that were sampled with top_p or top_k: the engine's
-logprobs are then of another, renormalised distribution, and the mean of rho is the mass that was kept, not 1. Their
-weight is 1, as that of sequences without logprobs.
+on each token's loss, without gradient. This does not hold for sequences that were sampled with top_p or top_k. The
+engine's logprobs are then of another, renormalised distribution, and the mean of rho is the mass that was kept, not 1.
+Their weight is 1, as for sequences without logprobs.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ class Weights(NamedTuple):
 def importance_weights(
     kind: Correction, rows: Rows, rollout: Tensor, known: Tensor, low: float, high: float
 ) -> Weights:
-    """`rollout` [R]: the engine's logprobs; where it is not `known` [R] rho is 1. With rho = exp(old - rollout):
+    """`rollout` [R] are the engine's logprobs; rho is 1 for those that are not `known` [R]. With rho = exp(old - rollout):
 
     - tis: min(rho, high), truncated importance sampling (Yao et al. 2025; Ionides 2008).
     - mis, icepop: rho where low <= rho <= high, else 0 (IcePop, Ling Team 2025, with its bounds 0.5 and 5).
     - kpop: rho where old and rollout agree to `high` nats, else 0 (`losses.kpop`).
     - sequence_tis, sequence_mis: the same of the product of rho over each sequence.
-    - geometric_mis: 1 where low <= the geometric mean of rho over the sequence <= high, else 0: whole sequences are left
+    - geometric_mis: 1 if low <= the geometric mean of rho over the sequence <= high, else 0: whole sequences are left
       out, none is weighted.
     """
     log_ratio = torch.where(known, rows.old - rollout, 0.0).detach()

@@ -1,12 +1,12 @@
-"""Exact causal attention over a tree of packed segments, by FlashAttention's kernels alone: no mask, no padding, and each key once.
+"""Exact causal attention over a tree of packed segments, using only FlashAttention's kernels: no mask, no padding, and each key once.
 
 A token sees its own segment up to itself, and the whole of each segment above it. Softmax over several parts is the softmax over each,
 weighted by their normalisers: with l_i = log sum_j exp(s_ij) of part i, and l = log sum_i exp(l_i), the output is sum_i exp(l_i - l) o_i
 (Hydragen, arXiv 2402.05099, for what sequences share; the online softmax of FlashAttention, arXiv 2205.14135). A kernel's backward pass
-makes probabilities anew, as exp(s - l): given l and the output of all parts together, it gives each part's share of the gradient, as in
-ring attention (arXiv 2310.01889).
+computes probabilities again, as exp(s - l). Given l and the output of all parts together, it returns each part's share of the gradient,
+as in ring attention (arXiv 2310.01889).
 
-One call has all segments with themselves; one more for each level of the tree has all that is below its segments, with their keys.
+One call attends each segment to itself. One more call for each level of the tree attends all that is below its segments to their keys.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ WIDEST_HEAD = 256  # FlashAttention's own bound
 LEAST_CAPABILITY = (8, 0)  # Ampere
 
 _ops: Any = torch.ops.aten
-State = tuple[Tensor, ...]  # what a kernel's backward pass asks for beside its inputs and outputs
+State = tuple[Tensor, ...]  # what a kernel's backward pass needs in addition to its inputs and outputs
 
 
 def tree_attention(query: Tensor, key: Tensor, value: Tensor, levels: Sequence[Runs], scale: float) -> Tensor:

@@ -62,8 +62,8 @@ class ForwardPasses:
     def score(
         self, sequences: Indices, model: torch.nn.Module | None = None, taught: Taught | None = None
     ) -> tuple[Scored, Indices]:
-        """One forward pass: the scored tokens of these sequences, and where they stand in the batch [R]. With `taught`,
-        logprobs of the teacher's tokens as well."""
+        """Run one forward pass. Returns the scored tokens of these sequences, and their positions in the batch [R]. With
+        `taught`, also logprobs of the teacher's tokens."""
         batch, columns = self.batch, self.columns
         at = token_positions(batch.offsets, sequences)
         tokens = batch.tokens[at]
@@ -106,7 +106,7 @@ class ForwardPasses:
 
     @torch.no_grad()
     def computed(self, wanting: Bools, known: Floats, model: torch.nn.Module | None = None) -> Floats:
-        """`known` [N], and logprobs by a pass without gradient where they are wanted. Collective."""
+        """Return `known` [N], with logprobs from a pass without gradient at the tokens in `wanting`. Collective."""
         sequences = np.flatnonzero(np.logical_or.reduceat(wanting, self.batch.offsets[:-1]))
         made = np.zeros(len(known), np.float32)
         for scored, positions in self.over(sequences, model):
@@ -119,8 +119,8 @@ class ForwardPasses:
 
 
 def distinct_rows(places: Indices, temperature: Floats, *, worth: bool) -> tuple[Indices | slice, Indices | None]:
-    """Of scored tokens at these packed `places` [R], each that is shared once; and for every row the one that stands for it [R].
-    None where that is every row, or too few of them are shared."""
+    """Return the rows of scored tokens at these packed `places` [R] with each shared one once, and for every row the one that represents
+    it [R]. The second is None if no rows are joined: too few are shared, or their temperatures differ."""
     if worth and len(places):
         _, first, of = np.unique(places, return_index=True, return_inverse=True)
         if len(first) <= WORTH_JOINING * len(places) and (temperature[first][of] == temperature).all():

@@ -38,8 +38,8 @@ def token_logprobs(
     chunk: int,
     others: Tensor | None = None,  # i64[R, K] further tokens at each position; one may be named twice
 ) -> Scored:
-    """log softmax(head(hidden) / temperature)[targets], in fp32 (fp64 for a float64 model), and the same for `others` and for
-    what is outside them (-inf where nothing is)."""
+    """Compute log softmax(head(hidden) / temperature)[targets] in fp32 (fp64 for a float64 model), and the same for `others`
+    and for all tokens outside them (-inf if there are none)."""
     if not len(targets):
         empty = hidden.sum(dim=1)  # keeps the graph: backward() on a loss of nothing gives zeros
         if others is None:
@@ -70,7 +70,7 @@ class _TokenLogprobs(torch.autograd.Function):
                 further.append(logs.gather(1, others[part]))
                 beyond.append(logs.scatter(1, others[part], -torch.inf).logsumexp(dim=1))
             probabilities = torch.exp(logs, out=logits)
-            # 0 * -inf where masked. In place: a product of its own would be as large again.
+            # Masked logits would give 0 * -inf. In place, since a separate product would be as large again.
             entropy = -logs.clamp_min_(-1e4).mul_(probabilities).sum(dim=-1)
             made.append((logprobs, entropy))
             kept = probabilities if len(targets) <= chunk else None
@@ -170,7 +170,7 @@ class _Gradients:
     def __init__(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, wanted: tuple[bool, ...]) -> None:
         self._given = hidden, weight
         self._hidden = torch.empty_like(hidden)
-        # Where earlier micro-batches have left a gradient, it is added to at once: the largest there is need not be there twice.
+        # Add directly to the gradient of earlier micro-batches, if there is one, so that the largest gradient does not exist twice.
         self._present = weight.grad if wanted[1] and weight.is_leaf else None
         self._weight = torch.zeros_like(weight) if self._present is None and wanted[1] else self._present
         self._bias = torch.zeros_like(bias) if bias is not None and wanted[2] else None

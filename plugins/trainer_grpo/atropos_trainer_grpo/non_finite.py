@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from atropos_core.errors import TrainingDiverged
 from atropos_core.types import Bools, Floats
 
-if TYPE_CHECKING:  # the update runs where no options can be read from a file
+if TYPE_CHECKING:  # so that the update does not import the code that reads options
     from atropos_trainer_grpo.config import GrpoOptions
 
 RESUME = "resume from the last checkpoint with a lower trainer.learning_rate"

@@ -10,7 +10,7 @@ EXTRAS = {"peft": "lora", "torchao": "torchao", "bitsandbytes": "bitsandbytes", 
 
 
 def require(module: str, what: str) -> None:
-    """Raises FitError, which says `what` needs the module and what installs it, where it is not there."""
+    """Raises FitError if the module is not installed: `what` needs it, and how to install it."""
     if importlib.util.find_spec(module) is None:
         raise FitError(
             f"{what} needs the module {module!r}, and {module!r} is not installed.",

@@ -44,8 +44,8 @@ _INDEX = {  # what DCP's own index of a directory is made of
 def write(
     state: Mapping[str, Any], names: Sequence[str], masters: Sequence[Tensor | None], directory: Path
 ) -> dict[str, Any]:
-    """This rank's part of an optimiser's `state`; collective. `names`, `masters`: of its parameters, in their order. Returns what rank 0 is
-    to write beside. Raises CheckpointError, on all ranks alike."""
+    """Write this rank's part of an optimiser's `state`; collective. `names` and `masters` are of its parameters, in their order. Returns
+    what rank 0 writes in addition. Raises CheckpointError on all ranks."""
     tensors: dict[str, Tensor] = {}
 
     def noted(kind: str, at: int, tensor: Tensor | None) -> Any:
@@ -61,15 +61,15 @@ def write(
 
 
 def are_named(state: Mapping[str, Any]) -> bool:
-    """True if `parts_of` made a saved state."""
+    """Return True if `write` made this state."""
     return any(isinstance(master, str) for master in state["masters"]) or any(
         isinstance(value, str) for entry in state["moments"].values() for value in entry.values()
     )
 
 
 def read(state: Mapping[str, Any], parameters: Sequence[Tensor], directory: Path) -> dict[str, Any]:
-    """A `state` that `write` gave, with tensors in it again: of each, the part that this rank has of the parameter. Collective. Raises
-    CheckpointError, on all ranks alike."""
+    """Read a `state` that `write` returned, with its tensors: of each, this rank's part. Collective. Raises CheckpointError on all
+    ranks."""
     tensors: dict[str, Tensor] = {}
 
     def made(kind: str, at: int, saved: Any) -> Any:

@@ -154,7 +154,7 @@ def memory_bytes(option: str, text: str) -> int:
 
 
 def _caches(config: RunConfig) -> str:
-    """Where the engine's keys and values are of a size that the run file has, or that is the default."""
+    """Return a remedy that shrinks the engine's keys and values, for engines whose run file or default sets their size."""
     smaller = {"hf": "kv_cache_gb=1", "vllm": "memory_share=0.5"}.get(config.engine.use)
     return f"; or give the engine less for keys and values: --set engine.{smaller}" if smaller else ""
 

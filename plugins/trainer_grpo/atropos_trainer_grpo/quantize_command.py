@@ -96,7 +96,7 @@ def write(model: Path, directory: Path, kind: str = "nf4", dtype: str | None = N
                 shutil.copy2(path, unfinished / path.name)
                 continue
             with safe_open(path, "pt") as file:
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dict
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
                 metadata = file.metadata()
             if dtype is not None:  # before rounding: the grid is that of the written numbers
                 tensors = {

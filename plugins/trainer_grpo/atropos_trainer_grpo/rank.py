@@ -1,4 +1,4 @@
-"""A further rank of the trainer on one machine: `python -m atropos_trainer_grpo.rank DESCRIPTOR ROLE`, started by `ranks` alone."""
+"""A further rank of the trainer on one machine: `python -m atropos_trainer_grpo.rank DESCRIPTOR ROLE`, started only by `ranks`."""
 
 from __future__ import annotations
 

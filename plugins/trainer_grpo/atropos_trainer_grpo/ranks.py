@@ -2,8 +2,8 @@
 there is one such trainer on each, and that of the first, which has rank 0, calls the others as it calls its own ranks.
 
 Each call goes to all of them at once, and each does the same collective work (FSDP2, `sharding`). A refusal is raised by
-all alike, and they go on. A rank that dies, or fails by itself, leaves the others inside a collective: then all are ended,
-and this trainer with them.
+all of them, and they continue. If one rank dies, or fails when the others do not, they stay inside a collective: then all
+are ended, and this trainer with them.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class RankedTrainer(ForwardingTrainer):
         self._following = await follow(leader, self, {"join": self.join})
 
     async def open(self) -> ModelInfo:
-        """Where this one follows, ranks have joined before."""
+        """Open all ranks. On machines other than the first, they have joined before this is called."""
         if self._context.machine == 0:
             if self._leader is not None:
                 others = await self._leader.connected(self._context.directory / "logs", self._context.patience)

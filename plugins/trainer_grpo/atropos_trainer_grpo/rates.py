@@ -24,9 +24,9 @@ class ParameterGroup(NamedTuple):
 
 
 def factor(options: GrpoOptions, update: int, in_all: int) -> float:
-    """What the rates of update 0, 1, ... `in_all` - 1 are multiplied by. Linear from 1 / warmup_steps to 1, then as the
-    schedule says from 1 to its floor, which is where update `in_all` would be, as torch's schedulers and transformers'
-    have it; later updates stay there."""
+    """Return the factor for the rates of update 0, 1, ... `in_all` - 1. It is linear from 1 / warmup_steps to 1, then
+    follows the schedule from 1 to its floor. Update `in_all` would reach the floor, as with the schedulers of torch and
+    transformers; later updates stay there."""
     warm = options.warmup_steps
     if update < warm:
         return (update + 1) / warm

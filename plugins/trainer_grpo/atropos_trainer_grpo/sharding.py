@@ -1,9 +1,9 @@
 """A model whose parameters are divided over ranks, by torch's FSDP2 (`fully_shard`).
 
-Each layer gathers its parameters for its own forward and backward pass; what is outside of layers (embeddings, final norm,
-head) is gathered around the whole pass, which is why scoring is one module here. Shards are fp32 where the model is
-16-bit: they are the masters, and what is gathered is their rounding. Rank 0 also keeps the model whole, on the CPU and
-in its own dtype: what a bridge reads and a checkpoint holds.
+Each layer gathers its parameters for its own forward and backward pass. Parameters outside of layers (embeddings, final
+norm, head) are gathered around the whole pass, which is why scoring is one module here. If the model is 16-bit, shards
+are fp32: they are the masters, and the gathered parameters are their rounding. Rank 0 also keeps the whole model, on the
+CPU and in its own dtype, for bridges to read and checkpoints to hold.
 """
 
 from __future__ import annotations

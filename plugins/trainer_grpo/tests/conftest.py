@@ -121,8 +121,8 @@ def make_batch() -> Callable[..., Batch]:
 
 @pytest.fixture
 def make_branches() -> Callable[..., Batch]:
-    """Groups of sequences that branch anywhere, some of which end where another goes on, and one that is there twice; what is sampled
-    and trained, temperatures and advantages are random, in tokens that are shared as well."""
+    """Make groups of sequences that branch anywhere. Some end at a point at which another continues, and one occurs twice. Sampled and
+    trained tokens, temperatures and advantages are random, also for shared tokens."""
 
     def make(seed: int = 0, groups: int = 3, size: int = 7) -> Batch:
         random = np.random.default_rng(seed)

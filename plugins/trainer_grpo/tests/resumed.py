@@ -60,7 +60,7 @@ async def trained_on(
 
 
 def optimizer_state(directory: Path) -> dict[str, Any]:
-    """That a checkpoint has, whoever wrote it: what ranks have written, put together by torch itself."""
+    """Return a checkpoint's optimizer state. If several ranks wrote it, torch's own reader puts the parts together."""
     state: dict[str, Any] = torch.load(directory / "trainer_state.pt", weights_only=True)["optimizer"]
     if not (folder := directory / "trainer_state").exists():
         return state

@@ -158,7 +158,7 @@ def logits_of(model, batch):
 
 
 def taught(batch, logits, k=4, every=1, own=False):
-    """The batch with the teacher's k likeliest tokens at each sampled token, or the sampled one alone."""
+    """Return the batch with the teacher's k likeliest tokens at each sampled token, or only the sampled one."""
     logs = logits.log_softmax(-1).numpy()
     speaks = batch.sampled & (np.arange(len(batch.tokens)) % every == 0)
     ids = batch.tokens[:, None] if own else np.argsort(-logs, axis=1)[:, :k]

@@ -33,8 +33,8 @@ MEMORY = [{}, {"tokens_per_microbatch": 1}, {"tokens_per_microbatch": 90}, {"sha
 
 
 def conversations(seed=0, groups=2, size=3, tokens_of=np.float32):
-    """Two batches of the same episodes of one to four turns: each in one sequence, and each turn in a sequence of its own
-    that has all before it as context. The groups' advantages are by token, and some tokens have none."""
+    """Make two batches of the same episodes of one to four turns: one with each episode in one sequence, one with each turn
+    in its own sequence, after all earlier turns as context. The groups' advantages are by token, and some tokens have none."""
     random = np.random.default_rng(seed)
     whole, pieces = [], []  # (tokens, trained, logprobs, advantages, top k), group, episode
     for group in range(groups):

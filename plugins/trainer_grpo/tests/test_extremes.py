@@ -1,5 +1,5 @@
 """Every loss, option, correction and estimator of KL at log-ratios and advantages as far apart as float32 goes, in float32,
-against float64 code that was written from the formulas alone."""
+against float64 code that was written only from the formulas."""
 
 import ast
 import re
@@ -18,7 +18,7 @@ from atropos_trainer_grpo.kl_estimators import divergence
 from atropos_trainer_grpo.losses import LOSSES, Clip, Rows
 from atropos_trainer_grpo.non_finite import against_old, against_reference
 
-FURTHEST = 60.0  # README.md, Losses: where a log-ratio stops
+FURTHEST = 60.0  # README.md, Losses: the bound of a log-ratio
 APART = [0.0]
 APART += [
     s * a
@@ -97,7 +97,7 @@ def test_value_and_gradient_are_right_for_every_finite_input(name, dual, bounds)
     ("apart", "advantage"), list(product([-200.0, -89.0, -1.0, 1.0, 89.0, 200.0, 1e4], [1.0, -1.0]))
 )
 def test_gspo_is_right_for_sequences_that_moved_as_far(apart, advantage, dual):
-    """One sequence of four tokens whose mean log-ratio is `apart`, beside one at which nothing moved."""
+    """A sequence of four tokens whose mean log-ratio is `apart`, and another one that did not move."""
     clip = Clip(3e-4, 4e-4, dual)
     of_tokens = np.array([2.0, 0.5, 1.5, 0.0]) * apart
     old = torch.tensor([*-np.maximum(of_tokens, 0), -1.0], dtype=torch.float32)

@@ -50,7 +50,7 @@ async def test_a_hosted_trainer_does_what_one_in_this_process_does(open_trainer,
         await there.save(tmp_path / "saved")
         saved = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
         for one, other in zip(here.model.parameters(), saved.parameters(), strict=True):
-            torch.testing.assert_close(one, other, atol=1e-3, rtol=1e-3)  # Adam divides tiny gradients by themselves
+            torch.testing.assert_close(one, other, atol=1e-3, rtol=1e-3)  # Adam normalises tiny gradients
         await there.restore(tmp_path / "saved")
         await there.step(make_batch(3), gate)
     assert there.child.process.popen.returncode is not None

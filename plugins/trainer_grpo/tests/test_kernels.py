@@ -12,7 +12,8 @@ from atropos_trainer_grpo.model import open_model
 
 @pytest.fixture
 def liger(monkeypatch):
-    """What use_liger asks of liger-kernel, which only a CUDA machine has: a function for each architecture it knows."""
+    """A stand-in for the part of liger-kernel that use_liger needs: a function for each architecture that it knows.
+    Only a CUDA machine has the real one."""
     applied = []
 
     def apply(model, cross_entropy=True, rms_norm=True):

@@ -1,4 +1,4 @@
-"""LoRA: the adapter alone is trained, by the gradient that peft's own forward gives, and a checkpoint is a peft directory."""
+"""LoRA: only the adapter is trained, by the gradient of peft's own forward pass, and a checkpoint is a peft directory."""
 
 import importlib.util
 import json
@@ -54,7 +54,7 @@ def adapted_modules(model):
 async def test_only_the_adapter_changes_and_it_is_in_fp32(open_trainer, make_batch, model_of, gate, dtype):
     trainer = await open_trainer(model_of(dtype=dtype), lora=LORA, dtype=str(dtype).removeprefix("torch."))
     before, adapter = base_of(trainer.model), {k: v.clone() for k, v in lora.tensors(trainer.model).items()}
-    for seed in range(2):  # the first moves B alone
+    for seed in range(2):  # the first moves only B
         await trainer.step(make_batch(seed), gate)
     assert {tensor.dtype for tensor in lora.tensors(trainer.model).values()} == {torch.float32}
     for name, tensor in lora.tensors(trainer.model).items():

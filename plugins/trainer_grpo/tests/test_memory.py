@@ -1,4 +1,4 @@
-"""What the trainer says that it will hold, against what torch then holds."""
+"""The memory that the trainer plans, compared with the memory that torch then holds."""
 
 import pytest
 import torch

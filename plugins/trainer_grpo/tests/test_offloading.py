@@ -1,5 +1,5 @@
-"""What waits in host memory, and which layers are computed again: neither changes a weight. (That device memory is saved is measured on
-a GPU: `make gpu`. The copies are the same between any two devices.)"""
+"""Neither offloading to host memory nor computing layers again changes a weight. `make gpu` measures on a GPU how much device memory
+this saves. The copies are the same between any two devices."""
 
 import math
 import weakref
@@ -107,7 +107,7 @@ async def test_the_first_layers_alone_are_computed_again(open_trainer, make_batc
 )
 async def test_moments_and_masters_in_host_memory_change_no_weight(open_trainer, model_of, make_batch, gate, more):
     more = {"learning_rate": 1e-2, **more}
-    # A tied embedding's gradient is of rows alone on a CPU, and is added to the head's in another order.
+    # On a CPU, a tied embedding's gradient has only the looked-up rows, and is added to the head's in another order.
     model = model_of(tied="tokens_per_microbatch" not in more)
     beside, apart = await open_trainer(model, **more), await open_trainer(model, optimizer_offloading=True, **more)
     assert equal(await weights_after(apart, make_batch, gate), await weights_after(beside, make_batch, gate))
@@ -149,7 +149,7 @@ async def test_weights_that_a_bridge_moves_keep_their_exact_masters(open_trainer
 
 
 async def test_a_gradient_that_no_optimiser_can_bear_leaves_nothing(open_trainer, make_batch, gate):
-    """Norms are looked at where gradients are: a total in host memory beside a loss that is not."""
+    """Norms are computed on the gradients' device. With offloading that is host memory, although the loss is elsewhere."""
     trainer = await open_trainer(optimizer_offloading=True, max_grad_norm=1e-3, learning_rate=1e-2)
     other = await open_trainer(max_grad_norm=1e-3, learning_rate=1e-2)
     assert equal(await weights_after(trainer, make_batch, gate), await weights_after(other, make_batch, gate))

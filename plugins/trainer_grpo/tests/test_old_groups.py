@@ -29,7 +29,7 @@ def group(**fields):
 
 
 def batch_of(*groups):
-    """As it reaches a trainer in a process of its own."""
+    """Make the batch as it reaches a trainer in a separate process."""
     ready = [one.with_advantages(np.array([1, -1], np.float32)) for one in groups]
     return decode(encode_bytes(to_batch([decode(encode_bytes(one)) for one in ready], version=1)))
 

@@ -1,4 +1,4 @@
-"""What an option would do nothing beside is refused, in words; every other change of an option changes the work."""
+"""An option that would have no effect next to another is refused with the reason; every other change of an option changes the work."""
 
 import ast
 from collections import Counter
@@ -150,7 +150,7 @@ CHANGED: dict[str, tuple[dict, dict]] = {
     "lora.layers": (LORA, {"lora": {"rank": 2, "layers": [0]}}),
     "lora.learning_rate": (LORA, {"lora": {"rank": 2, "learning_rate": 1e-5}}),
 }  # fmt: skip
-# Whose effect is on memory, speed or what is refused: the test that has it.
+# The tests of options that affect memory, speed or what is refused.
 ELSEWHERE = {
     "missing_logprobs": "test_update.py::test_missing_logprobs_are_recomputed_or_refused",
     "kernels": "test_torchao.py::test_what_the_run_cannot_have_is_refused_before_it_begins",
@@ -171,7 +171,7 @@ COMPUTED = {
 
 
 class Counting(TorchDispatchMode):
-    """What is computed: every operation and the shape of its first tensor."""
+    """Count each computed operation, with the shape of its first tensor."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -226,7 +226,7 @@ def test_the_test_that_an_entry_names_is_there_and_uses_the_option(option):
 
 @pytest.fixture
 def work(open_trainer, make_batch, gate):
-    """What two batches leave behind under some options."""
+    """Train on two batches under given options and return the results."""
     cache: dict[str, tuple] = {}
 
     async def made(options: dict) -> tuple:

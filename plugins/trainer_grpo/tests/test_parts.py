@@ -1,4 +1,4 @@
-"""What ranks have written is read part by part, and nothing of it is run."""
+"""The ranks' files of a checkpoint are read part by part, and no code in them is run."""
 
 import os
 import pickle
@@ -12,7 +12,7 @@ from atropos_trainer_grpo import parts
 
 @pytest.fixture
 def saved(tmp_path):
-    """A directory, and what is written beside: two parameters after one update, the second with a master."""
+    """Return a directory, the state, and what `write` returned: two parameters after one update, the second with a master."""
     moment = {"step": torch.tensor(1.0), "exp_avg": torch.arange(6.0).reshape(2, 3), "exp_avg_sq": torch.ones(2, 3)}
     state = {"optimizer": "adamw", "updates": 1, "masters": [None, None], "moments": {0: moment}}
     made = parts.write(state, ["a", "b"], [None, torch.full((4,), 0.1)], tmp_path)
@@ -40,7 +40,7 @@ def test_a_missing_file_and_parameters_of_another_shape_are_refused(saved):
 
 
 class Runs:
-    """What a stranger's index could hold."""
+    """An object that a stranger's index could hold: loading it runs code."""
 
     def __reduce__(self):
         return os.mkdir, ("made-by-a-checkpoint",)

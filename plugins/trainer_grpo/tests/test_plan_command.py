@@ -68,7 +68,7 @@ def said(capsys, *arguments: str, code: int = 0) -> str:
 
 
 def rows(text: str) -> dict[str, tuple[int, int]]:
-    """Of each way: the longest context, and the tokens at once; 0 where there are none."""
+    """Return the longest context and the tokens at once for each way, 0 if there are none."""
     found = {}
     for line in text.splitlines():
         cells = [cell for cell in line.split("  ") if cell.strip()]

@@ -1,4 +1,4 @@
-"""What sequences begin with in common is there once, wherever they go apart, and computing it once changes no gradient."""
+"""The shared beginning of sequences exists once, wherever they diverge, and computing it once changes no gradient."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""A base in 4 or 8 bits: the numbers that an engine loads, in less memory, and gradients of adapters as beside those numbers."""
+"""A base in 4 or 8 bits: the numbers that an engine loads, in less memory, and the same gradients of adapters as with those numbers."""
 
 import json
 import shutil

@@ -38,7 +38,7 @@ OPTIONS = {
 
 @asynccontextmanager
 async def opened(model, directory, ranks=2, **options):
-    """A trainer in a process of its own, as `ranks` processes."""
+    """Open a trainer in a separate process, with `ranks` processes in all."""
     directory.mkdir(exist_ok=True)
     build = {
         "kind": "trainer",

@@ -1,4 +1,4 @@
-"""What the trainer says of each token of its last batch, for whoever records it."""
+"""The values that the trainer reports for each token of its last batch, for sinks that record them."""
 
 from dataclasses import replace
 
@@ -11,7 +11,7 @@ from plugins.trainer_grpo.tests.test_update import on_policy
 
 
 async def expected_of(trainer, batch):
-    """The logprobs of the policy as it is, by passes of their own; NaN where nobody sampled."""
+    """Return the current policy's logprobs, from separate passes; NaN for tokens that were not sampled."""
     sequences = np.split(batch.tokens, batch.offsets[1:-1])
     logprobs = np.concatenate(await trainer.logprobs(list(sequences)))
     return np.where(batch.sampled, logprobs, np.nan).astype(np.float32)
@@ -67,7 +67,7 @@ async def test_advantages_are_those_that_the_loss_took(open_trainer, make_batch,
 
 
 async def test_the_order_is_that_of_the_batch_that_was_given(open_trainer, make_batch, gate):
-    """The trainer puts the sequences of a group beside each other."""
+    """The trainer puts the sequences of a group next to each other."""
     trainer = await open_trainer()
     batch = await on_policy(trainer, make_batch())
     shuffled = batch.select(np.random.default_rng(0).permutation(batch.sequences))

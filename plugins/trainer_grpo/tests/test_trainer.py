@@ -1,4 +1,4 @@
-"""The trainer as a run uses it: when it writes, where it writes, what it refuses, and that it learns."""
+"""The trainer as a run uses it: its writes, its refusals, and that it learns."""
 
 import asyncio
 import json

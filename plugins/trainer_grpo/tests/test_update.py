@@ -387,7 +387,7 @@ async def test_a_loss_of_ones_own_is_named_by_its_file(open_trainer, make_batch,
         "    return Surrogate(-ratio * rows.advantages, ratio.detach())\n\nwrong = 1\n"
     )
     mine = await open_trainer(loss=f"{tmp_path}/mine.py:mine")
-    batch = await on_policy(mine, make_batch())  # ratios of 1, where nothing is clipped
+    batch = await on_policy(mine, make_batch())  # ratios of 1, so that nothing is clipped
     expected = await (await open_trainer()).step(batch, gate)
     metrics = await mine.step(batch, gate)
     assert metrics["loss"] == pytest.approx(expected["loss"], abs=1e-6)

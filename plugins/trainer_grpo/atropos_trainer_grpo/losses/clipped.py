@@ -16,8 +16,8 @@ def clipped_by_token(rows: Rows, clip: Clip) -> Surrogate:
 
 def clipped_by_sequence(rows: Rows, clip: Clip) -> Surrogate:
     """The same with the sequence's ratio s = exp(mean_t(logprobs - old)) in place of the token's (GSPO, arXiv 2507.18071,
-    eq. 5). Each token carries its part of the gradient of s, the paper's GSPO-token (eq. 13), which is GSPO where all
-    tokens of a sequence have one advantage."""
+    eq. 5). Each token carries its part of the gradient of s, the paper's GSPO-token (eq. 13), which equals GSPO if all
+    tokens of a sequence have the same advantage."""
     log_ratio = rows.mean_by_sequence((rows.logprobs - rows.old).detach())
     return _clipped(bounded_exp(log_ratio + (rows.logprobs - rows.logprobs.detach())), rows.advantages, clip)
 
@@ -36,7 +36,7 @@ def policy_gradient(rows: Rows, clip: Clip) -> Surrogate:
 
 
 def _clipped(ratio: Tensor, advantages: Tensor, clip: Clip) -> Surrogate:
-    """-ratio A where the ratio may still move that way; where it may not, -A times the bound that it has passed."""
+    """Return -ratio A while the ratio may still move that way, and -A times the bound once it has passed that bound."""
     seen, good, bad = ratio.detach(), advantages > 0, advantages < 0
     above, below = good & (seen > 1.0 + clip.high), bad & (seen < 1.0 - clip.low)
     bound = torch.where(above, 1.0 + clip.high, 1.0 - clip.low)

@@ -1,9 +1,9 @@
 """KPop: tokens whose probability two policies disagree about are left out ("Taming Training-Inference Mismatch in Reinforcement
 Learning with Adaptive Masking Regions", Guo et al. 2026, ringtech.notion.site/kpop).
 
-A token against everything else is a coin, which comes up with p in one policy and with q in the other. The token is kept where
-the divergence D(p||q) = p log(p/q) + (1 - p) log((1 - p) / (1 - q)) is within a threshold both ways. Where p is small the ratio
-may be large, and where it is nearly 1 it may not: IcePop's bounds on the ratio are the same for both.
+A token against everything else is a coin, which comes up with p in one policy and with q in the other. The token is kept if
+the divergence D(p||q) = p log(p/q) + (1 - p) log((1 - p) / (1 - q)) is within a threshold both ways. So the ratio may be large
+if p is small, but not if p is nearly 1; IcePop's bounds on the ratio are the same for both.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ def agree(one: Tensor, other: Tensor, threshold: float) -> Tensor:
 
 
 def left_out_by_divergence(rows: Rows, clip: Clip, threshold: float = 0.1) -> Surrogate:
-    """-r A where p_new and p_old agree to `threshold`, else 0: no bound of `clip` is looked at. As a loss of its own KPop is
-    prime-rl's `kpop` without the KL term that is beside it there; as a weight on another loss it is AReaL's, and
-    `correction.kind = "kpop"` here."""
+    """Return -r A for tokens at which p_new and p_old agree to `threshold`, else 0; the bounds in `clip` are not used. As a
+    separate loss KPop is prime-rl's `kpop` without the KL term that prime-rl adds. As a weight on another loss it is AReaL's,
+    which is `correction.kind = "kpop"` here."""
     kept, ratio = agree(rows.logprobs, rows.old, threshold), rows.ratio()
     return Surrogate(-torch.where(kept, ratio, 0.0) * rows.advantages, ratio.detach(), ~kept)
 
