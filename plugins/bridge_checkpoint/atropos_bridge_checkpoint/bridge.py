@@ -1,8 +1,7 @@
-"""The supervisor's part: it has the trainer save a checkpoint, the engines load it while paused, and removes older ones.
+"""The supervisor's part: it has the trainer save a checkpoint and the paused engines load it, and removes older ones.
 
-The engines sample on under the old weights while the optimiser writes and while the checkpoint is saved; only the
-loading itself stops them. A checkpoint is removed once a later one has been loaded everywhere, so that at no moment the
-only one is gone.
+The engines continue to sample with the old weights while the optimiser writes and while the checkpoint is saved; they
+stop only to load. A checkpoint is removed once all engines have loaded a later one, so that one always exists.
 """
 
 from __future__ import annotations
@@ -34,8 +33,8 @@ class CheckpointBridge(PublishingBridge):
         return {"trainer": "atropos_bridge_checkpoint.extensions:TrainerExtension"}
 
     async def connect(self, trainer: Endpoint, engines: Sequence[Engine]) -> None:
-        """Engines of this run have loaded the model directory that the trainer has: there is nothing to do. One that
-        outlives runs may hold another's weights: it gets the trainer's, as version 0."""
+        """Do nothing for engines of this run: they have loaded the trainer's model directory. An engine that outlives runs
+        may hold another run's weights, so it gets the trainer's as version 0."""
         self._trainer, self._engines = trainer, engines
         self._directory.mkdir(parents=True, exist_ok=True)
         for partial in self._directory.glob(".*.partial"):  # what a run that was killed has left
@@ -56,7 +55,7 @@ class CheckpointBridge(PublishingBridge):
         return Publication(version, time.perf_counter() - began, bytes_copied=size, bytes_on_disk=size)
 
     async def _send(self, version: int, engines: Sequence[Engine]) -> tuple[Path, int]:
-        """The directory that the trainer has saved and these engines have loaded, and its size in bytes."""
+        """Have the trainer save and these engines load. Returns the directory and its size in bytes."""
         directory = self._directory / f"v{version:06d}"
         size, _ = await self._trainer.call(
             "save", str(directory), str(self._model), deadline_s=self._options.save_deadline_s

@@ -1,4 +1,4 @@
-"""The bridge's code inside the trainer's process."""
+"""The bridge's extension in the trainer's process."""
 
 from __future__ import annotations
 

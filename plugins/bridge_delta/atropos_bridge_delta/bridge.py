@@ -1,7 +1,7 @@
-"""The supervisor's part: the trainer tells what changed, every engine gets it and checks it, and when all have it, each applies it paused.
+"""The supervisor's part: the trainer encodes what changed, and every engine receives and checks it. Then all apply it while paused.
 
-Pieces go over the connections that there are: to a child of this machine or another's, or by HTTP to an `atropos engine`. So no disk is
-shared, and nothing listens anywhere for this bridge. Engines sample on while an update is found and sent; only its application stops them.
+Pieces go over the run's existing connections: to a child of this or another machine, or by HTTP to an `atropos engine`. So no disk is
+shared, and nothing listens for this bridge. Engines continue to sample while an update is encoded and sent; they stop only to apply it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PIECES = 4  # under way at once: a link's delay costs nothing, and a request to 
 
 
 class DeltaBridge(PublishingBridge):
-    """The trainer's process has a copy of what was published last; each engine knows which state it is in."""
+    """The trainer's process keeps a copy of the weights published last; each engine knows its own state."""
 
     def __init__(self, options: DeltaBridgeOptions, context: RunContext) -> None:
         super().__init__(context, options.every)
@@ -90,7 +90,7 @@ class DeltaBridge(PublishingBridge):
         return whole
 
     async def _send(self, update: Mapping[str, Any], engines: Sequence[Engine]) -> None:
-        """Every piece to every one of these engines, which then have checked the whole and changed nothing yet."""
+        """Send every piece to each of these engines. They then have checked the whole update, and have changed nothing yet."""
         room = asyncio.Semaphore(PIECES)
 
         async def pass_on(offset: int) -> None:

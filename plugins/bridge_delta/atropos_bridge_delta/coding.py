@@ -36,7 +36,7 @@ def changed_bytes(elements: int, changed: int, size: int) -> float:
 
 @dataclass(frozen=True)
 class Changes:
-    """Of one block: where (None: everywhere) and what."""
+    """The changes of one block: positions (None: all) and values."""
 
     positions: NDArray[np.int64] | None  # [K], rising
     values: Bits  # [K]
@@ -62,7 +62,7 @@ def encode_whole(new: Bits) -> bytes:
 
 
 def decode(data: memoryview, elements: int, size: int) -> Changes:
-    """Of a block of `elements` elements of `size` bytes. Raises DataError for what `encode` never made."""
+    """Decode a block of `elements` elements of `size` bytes. Raises DataError for bytes that `encode` cannot have made."""
     reader = Reader(data)
     width, count = reader.byte(), reader.varint()
     if width not in (0, *_WIDTHS) or not 0 < count <= elements or (width == 0 and count != elements):
@@ -120,7 +120,7 @@ def _planes(numbers: NDArray[np.generic]) -> list[bytes]:
 
 
 def _plane(plane: bytes) -> tuple[bytes, bytes]:
-    """Its length with a bit that says whether it is coded, and itself."""
+    """Return the length, with a bit that is set if the plane is coded, and the plane."""
     if len(plane) > _TRIED and len(_deflate(plane[:_TRIED])) > _WORTH * _TRIED:
         return varint(2 * len(plane)), plane
     coded = _deflate(plane)

@@ -43,8 +43,8 @@ class ModelDirectory:
         return None
 
     async def begin(self, tensors: Sequence[Sequence[Any]], wanted: str, directory: str, config: str) -> str:
-        """An engine of this run has loaded `directory`: what is there is what it has. Where that cannot be read here, or holds other
-        tensors than the trainer's, a whole copy will have to come."""
+        """An engine of this run has loaded `directory`, so its weights are those. If they cannot be read here, or are other tensors
+        than the trainer's, the engine will need a whole copy."""
         self.close()
         sweep(ROLE)
         self._directory = Path(tempfile.mkdtemp(prefix=owned_prefix(ROLE)))

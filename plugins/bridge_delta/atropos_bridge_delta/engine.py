@@ -1,4 +1,4 @@
-"""The bridge's code inside the engine's process: it takes an update piece by piece, checks it whole, and only then applies it."""
+"""The bridge's extension in the engine's process: it takes an update piece by piece, checks the whole, and only then applies it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Weights(Protocol):
     """The target of an update."""
 
     def describe(self) -> list[list[Any]] | None:
-        """Name, dtype and shape of each tensor; None where what travels is the trainer's to say."""
+        """Return name, dtype and shape of each tensor, or None if the trainer decides what travels."""
 
     async def begin(self, tensors: Sequence[Sequence[Any]], wanted: str, directory: str, config: str) -> str:
         """Return the digest of the engine's weights; called while the engine is paused. It may first load the weights again that it began
@@ -32,7 +32,7 @@ class Weights(Protocol):
     def digest(self) -> str: ...
 
     def close(self) -> None:
-        """Remove what was written down here; may be called twice."""
+        """Remove what was written to disk here; may be called twice."""
 
 
 class EngineExtension:
@@ -59,7 +59,7 @@ class EngineExtension:
         return self._state
 
     async def take(self, state: str, offset: int, piece: bytes) -> None:
-        """A piece of the update that leads to `state`, in any order, once or more often."""
+        """Take a piece of the update that leads to `state`. Pieces may come in any order and more than once."""
         if self._arrived is None or state != self._wanted:
             self._drop()
             self._arrived = tempfile.TemporaryFile(prefix="atropos-delta-")  # noqa: SIM115 - until it is applied
@@ -74,7 +74,7 @@ class EngineExtension:
             ) from error
 
     async def check(self, state: str, size: int, digest: str) -> None:
-        """Raises WeightsMismatch unless what has arrived is the whole of that update."""
+        """Raises WeightsMismatch unless all of that update has arrived."""
         if state == self._state:
             return
         found = await asyncio.to_thread(digest_of, self._file(state))
@@ -86,12 +86,12 @@ class EngineExtension:
             )
 
     async def apply(self, base: str, state: str) -> None:
-        """Bring the engine, which is paused, from `base` (empty: from whatever it has) to `state`. A second call, after an answer that
-        was lost, changes nothing. Whoever asked may leave meanwhile: what was begun is ended."""
+        """Bring the paused engine from `base` (empty: from any state) to `state`. A second call, after a lost answer, changes nothing.
+        The caller may leave meanwhile: an update that has begun is completed."""
         await asyncio.shield(asyncio.ensure_future(self._apply(base, state)))
 
     async def digest(self) -> str:
-        """Of every bit of the engine's weights."""
+        """Return the digest of every bit of the engine's weights."""
         return await asyncio.to_thread(self._weights.digest)
 
     async def close(self) -> None:

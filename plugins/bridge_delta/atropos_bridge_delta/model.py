@@ -1,4 +1,4 @@
-"""Updates of a model that the engine has in its own process: written into the very tensors that it computes with."""
+"""Updates of a model in the engine's own process: they are written into the tensors that it computes with."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class LoadedModel:
         return digest(self._bits())
 
     def close(self) -> None:
-        """Nothing was written down."""
+        """Do nothing: nothing was written to disk."""
 
     def _bits(self) -> list[Tensor]:
         return [bits(one) for one in tensors_of(self._engine.model).values()]

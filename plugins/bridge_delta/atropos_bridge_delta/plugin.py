@@ -20,7 +20,7 @@ def build(options: DeltaBridgeOptions, context: RunContext) -> Bridge:
 
 
 def transports(options: DeltaBridgeOptions) -> frozenset[Transport]:
-    """Whole models: that is what engine and trainer must have, though only what changed travels."""
+    """Return whole models: engine and trainer must support those, although only changes travel."""
     return frozenset({"checkpoint"})
 
 

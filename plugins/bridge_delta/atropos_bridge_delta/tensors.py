@@ -1,4 +1,4 @@
-"""Tensors as patterns of bits, and what these are alike by."""
+"""Tensors as patterns of bits, and digests to compare them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by
 
 
 def bits(tensor: Tensor) -> Tensor:
-    """[N] integers in the tensor's own memory. Raises WeightsMismatch for one that does not lie there in one piece."""
+    """View the tensor's own memory as integers [N]. Raises WeightsMismatch if the tensor is not contiguous."""
     if not tensor.is_contiguous():
         raise WeightsMismatch(
             f"a tensor of shape {list(tensor.shape)} is strided in memory, and bridge 'delta' writes into whole ones.",

@@ -1,4 +1,4 @@
-"""The bridge's code inside the trainer's process: it has a copy of what was published last, and tells what differs from it."""
+"""The bridge's extension in the trainer's process: it keeps a copy of the weights published last, and encodes what differs from it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from atropos_core.models.tensors import check_same, describe, tensors_of
 
 
 class TrainerExtension:
-    """One update at a time, in an unnamed file of the temporary directory: it is gone with this process, however that ends."""
+    """Keeps one update at a time, in an unnamed file of the temporary directory, which disappears with this process however it ends."""
 
     def __init__(self, holder: WeightHolder) -> None:
         self._holder = holder
@@ -55,7 +55,7 @@ class TrainerExtension:
         return await asyncio.to_thread(self._encode)
 
     async def whole(self) -> dict[str, Any]:
-        """The copy, all of it, as an update for an engine in whatever state."""
+        """Encode the whole copy as an update for an engine in any state."""
         return await asyncio.to_thread(self._whole)
 
     async def read(self, kind: str, offset: int, length: int) -> bytes:
@@ -64,7 +64,7 @@ class TrainerExtension:
         return file.read(length)
 
     async def digest(self) -> str:
-        """Of every bit of the copy."""
+        """Return the digest of every bit of the copy."""
         return await asyncio.to_thread(digest, [bits(one) for one in self._copy.values()])
 
     def _encode(self) -> dict[str, Any]:
@@ -107,7 +107,7 @@ class TrainerExtension:
 
 @contextmanager
 def _written(file: BinaryIO) -> Iterator[None]:
-    """Raises CheckpointError for a disk that is full."""
+    """Raises CheckpointError if the disk is full."""
     try:
         yield
         file.flush()

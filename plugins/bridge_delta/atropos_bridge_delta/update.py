@@ -78,8 +78,8 @@ def digest_of(file: BinaryIO) -> tuple[int, str]:
 
 
 def apply(file: BinaryIO, all_bits: Sequence[Tensor]) -> None:
-    """Write what changed into these tensors [N] of bits. Raises DataError for what no Writer has written, and then some may have
-    been written: check the digest first."""
+    """Write what changed into these tensors [N] of bits. Raises DataError for bytes that no Writer has written. Some tensors may have
+    changed by then: check the digest first."""
     for number, block, coded in _blocks(file):
         if number >= len(all_bits) or block * BLOCK >= len(all_bits[number]):
             raise DataError(f"an update has block {block} of tensor {number}, and there is none")

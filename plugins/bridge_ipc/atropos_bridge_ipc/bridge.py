@@ -91,7 +91,7 @@ class IpcBridge(Bridge):
     # -- one copy
 
     async def _share(self, engine: Engine) -> str:
-        """Returns why it cannot be, or nothing."""
+        """Return why weights cannot be shared, or an empty text."""
         wanted = await self._value(self._trainer, "wanted")
         where = {**self._where(0), "wanted": wanted}
         offer, descriptors = await self._call(engine.endpoint, "export", self._transports[0], where)

@@ -1,5 +1,5 @@
-"""The bridge's code inside the trainer's process, and inside that of an engine which has its weights there. Each is
-given the component that lives there: an interfaces.WeightHolder.
+"""The bridge's extensions: in the trainer's process, and in an engine's process that holds its own weights. Each gets
+the component that lives there, an interfaces.WeightHolder.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class EngineExtension(_Extension):
 
 
 class TrainerExtension(_Extension):
-    """The other end: its model becomes views of the owner's segment. Or it keeps its own weights, and writes copies."""
+    """The other end: its model becomes views of the owner's segment, or keeps its own weights and writes copies."""
 
     def __init__(self, holder: WeightHolder) -> None:
         super().__init__(holder)
@@ -157,8 +157,8 @@ class TrainerExtension(_Extension):
 
 
 def replace(model: nn.Module, entry: Tensor, old: torch.Tensor, tensor: torch.Tensor) -> None:
-    """Put `tensor` wherever `old` is. (`.data` cannot go from the meta device to another: it is a new object,
-    and one for all.)"""
+    """Replace `old` by `tensor` everywhere. (`.data` cannot move from the meta device to another, so all places get one
+    new object.)"""
     new = nn.Parameter(tensor, requires_grad=old.requires_grad) if isinstance(old, nn.Parameter) else tensor
     for name in entry.names:
         module, leaf = tensors.owners(model, name)
@@ -166,8 +166,8 @@ def replace(model: nn.Module, entry: Tensor, old: torch.Tensor, tensor: torch.Te
 
 
 def rebuild_transient(model: nn.Module, device: torch.device) -> None:
-    """Make the buffers that a skeleton has on the meta device, and that no weights file holds, as the model itself does.
-    The parameters must still be on the meta device, or the model would initialise them as well."""
+    """Make the buffers that a skeleton has on the meta device and that no weights file holds, by the model's own code.
+    The parameters must still be on the meta device, or the model would also initialise them."""
     for module in list(model.modules()):
         lost = [
             leaf

@@ -90,7 +90,7 @@ def open_descriptor(path: Path, nonce: str, model: str, handle: Mapping[str, Any
 
 
 def sweep(directory: Path) -> list[Path]:
-    """Remove what owners that are gone have left, and nothing else."""
+    """Remove only the files of owners that have ended."""
     gone = []
     for path in sorted(directory.glob("*.json")):
         try:

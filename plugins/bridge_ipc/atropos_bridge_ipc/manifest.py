@@ -67,7 +67,7 @@ class Manifest:
 
 
 def place(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """The tensors one after another behind the sentinel page, each at a multiple of ALIGN."""
+    """Place the tensors one after another behind the sentinel page, each at a multiple of ALIGN."""
     placed, offset = [], PAGE
     for tensor in tensors:
         placed.append(dataclasses.replace(tensor, offset=offset, nbytes=tensor.span_bytes))
@@ -82,8 +82,8 @@ def end(tensors: Sequence[Tensor]) -> int:
 
 
 def check(offered: Manifest, wanted: Sequence[Tensor], mapped_bytes: int) -> None:
-    """Raise WeightsMismatch unless `offered` is a sound segment that holds every tensor of `wanted`, exactly as it is
-    there, and no other. Nothing is converted, filled or left out."""
+    """Raise WeightsMismatch unless `offered` is a valid segment that holds exactly the tensors of `wanted` and no others.
+    Nothing is converted, filled or left out."""
     _check_segment(offered, mapped_bytes)
     theirs = {name: tensor for tensor in offered.tensors for name in tensor.names}
     ours = {name: tensor for tensor in wanted for name in tensor.names}
@@ -135,7 +135,7 @@ def _check_segment(offered: Manifest, mapped_bytes: int) -> None:
 
 
 def check_rebuilt(offered: Mapping[str, str], ours: Mapping[str, str]) -> None:
-    """Raise WeightsMismatch unless the buffers that each side makes for itself (rotary frequencies) are the same bits."""
+    """Raise WeightsMismatch unless the buffers that each side computes itself (rotary frequencies) agree bit for bit."""
     for name in sorted(offered.keys() | ours.keys()):
         if offered.get(name) != ours.get(name):
             raise WeightsMismatch(

@@ -42,7 +42,7 @@ def check(model: nn.Module, offered: Sequence[Mapping[str, Any]]) -> None:
 
 
 def check_fresh(model: nn.Module) -> None:
-    """Raise WeightsMismatch unless each rotary module holds what one built anew from its config holds."""
+    """Raise WeightsMismatch unless each rotary module holds the same values as a new one built from its config."""
     for name, module in model.named_modules():
         if not _turns(module) or "config" not in inspect.signature(type(module).__init__).parameters:
             continue

@@ -1,4 +1,4 @@
-"""The tensors of a model directory's safetensors files, one at a time: what a mapping is proven by."""
+"""The tensors of a model directory's safetensors files, one at a time, to prove that a mapping is correct."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def each(directory: Path, wanted: Iterable[Tensor]) -> Iterator[tuple[Tensor, to
 
 
 def check_names(directory: Path, wanted: Iterable[Tensor]) -> None:
-    """Raise FitError unless every entry of `wanted` is stored under one of its names, in its shape: what reads such
+    """Raise FitError unless every entry of `wanted` is stored under one of its names, in its shape. Code that reads such
     directories can then load it by that name."""
     _tensors_by_file(directory, wanted)
 
 
 def _tensors_by_file(directory: Path, wanted: Iterable[Tensor]) -> dict[Path, dict[str, Tensor]]:
-    """File -> name there -> entry. Each entry once, whatever else it is called."""
+    """Return file -> name in it -> entry. Each entry occurs once, even if it is tied under other names."""
     waiting = {name: entry for entry in wanted for name in entry.names}
     found: dict[Path, dict[str, Tensor]] = {}
     for path in sorted(directory.glob("*.safetensors")):
@@ -53,7 +53,7 @@ def _tensors_by_file(directory: Path, wanted: Iterable[Tensor]) -> dict[Path, di
 
 
 def check_value(name: str, shared: torch.Tensor, stored: torch.Tensor) -> None:
-    """Raise WeightsMismatch unless the engine's tensor is, bit for bit, what the model directory holds."""
+    """Raise WeightsMismatch unless the engine's tensor equals the model directory's, bit for bit."""
     expected = stored.to(shared.dtype).to(shared.device)
     if _same_bits(shared, expected):
         return

@@ -28,13 +28,13 @@ def transient(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def describe(model: nn.Module) -> tuple[list[Tensor], list[torch.Tensor]]:
-    """As describe_tensors, of every parameter and persistent buffer."""
+    """Apply describe_tensors to every parameter and persistent buffer."""
     return describe_tensors(saved(model))
 
 
 def describe_tensors(every: Mapping[str, torch.Tensor]) -> tuple[list[Tensor], list[torch.Tensor]]:
-    """Each distinct tensor once, in order, and the tensor itself. Two at one place in memory count as tied. Raises
-    WeightsMismatch for what cannot be shared."""
+    """Describe each distinct tensor once, in order, and return the tensors too. Two at one place in memory count as tied.
+    Raises WeightsMismatch for a tensor that cannot be shared."""
     names: dict[Any, list[str]] = {}
     first: dict[Any, torch.Tensor] = {}
     for name, tensor in every.items():
@@ -55,8 +55,8 @@ def describe_tensors(every: Mapping[str, torch.Tensor]) -> tuple[list[Tensor], l
 
 @torch.no_grad()
 def move(every: Mapping[str, torch.Tensor], placed: Sequence[Tensor], make: Callable[[], Exported]) -> Exported:
-    """Move the tensors into the segment that `make` makes, one by one, so that no more than one exists twice. Tensor
-    objects and their ties stay as they are, also where `make` raises FitError.
+    """Move the tensors into the segment that `make` makes, one by one, so that at most one exists twice. Tensor objects
+    and their ties stay as they are, even if `make` raises FitError.
 
     Host memory gets its pages as they are written. A segment on a GPU is there as a whole from the start, so the tensors
     wait for it in host memory."""
@@ -96,7 +96,7 @@ def owners(model: nn.Module, name: str) -> tuple[nn.Module, str]:
 
 
 def digest(tensor: torch.Tensor) -> str:
-    """Dtype, shape and bytes in a few letters."""
+    """A short digest of dtype, shape and bytes."""
     raw = (
         tensor.detach().cpu().contiguous().view(torch.uint8)
         if tensor.ndim

@@ -1,6 +1,6 @@
-"""The supervisor's part: it has trainer and engines meet in one process group, and at each update has one send and the others receive.
+"""The supervisor's part: it has trainer and engines join one process group. At each update the trainer sends and the engines receive.
 
-No weight passes this process. Engines sample on while the optimiser writes; from the first byte to the last of a broadcast they are paused.
+No weights pass through this process. Engines continue to sample while the optimiser writes, and are paused during each broadcast.
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ class NcclBridge(PublishingBridge):
         return answer
 
     async def _together(self, calls: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
-        """Of the trainer, then of each engine, which wait for each other. Raises the end of a process before what others say of it, and
-        names who does not answer at all. Processes that are left waiting in the group end with the run."""
+        """Return the answers of the trainer, then of each engine; they wait for each other. If a process has ended, that error is raised
+        rather than those it caused in others. Processes that do not answer are named. Any still waiting in the group end with the run."""
         tasks = [asyncio.ensure_future(call) for call in calls]
         try:
             _, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)

@@ -1,4 +1,4 @@
-"""The bridge's code inside the engine's process: it receives into the engine's own tensors, or has the workers of a server do so."""
+"""The bridge's extension in the engine's process: it receives into the engine's own tensors, or has the workers of a server do so."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ def engine_end(engine: Any) -> Any:
 
 
 class EngineExtension:
-    """The engine is paused while it receives. What breaks off then leaves part of the new weights in it: it stays paused, and ends with
-    the run."""
+    """The engine is paused while it receives. A broadcast that breaks off leaves it with part of the new weights: it stays paused, and
+    ends with the run."""
 
     def __init__(self, holder: WeightHolder) -> None:
         self._holder = holder
         self._group: Group
 
     async def open(self) -> dict[str, Any]:
-        """Its tensors, and the kind of device of each process that will receive."""
+        """Return the engine's tensors, and the kind of device of each process that will receive."""
         tensors = tensors_of(self._holder.model)
         self._device = next(iter(tensors.values())).device
         return {"tensors": [list(one) for one in describe(tensors)], "devices": [self._device.type]}

@@ -50,7 +50,7 @@ class Group:
         self.broadcast(torch.tensor([number], dtype=torch.int64, device=self.device))
 
     def expect(self, number: int, what: str) -> None:
-        """Raises WeightsMismatch if the trainer has told another number."""
+        """Raises WeightsMismatch if the trainer has sent another number."""
         self.broadcast(told := torch.zeros(1, dtype=torch.int64, device=self.device))
         if int(told) != number:
             raise WeightsMismatch(

@@ -18,7 +18,7 @@ from atropos_core.processes.network import LOOPBACK, listen
 
 
 class TrainerExtension:
-    """Of several ranks of the trainer it is the first's, which has the whole model."""
+    """If the trainer has several ranks, this is in the first one, which has the whole model."""
 
     def __init__(self, holder: WeightHolder) -> None:
         self._holder = holder
@@ -51,7 +51,7 @@ class TrainerExtension:
         check_same(self._tensors, describe(tensors_of(self._holder.model)), "the trainer")
 
     async def send(self, version: int) -> int:
-        """All tensors, in the order and dtypes that were agreed upon. Gives their size in bytes."""
+        """Send all tensors, in the agreed order and dtypes. Returns their size in bytes."""
         return await asyncio.to_thread(self._send, version)
 
     def _send(self, version: int) -> int:

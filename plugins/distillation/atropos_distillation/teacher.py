@@ -29,20 +29,20 @@ class LogprobSource(Protocol):
 
     async def open(self) -> None: ...
     async def score(self, sequences: Sequence[Tokens], k: int, temperature: float) -> list[TopK]:
-        """Per sequence of T tokens T entries: of the distribution that predicts token t, the k likeliest, or with k = 0
-        token t itself. Entry 0 is empty: nothing predicts it. Raises NotImplementedError for what it cannot do."""
+        """Return T entries for a sequence of T tokens: the k likeliest tokens of the distribution that predicts token t, or
+        with k = 0 token t itself. Entry 0 is empty: nothing predicts it. Raises NotImplementedError if it cannot score this."""
         ...
 
     async def release_cache(self) -> None:
-        """Nothing is scored for a while."""
+        """Called when nothing is scored for a while: free memory that only scoring needs."""
         ...
 
     async def close(self) -> None: ...
 
 
 class TokenTeacher(Teacher):
-    """Annotates every token that the loss counts, in groups of the environments that it is for. What a rollout brought
-    from its own environment, or from a teacher before this one, stays."""
+    """Annotates every token that the loss counts, in groups of the environments that it is for. Annotations of a rollout's
+    own environment, or of an earlier teacher, stay."""
 
     def __init__(self, options: TeacherOptions, source: LogprobSource, top_k: int, label: str) -> None:
         self._options = options
@@ -55,8 +55,8 @@ class TokenTeacher(Teacher):
         await self._source.open()
 
     async def annotate(self, groups: Sequence[ScoredGroup]) -> Sequence[ScoredGroup]:
-        """Raises DeadlineExceeded, FitError for what the teacher's engine cannot score, and what it raises itself: a
-        group is never trained without the teacher that the run names."""
+        """Raises DeadlineExceeded, FitError if the teacher's engine cannot score a rollout, and the engine's own errors:
+        a group is never trained without the teacher that the run names."""
         start = perf_counter()
         wanted = [rollout for group in groups if self._is_for(group) for rollout in _untaught(group)]
         scoring = self._score(wanted)
@@ -109,7 +109,7 @@ class TokenTeacher(Teacher):
 
 
 def at_trained(scored: TopK, trained: Bools) -> TopK:
-    """`scored` speaks of the first tokens of `trained` [T]: T entries, of which only those that the loss counts stay."""
+    """Extend `scored`, which covers the first tokens of `trained` [T], to T entries, and keep only those that the loss counts."""
     counts = np.zeros(len(trained), np.int64)
     counts[: len(scored.offsets) - 1] = np.diff(scored.offsets)
     owner = np.repeat(np.arange(len(trained)), counts)

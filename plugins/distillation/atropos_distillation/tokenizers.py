@@ -11,7 +11,7 @@ from atropos_core.rollouts.tokenizer import ChatTokenizer, fingerprint
 
 
 def refuse_another(teacher: Path, policy: Path, label: str) -> None:
-    """Raise TokenizerMismatch, with what is different, unless both have one tokenizer: vocabulary, special tokens, chat
+    """Raise TokenizerMismatch, which names the difference, unless both have the same vocabulary, special tokens and chat
     template."""
     theirs, ours = fingerprint(teacher), fingerprint(policy)
     if theirs != ours:
@@ -22,7 +22,7 @@ def refuse_another(teacher: Path, policy: Path, label: str) -> None:
 
 
 def difference(teacher: Path, policy: Path) -> str:
-    """The first thing that differs, in words."""
+    """Describe the first difference."""
     theirs, ours = ChatTokenizer(teacher), ChatTokenizer(policy)
     if theirs.vocabulary != ours.vocabulary:
         return f"it has {theirs.vocabulary:,} tokens, the policy's {ours.vocabulary:,}"

@@ -1,1 +1,1 @@
-"""Self-distillation: the policy, shown what came of a group's attempts, is the teacher of the rollouts that it made without it."""
+"""Self-distillation: the policy teaches its own rollouts, after it has been shown the results of the group's attempts."""

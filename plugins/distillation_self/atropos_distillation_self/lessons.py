@@ -56,7 +56,7 @@ def lessons_of(
 
 
 def _shown(group: ScoredGroup, at: int, options: SelfOptions, tokenizer: ChatTokenizer) -> str:
-    """To the episode at this place of the group. A sibling is the next one that succeeded, never the episode itself."""
+    """Return what is shown for the group's episode `at`. A sibling is the next episode that succeeded, never the episode itself."""
     others = [*range(at + 1, len(group.episodes)), *range(at)]
     sibling = next((group.episodes[one].rollouts[-1] for one in others if group.rewards[one] >= options.success), None)
     later = group.episodes[at].messages[len(group.task.messages) :]

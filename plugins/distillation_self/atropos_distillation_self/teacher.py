@@ -1,4 +1,4 @@
-"""Groups in, the same groups with logprobs of the policy that has been shown what came of them out."""
+"""Annotate groups with logprobs of the policy after it has been shown their results."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class SelfTeacher(Teacher):
         return taught if counted["rollouts"] else _with_silence(taught)
 
     async def _catch_up(self, wanted: int) -> int:
-        """Have the newest policy that is not newer than `wanted`, unless the present one is near enough; how far it is behind."""
+        """Load the newest policy that is not newer than `wanted`, unless the present one is near enough. Returns how far it is behind."""
         if not 0 <= wanted - self._version <= self._options.versions_behind:
             version, directory = await asyncio.to_thread(self._policy_of, wanted)
             if wanted - version > self._options.versions_behind:
@@ -89,7 +89,7 @@ class SelfTeacher(Teacher):
         return 0, self._inside.model
 
     async def _taught(self, group: ScoredGroup) -> tuple[ScoredGroup, int, int]:
-        """Each rollout at the temperature at which it was sampled; how many were taught, and how many left out."""
+        """Score each rollout at the temperature at which it was sampled. Also returns how many were taught, and how many left out."""
         lessons, left_out = lessons_of(group, self._options, self._tokenizer, self._positions)
         taught: dict[int, TopK] = {}
         for temperature in {one.rollout.temperature for one in lessons}:

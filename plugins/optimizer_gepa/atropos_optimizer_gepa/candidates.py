@@ -1,4 +1,4 @@
-"""Prompts that were tried, and from which of them the next one is made: GEPA's selection (arXiv 2507.19457, algorithm 2)."""
+"""Prompts that were tried, and the choice of the next one's parent: GEPA's selection (arXiv 2507.19457, algorithm 2)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 @dataclass
 class Candidate:
-    """A prompt, the mean reward of each task under it, and of its rollouts (task, reply, reward) those that proposers are shown."""
+    """A prompt, each task's mean reward with it, and the rollouts (task, reply, reward) that proposers are shown."""
 
     prompt: str
     parent: int = -1
@@ -22,7 +22,7 @@ class Candidate:
 
     @classmethod
     def of(cls, at: int, prompt: str, parent: int, scores: Mapping[str, float], examples: Iterable[Any]) -> Candidate:
-        """Return the candidate with the number `at` of what was saved. Raises ValueError, TypeError and others for another form."""
+        """Make the saved candidate number `at`. Raises ValueError, TypeError and others if its form is wrong."""
         if not isinstance(prompt, str) or type(parent) is not int or not -1 <= parent < at:
             raise ValueError(f"candidate {at} has the prompt {prompt!r:.60} and the parent {parent!r:.60}")
         shown = [(str(task), str(reply), float(reward)) for task, reply, reward in examples]
@@ -45,8 +45,8 @@ def table(candidates: Sequence[Candidate]) -> NDArray[np.float64]:
 
 
 def frequencies(scores: NDArray[np.float64]) -> NDArray[np.float64]:
-    """[C] how likely each is the next parent: in proportion to the tasks [C, T] on which none was rewarded better. 0 for one all of
-    whose tasks another one that is left does as well."""
+    """Return how likely each prompt is to be the next parent [C]: in proportion to the number of tasks [C, T] that it leads, on which
+    no prompt was rewarded better. 0 for a prompt if the remaining prompts also lead all of its tasks."""
     leads = scores >= scores.max(axis=0, initial=-np.inf) - 1e-9
     left = leads.any(axis=1)
     for one in np.argsort(leads.sum(axis=1), kind="stable"):

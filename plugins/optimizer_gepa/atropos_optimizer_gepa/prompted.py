@@ -1,4 +1,4 @@
-"""The environment that uses a prompt, and the bridge that brings it there."""
+"""The environment that uses a prompt, and the bridge that publishes it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ published: dict[Path, str] = {}  # by run directory: what its trainer has publis
 
 
 class Posed(NamedTuple):
-    """A task as it is without a prompt."""
+    """A task without a prompt."""
 
     name: str
     text: str
@@ -31,7 +31,7 @@ posed: dict[Path, dict[bytes, Posed]] = {}  # by run directory: of which task a 
 
 
 class Prompted(Environment):
-    """Poses another environment's tasks with the prompt that is published, or that lies in the model's directory."""
+    """Poses another environment's tasks with the published prompt, or with the one in the model's directory."""
 
     def __init__(self, options: PromptedOptions, inside: Environment, context: RunContext) -> None:
         self._options = options
@@ -108,7 +108,7 @@ def _forward(name: str) -> Callable[..., Any]:
 
 
 class PromptBridge(LocalBridge):
-    """Stops the engines while the trainer publishes: what they sample is of one prompt and has its version. No array is handed over."""
+    """Pauses the engines while the trainer publishes, so that what they sample has one prompt and its version. It moves no weights."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Who writes the next prompt: `async (prompt, examples, rng) -> str`. An example is the task's text, the reply, and its reward."""
+"""Proposers write the next prompt: `async (prompt, examples, rng) -> str`. An example is the task's text, the reply, and its reward."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SHOWN = "<task>\n{0}\n</task>\n<reply>\n{1}\n</reply>\n<reward>{2:g}</reward>"
 
 
 def proposer(options: GepaOptions) -> Proposer:
-    """Raises ConfigError, PluginError for a reference that is none."""
+    """Return the proposer that the options name. Raises ConfigError or PluginError if the reference is not a proposer."""
     own = {"reflect": lambda *given: reflect(options, *given), "first_words": first_words}.get(options.proposer)
     if own is not None:
         return own
@@ -69,8 +69,8 @@ def proposer(options: GepaOptions) -> Proposer:
 
 
 async def first_words(prompt: str, examples: Sequence[Example], rng: random.Random) -> str:
-    """For a policy that no model can instruct: the first word of a task that went well is added to the prompt, or the prompt made
-    one of the two."""
+    """Add the first word of a best-rewarded task to the prompt, or replace the prompt by that word. For a policy that cannot follow
+    instructions."""
     most = max(reward for *_, reward in examples)
     words = sorted({task.split()[0] for task, _, reward in examples if reward == most and task.split()})
     word = rng.choice(words) if words else ""

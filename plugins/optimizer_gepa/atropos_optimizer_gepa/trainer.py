@@ -1,7 +1,7 @@
-"""The trainer `gepa`: each step of the run rewards one prompt, and the next one is made from what came of it.
+"""The trainer `gepa`: each step of the run rewards one prompt, and the next prompt is made from the results.
 
-GEPA (arXiv 2507.19457): a parent is drawn from those prompts that no other one beats on every task, a model that is shown some of its
-rollouts and their rewards writes a child, and the child is tried on the tasks of the next step. The model's weights stay as they are.
+GEPA (arXiv 2507.19457): a parent is drawn from the prompts that no other one beats on every task. A model that is shown some of the
+parent's rollouts and rewards writes a child, which is tried on the tasks of the next step. The model's weights do not change.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ STATE = "candidates.json"
 
 
 class GepaTrainer(Trainer):
-    """`_tried` are the prompts in the order of their steps; the last one is sampled with."""
+    """`_tried` holds the prompts in the order of their steps; engines sample with the last one."""
 
     def __init__(self, options: GepaOptions, context: RunContext) -> None:
         self._options = options
@@ -114,7 +114,7 @@ class GepaTrainer(Trainer):
         self._tried = tried
 
     def _rng(self) -> random.Random:
-        """The same at each step, whatever was resumed."""
+        """Return the step's random generator, which a resume does not change."""
         return random.Random(f"{self._context.seed}/{len(self._tried)}")
 
     def _note(self, batch: Batch, tried: Candidate) -> None:
@@ -140,7 +140,7 @@ class GepaTrainer(Trainer):
         tried.examples = rows[:worst] + rows[max(len(rows) - self._options.examples + worst, worst) :]
 
     def _without_prompt(self, tokens: Tokens) -> Posed:
-        """A task of an environment that is not `prompted`: nothing stands in front of it, so that its text is always the same."""
+        """Name a task of an environment that is not `prompted` by its text, which is always the same because it has no prompt."""
         text = self._tokenizer.decode(tokens)
         return Posed(text, text)
 

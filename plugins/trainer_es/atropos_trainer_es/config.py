@@ -11,7 +11,7 @@ from atropos_core.plugins.provider import Options
 
 
 class EsOptions(Options):
-    """A generation is `population` + 1 steps of the run: one samples from the policy itself, and one from each member."""
+    """A generation takes `population` + 1 steps of the run: one samples from the policy itself, and one from each member."""
 
     population: int = Field(30, ge=2, multiple_of=2, description="members of a generation: pairs of +noise and -noise")
     sigma: float = Field(1e-3, gt=0, allow_inf_nan=False, description="the standard deviation of the noise on a weight")

@@ -1,9 +1,9 @@
 """The trainer `es`: each step of the run samples from one member of a generation, and the last one moves the policy.
 
-Version 0 is the policy itself. A step learns what the member that was sampled for it was rewarded with, and writes the next one:
+Version 0 is the policy itself. A step records the reward of the member that its rollouts were sampled from, and writes the next one:
 policy + sigma x noise and policy - sigma x noise of each pair in turn. After the last member the policy moves by
-learning_rate / population x sum of fitness x noise (arXiv 2509.24372, algorithm 1; antithetic pairs as in arXiv 1703.03864), whose
-noise is drawn again from its seeds, and the engines sample from the policy itself once more.
+learning_rate / population x sum of fitness x noise (arXiv 2509.24372, algorithm 1; antithetic pairs as in arXiv 1703.03864). The noise
+is drawn again from its seeds, and the engines sample from the policy itself once more.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class EsTrainer(Trainer):
         return await measured_rounding(torch, self.model, lambda: self.logprobs(sequences, temperature))
 
     async def save(self, directory: Path) -> None:
-        """The policy itself as a model directory, whatever member is sampled from."""
+        """Save the policy itself as a model directory, not the member that engines sample from."""
         await asyncio.to_thread(self._save, directory)
 
     async def restore(self, directory: Path) -> None:
@@ -143,7 +143,7 @@ class EsTrainer(Trainer):
             present[name].copy_(self._centre[name] + scale * drawn if self._member else drawn)
 
     def _moved(self) -> tuple[dict[str, torch.Tensor], float]:
-        """The policy after this generation, and how far it is from the one before."""
+        """Return the policy after this generation, and its distance from the previous one."""
         fitness = fitness_of(self._rewards, self._options.fitness)
         step = {name: torch.zeros_like(value) for name, value in self._centre.items()}
         for pair, (plus, minus) in enumerate(fitness.reshape(-1, 2)):

@@ -23,12 +23,12 @@ QKV: Mapping[Any, int] = {"q": 0, "k": 1, "v": 2}
 
 
 class CannotShare(Exception):
-    """These weights have no single copy that Hugging Face parameters could be views of. The message says why."""
+    """There is no single copy of these weights that Hugging Face parameters could be views of. The message says why."""
 
 
 def check_shareable(model: nn.Module, config: Any, device: torch.device, names: Names) -> None:
-    """Raise CannotShare for a model or a configuration (`config` is vLLM's) that keeps its weights otherwise than as
-    the plain matrices of a checkpoint."""
+    """Raise CannotShare if the model or the configuration (`config` is vLLM's) does not keep weights as the plain matrices
+    of a checkpoint."""
     if (ranks := config.parallel_config.world_size) > 1:
         raise CannotShare(f"its weights are sharded over {ranks} workers")
     if config.lora_config is not None:
@@ -71,9 +71,9 @@ def _check_no_second_view(model: nn.Module) -> None:
 def regions(
     model: nn.Module, placed: Mapping[str, Tensor], wanted: Sequence[Tensor], *, tied: bool, names: Names
 ) -> tuple[Tensor, ...]:
-    """Each of the trainer's tensors as rows of one of vLLM's, which `placed` has by every name and in its place in the
-    segment. Name, dtype, shape, stride and ties are vLLM's own facts. Raises WeightsMismatch for a parameter of either
-    side that has none on the other, CannotShare where vLLM's layout is not one that we know."""
+    """Describe each of the trainer's tensors as rows of one of vLLM's. `placed` has vLLM's tensors by every name, with
+    their places in the segment. Name, dtype, shape, stride and ties come from vLLM. Raises WeightsMismatch for a
+    parameter without a counterpart on the other side, and CannotShare for an unknown layout of vLLM's."""
     found: dict[tuple[str, int], Tensor] = {}  # (vLLM's first name, offset) -> region
     for entry in wanted:
         missing = []

@@ -1,7 +1,7 @@
 """Our weight-transfer engine, in each of vLLM's workers.
 
-vLLM builds it once its model is loaded, and before anything is compiled, captured or profiled: that is when the weights
-move into a shared segment, so that every address that vLLM ever learns is the one the trainer writes to.
+vLLM builds it after loading its model, and before anything is compiled, captured or profiled. The weights move into a
+shared segment at that point, so that every address that vLLM learns is the one that the trainer writes to.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class WeightKeeper(WeightTransferEngine):  # type: ignore[misc]
         self._use_plain_products()
 
     def init_transfer_engine(self, request: TransferRequest) -> None:
-        """Answer in a handle file: nothing that is returned here would reach the bridge."""
+        """Answer in a handle file, because a return value would not reach the bridge."""
         rank = self.parallel_config.rank
         path = Path(request.directory) / f"{request.file}.rank{rank}.json"
         answers = {"share": self._offer, "attach": self._attach, "write": self._write, "read": self._read}
@@ -100,7 +100,7 @@ class WeightKeeper(WeightTransferEngine):  # type: ignore[misc]
         self._loaded = set(self.model.load_weights(_views(flat, manifest)))
 
     def finish_weight_update(self) -> None:
-        """Raises WeightsMismatch where not every parameter was loaded in between."""
+        """Raises WeightsMismatch unless every parameter was loaded since the update began."""
         self._names.end_reload(self.model, self.model_config)
         self._use_plain_products()
         if self._loaded is None:
@@ -117,7 +117,7 @@ class WeightKeeper(WeightTransferEngine):  # type: ignore[misc]
     # -- one copy
 
     def _move(self) -> str:
-        """Every distinct parameter into one new segment. Returns why not, or nothing."""
+        """Move every distinct parameter into one new segment. Returns the reason if that is impossible, else an empty text."""
         try:
             check_shareable(self.model, self.vllm_config, self.device, self._names)
             every = dict(self.model.named_parameters(remove_duplicate=False))

@@ -10,8 +10,8 @@ NAME = "atropos_nccl"  # of the weight-transfer backend
 
 
 def register() -> None:
-    """Called by vLLM in each of its processes, perhaps several times. Raises FitError, which ends the server, for a vLLM whose weight
-    transfer is another."""
+    """Called by vLLM in each of its processes, perhaps several times. Raises FitError, which ends the server, if this vLLM's weight
+    transfer differs."""
     if os.environ.get("ATROPOS_WEIGHT_TRANSFER") != NAME:
         return
     try:

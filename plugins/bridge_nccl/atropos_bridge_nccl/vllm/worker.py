@@ -1,5 +1,5 @@
-"""Our weight-transfer engine, in each of vLLM's workers: vLLM's own for NCCL, but over the group that the trainer is in, so that it works
-on a CPU too and the trainer needs no vLLM."""
+"""Our weight-transfer engine, in each of vLLM's workers. It is vLLM's own for NCCL, but over the trainer's group. So it also works on a
+CPU, and the trainer does not need vLLM."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Update(WeightTransferUpdateInfo):  # type: ignore[misc]
 
 
 class Receiver(NCCLWeightTransferEngine):  # type: ignore[misc]
-    """Tensors come whole, under their Hugging Face names; each worker takes its part of them, as it does of a checkpoint's."""
+    """Receives whole tensors under their Hugging Face names; each worker takes its part of them, as from a checkpoint."""
 
     init_info_cls = Meeting
     update_info_cls = Update
@@ -48,7 +48,7 @@ class Receiver(NCCLWeightTransferEngine):  # type: ignore[misc]
         self._loaded = set(self.model.load_weights(self._arriving(update.tensors)))
 
     def finish_weight_update(self) -> None:
-        """Raises WeightsMismatch where not every parameter was loaded."""
+        """Raises WeightsMismatch unless every parameter was loaded."""
         super().finish_weight_update()
         for module in self.model.modules():
             if isinstance(module, VocabParallelEmbedding) and hasattr(module, "cpu_linear"):
