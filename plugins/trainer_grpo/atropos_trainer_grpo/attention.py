@@ -87,7 +87,7 @@ def packed_attention(
     packing: Packing | None = None,
     **rest: Any,  # what else a model may ask of its attention
 ) -> tuple[Tensor, None]:
-    """As `transformers`' attention interface calls it; `packing` gets here as a keyword of the model's forward."""
+    """The function that transformers' attention interface calls; `packing` arrives as a keyword of the model's forward."""
     packing = _checked(module, packing, rest)
     if packing.levels:  # no dropout there: `open_model` sets all of it to zero
         scale = query.shape[3] ** -0.5 if scaling is None else scaling

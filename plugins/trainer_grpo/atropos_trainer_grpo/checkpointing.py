@@ -39,7 +39,7 @@ def enable(model: PreTrainedModel, options: GrpoOptions) -> None:
 
 
 def checkpoint_in_host_memory(function: Callable[..., Any], *arguments: Any) -> Any:
-    """As torch's checkpoint, whose saved inputs are what these hooks see: what `function` saves itself is computed again."""
+    """Like torch's checkpoint, with its saved inputs in host memory. The hooks see only those: what `function` saves is computed again."""
     with saved_tensors_hooks(_to_host, _to_device):
         return checkpoint(function, *arguments, use_reentrant=False)
 

@@ -31,7 +31,8 @@ State = tuple[Tensor, ...]  # what a kernel's backward pass needs in addition to
 
 
 def tree_attention(query: Tensor, key: Tensor, value: Tensor, levels: Sequence[Runs], scale: float) -> Tensor:
-    """Of `query` [N, H, D] over `key` and `value` [N, K, D], H a multiple of K; [N, H, D]. `levels[0]` is all segments with themselves."""
+    """Attend from `query` [N, H, D] to `key` and `value` [N, K, D], H a multiple of K. Returns [N, H, D]. `levels[0]` attends each segment
+    to itself."""
     return cast("Tensor", _TreeAttention.apply(query, key, value, levels, scale))  # type: ignore[no-untyped-call]
 
 
@@ -128,7 +129,7 @@ def _forward(
 def _backward(
     given: tuple[Tensor, ...], runs: Runs, scale: float, state: State, *, causal: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Of gradient, query, key, value, output and normalisers: what comes back to query, key and value."""
+    """From gradient, query, key, value, output and normalisers, return the gradients of query, key and value."""
     gradient, query, key, value, mixed, normaliser = given
     if query.device.type == "cuda":
         return cast(

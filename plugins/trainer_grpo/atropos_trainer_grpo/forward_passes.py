@@ -29,7 +29,7 @@ WORTH_JOINING = 0.95  # of rows of logits that are left where those of shared to
 
 
 class ForwardPasses:
-    """By `model`, unless a call names another."""
+    """Forward passes of `model`, unless a call names another model."""
 
     def __init__(
         self, model: torch.nn.Module, batch: Batch, options: GrpoOptions, device: str, group: ProcessGroup = ALONE

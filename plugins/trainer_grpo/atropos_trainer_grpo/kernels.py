@@ -10,8 +10,8 @@ from atropos_core.errors import FitError
 
 
 def use_liger(model: PreTrainedModel) -> None:
-    """In this model, and in every other of its architecture that this process opens from here on. The head stays as it
-    is: chunks.py and logprobs.py compute it. Raises FitError for an architecture that liger-kernel does not know."""
+    """Use the kernels in this model, and in every model of its architecture that this process opens later. The head does
+    not change: chunks.py and logprobs.py compute it. Raises FitError if liger-kernel does not know the architecture."""
     from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN as KNOWN
 
     apply = KNOWN.get(model.config.model_type)

@@ -18,8 +18,8 @@ WARPS = 8
 
 
 def scored(logits: Tensor, targets: Tensor, temperature: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Of logits [R, V] / temperature: the logprobs of `targets` i64[R], the entropy in nats, each f32[R], and what normalises f32[2, R]:
-    the highest, and log sum exp of what is below it. Apart, since their sum is as coarse as the logits are large."""
+    """From logits [R, V] / temperature, return the logprobs of `targets` i64[R] and the entropy in nats, each f32[R], and the normalisers
+    f32[2, R]: the maximum, and the log sum exp relative to it. Both are kept, since their sum is as coarse as the logits are large."""
     rows, vocabulary = logits.shape
     logprobs, entropy = (torch.empty(rows, dtype=torch.float32, device=logits.device) for _ in range(2))
     normaliser = torch.empty(2, rows, dtype=torch.float32, device=logits.device)

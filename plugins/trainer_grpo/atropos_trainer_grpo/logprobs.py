@@ -125,7 +125,7 @@ class _TokenLogprobs(torch.autograd.Function):
 
 
 class _InOnePass(torch.autograd.Function):
-    """As _TokenLogprobs without `others`, by Triton kernels."""
+    """Like _TokenLogprobs without `others`, by Triton kernels."""
 
     @staticmethod
     def forward(
@@ -165,7 +165,7 @@ class _InOnePass(torch.autograd.Function):
 
 
 class _Gradients:
-    """Of what the head is given, from those of the logits, chunk by chunk."""
+    """The gradients of the head's inputs and parameters, from those of the logits, chunk by chunk."""
 
     def __init__(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, wanted: tuple[bool, ...]) -> None:
         self._given = hidden, weight
@@ -176,7 +176,7 @@ class _Gradients:
         self._bias = torch.zeros_like(bias) if bias is not None and wanted[2] else None
 
     def add(self, part: slice, logits: Tensor) -> None:
-        """`logits` [r, V]: the gradient that comes back to those of these rows, in the model's dtype."""
+        """Add the part of these rows. `logits` [r, V] is the gradient of their logits, in the model's dtype."""
         hidden, weight = self._given
         torch.mm(logits, weight, out=self._hidden[part])
         if self._weight is not None:

@@ -85,7 +85,7 @@ def read(state: Mapping[str, Any], parameters: Sequence[Tensor], directory: Path
 
 
 def _each(state: Mapping[str, Any], change: Callable[[str, int, Any], Any]) -> dict[str, Any]:
-    """A state with each master and moment as `change(kind, number of its parameter, value)` has it."""
+    """Return the state with each master and moment replaced by `change(kind, number of its parameter, value)`."""
     masters = [change("master", at, value) for at, value in enumerate(state["masters"])]
     moments = {
         at: {kind: change(kind, at, value) for kind, value in entry.items()} for at, entry in state["moments"].items()
@@ -105,7 +105,7 @@ def _as_ours(what: str, remedy: str) -> Iterator[None]:
 
 
 class _Reader(FileSystemReader):
-    """Of directories from anywhere: torch's own would run what their index, a pickle, says."""
+    """Reads directories that are not trusted. torch's own reader would run code in their index, which is a pickle."""
 
     def read_metadata(self, *arguments: Any, **keywords: Any) -> Metadata:
         with open(f"{self.path}/.metadata", "rb") as file:

@@ -1,4 +1,4 @@
-"""The ranks of one trainer among themselves: which sequences are whose, and what adds up over all.
+"""The ranks of one trainer: how sequences are divided among them, and sums over all.
 
 Every rank holds the whole batch and computes the division for itself, so nothing has to be agreed on. All of them run
 equally many passes: under FSDP a pass is collective, and a rank that left one out would leave the others waiting.

@@ -96,7 +96,7 @@ class RankedTrainer(ForwardingTrainer):
         return await self._together(self._first.open, lambda other: other.open())
 
     async def join(self, host: str, port: int, listening: socket.socket | None = None) -> None:
-        """With the ranks of all machines, at rank 0's address."""
+        """Join the ranks of all machines, at rank 0's address."""
         starting = [self._start(self._rank + number) for number in range(1, len(self._context.devices))]
         self._others += [HostedTrainer(child) for child in await _all_or_none(starting)]
         self._watch = asyncio.ensure_future(self._end_with_ranks()) if self._others else None
@@ -168,7 +168,7 @@ class RankedTrainer(ForwardingTrainer):
         )
 
     async def _end_with_ranks(self) -> None:
-        """A trainer without its ranks ends too, so that the run does, though it may have no request just now."""
+        """End this trainer when one of its ranks ends, so that the run ends even while no request is pending."""
         waits = [asyncio.ensure_future(other.child.peer.lost.wait()) for other in self._others]
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
@@ -179,7 +179,7 @@ class RankedTrainer(ForwardingTrainer):
     async def _together(
         self, own: Callable[[], Awaitable[T]], of_others: Callable[[HostedTrainer], Awaitable[Any]]
     ) -> T:
-        """Rank 0's answer. Raises what all ranks raise alike; whatever else a rank raises ends all of them."""
+        """Return rank 0's answer. An error that all ranks raise is raised; any other error of a rank ends all of them."""
         async with self._turn:
             if self._failed is not None:
                 raise self._failed

@@ -43,7 +43,7 @@ def factor(options: GrpoOptions, update: int, in_all: int) -> float:
 
 
 def updates_in_all(options: GrpoOptions, steps: int) -> int:
-    """Of a run of so many steps. Raises ConfigError where warm-up leaves none of them to a schedule that falls."""
+    """Return the number of updates in the run. Raises ConfigError if warm-up leaves none of them to a falling schedule."""
     in_all = steps * options.epochs * options.minibatches
     if options.schedule != "constant" and 0 < in_all <= options.warmup_steps:
         raise ConfigError(
@@ -55,8 +55,8 @@ def updates_in_all(options: GrpoOptions, steps: int) -> int:
 
 
 def groups_of(dimensions: Mapping[str, int], options: GrpoOptions) -> dict[str, ParameterGroup]:
-    """The group of each parameter, of which `dimensions` gives the name and the number of axes. Weight decay is for what
-    has two or more: not for norms and biases (nanoGPT; transformers' Trainer leaves out the same ones by name).
+    """Return the group of each parameter; `dimensions` gives its name and number of axes. Weight decay applies only to
+    two or more axes, so not to norms and biases (nanoGPT; transformers' Trainer leaves out the same ones by name).
     Raises ConfigError for a pattern that is the first match of no parameter."""
     rules = [(re.compile(rule.pattern), rule) for rule in options.learning_rates]
     used: set[int] = set()

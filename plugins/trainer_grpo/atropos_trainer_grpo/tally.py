@@ -29,7 +29,7 @@ class Tally:
             self._sums[name] = self._sums[name] + value.detach() if name in self._sums else value.detach()
 
     def means(self, group: ProcessGroup, *, taught: bool) -> Metrics:
-        """Over all optimiser steps and ranks. `taught`: whether there is a teacher. Collective."""
+        """Return the metrics over all optimiser steps and ranks. `taught` is True if there is a teacher. Collective."""
         sums, seen = self._over_all_ranks(group)
         per = {name: max(count, 1) for name, count in seen.items()}
         metrics = {
@@ -57,7 +57,7 @@ class Tally:
         return metrics
 
     def _over_all_ranks(self, group: ProcessGroup) -> tuple[dict[str, float], dict[str, int]]:
-        """The sums, those that any rank has, and the counts."""
+        """Return the sums that any rank has, and the counts."""
         own = {name: float(value) for name, value in self._sums.items()} | self.counts
         both = [[own.get(name, 0.0) for name in SUMS + COUNTS], [float(name in own) for name in SUMS + COUNTS]]
         values, present = group.sum(torch.tensor(both, dtype=torch.float64)).tolist()
