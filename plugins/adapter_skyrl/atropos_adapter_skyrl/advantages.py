@@ -8,7 +8,7 @@ NAME = "atropos"
 
 
 def given_advantages(token_level_rewards: Any, response_mask: Any, **others: Any) -> tuple[Any, Any]:
-    """[S, R] each: where this estimator is used, what SkyRL calls rewards are the rows' advantages."""
+    """Return advantages and returns, [S, R] each. With this estimator, SkyRL's "rewards" are the rows' advantages."""
     advantages = token_level_rewards * response_mask
     return advantages, advantages
 

@@ -1,4 +1,4 @@
-"""The adapter's options: `--option KEY=VALUE` of `atropos adapter skyrl`, and `atropos.KEY=VALUE` beside SkyRL's own."""
+"""The adapter's options: `--option KEY=VALUE` for `atropos adapter skyrl`, or `atropos.KEY=VALUE` among SkyRL's own options."""
 
 from __future__ import annotations
 

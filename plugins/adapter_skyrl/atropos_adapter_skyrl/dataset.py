@@ -16,10 +16,12 @@ KEY = "atropos"  # in a row's extras
 
 
 class TaskDataset:
-    """One split of several environments, one after another, `limit` tasks of each at most. Rows are what SkyRL's collate
-    function makes of its own. A row that is given again has another uid: SkyRL 0.3.0 stops where one comes twice in a batch,
-    as dynamic sampling may collect it over the end of an epoch. With `lasting` it has the same, also in the next process:
-    SkyRL's fully asynchronous trainer saves the uids that an epoch has trained, and leaves them out when it resumes."""
+    """One split of several environments in sequence, with at most `limit` tasks of each.
+
+    Rows have the form that SkyRL's own collate function returns. A row gets a new uid each time it is read: SkyRL 0.3.0 stops
+    if a uid occurs twice in a batch, and dynamic sampling may collect a row twice across the end of an epoch.
+    With `lasting`, a row keeps its uid, also in the next process: SkyRL's fully asynchronous trainer saves the uids that an
+    epoch has trained, and skips them when it resumes."""
 
     def __init__(
         self, environments: Mapping[str, Environment], split: Split, limit: int | None = None, *, lasting: bool = False
@@ -55,7 +57,7 @@ class TaskDataset:
 
 @dataclass(frozen=True)
 class Block:
-    """Consecutive rows of SkyRL's input that are one group: so many rollouts of one task."""
+    """Consecutive rows of SkyRL's input that form one group: `n` rollouts of one task."""
 
     environment: str
     split: Split
@@ -68,7 +70,9 @@ class Block:
 
 
 def blocks_of(batch: Mapping[str, Any]) -> list[Block]:
-    """The groups of a GeneratorInput. A block ends where the task changes or its repetitions begin again."""
+    """Return the groups of a GeneratorInput. A block ends when the task changes or its repetition ids start again.
+
+    Raises DataError without trajectory ids or extras, ConfigError if the rows are not from TaskDataset."""
     ids: Sequence[Any] | None = batch.get("trajectory_ids")
     extras: Sequence[Mapping[str, Any]] | None = batch.get("env_extras")
     if not ids or not extras:

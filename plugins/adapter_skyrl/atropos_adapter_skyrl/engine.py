@@ -1,4 +1,4 @@
-"""SkyRL's inference engines as an engine of ours: prompt ids in; sampled ids, logprobs and the policy version out."""
+"""SkyRL's inference engines as an Atropos engine: prompt ids in; sampled ids, logprobs and the policy version out."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _HARMLESS = {"stop": None, "min_p": 0.0, "repetition_penalty": 1.0}  # what leav
 
 
 def sampling_of(params: Mapping[str, Any]) -> Sampling:
-    """What SkyRL's sampling parameters are in our words."""
+    """Convert SkyRL's sampling parameters to a Sampling."""
     try:
         return Sampling(
             int(params["max_tokens"]),
@@ -32,7 +32,7 @@ def sampling_of(params: Mapping[str, Any]) -> Sampling:
 
 
 def refuse_more(params: Mapping[str, Any]) -> None:
-    """Raise ConfigError for sampling parameters that engines of ours, behind an API or a ring, do not know."""
+    """Raise ConfigError for sampling parameters that Atropos engines, behind the API or a ring, do not support."""
     for name, harmless in _HARMLESS.items():
         if params.get(name, harmless) != harmless:
             raise ConfigError(
@@ -46,8 +46,10 @@ _session: ContextVar[tuple[SkyRLEngine, str]] = ContextVar("atropos_skyrl_sessio
 
 
 class SkyRLEngine(Engine):
-    """For one group of one generate(): its sampling parameters go along, under what an environment says of its own. Each
-    rollout is a session of SkyRL's router, so that its turns meet the same prefix cache; `finish` ends them."""
+    """SkyRL's engines for one group of one generate() call.
+
+    The call's sampling parameters apply unless the environment sets its own. Each rollout is a session of SkyRL's router, so
+    that all its turns use the same prefix cache; `finish` ends the sessions."""
 
     _numbers = itertools.count()
 

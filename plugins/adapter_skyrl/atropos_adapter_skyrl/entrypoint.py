@@ -1,4 +1,4 @@
-"""The entry point that SkyRL starts instead of its own experiment: `trainer.override_entrypoint=atropos_adapter_skyrl.entrypoint`.
+"""The entry point that replaces SkyRL's experiment: `trainer.override_entrypoint=atropos_adapter_skyrl.entrypoint`.
 
 Arguments that begin with `atropos.` are this adapter's options. All others are SkyRL's, which parses and checks them.
 """

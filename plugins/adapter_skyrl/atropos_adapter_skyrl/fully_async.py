@@ -1,7 +1,7 @@
-"""SkyRL's fully asynchronous trainer around a source of ours: generation goes on while a step is trained.
+"""SkyRL's fully asynchronous trainer with an Atropos source: generation continues while a step is trained.
 
-It knows no callbacks, so the source is notified here: of each step, with the ids of the groups that SkyRL took out of its
-buffer, and of each checkpoint. What else was generated is not in a checkpoint, and is not committed.
+The trainer has no callbacks, so this module notifies the source of each step, with the ids of the groups that SkyRL took out
+of its buffer, and of each checkpoint. Other generated groups are not in a checkpoint and are not committed.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from atropos_adapter_skyrl.trainer import AroundSource
 
 
 class Raising:
-    """A generator whose error ends the training with its cause. SkyRL's generation workers end the process (`os._exit`) at
-    an exception: nothing would be closed, and whoever started it would see no cause."""
+    """A generator whose error ends the training and is reported as the cause.
+
+    Otherwise SkyRL's generation workers call `os._exit` on an exception: nothing is closed, and the user sees no cause."""
 
     def __init__(self, generator: Any, failed: asyncio.Future[None]) -> None:
         self._generator = generator
@@ -88,7 +89,7 @@ class FullyAsyncAtroposTrainer(AroundSource, FullyAsyncRayPPOTrainer):  # type: 
         return status
 
     async def weights_went_out(self) -> None:
-        """Save now where the source cannot wait for the interval: SkyRL knows by now that these groups are trained."""
+        """Save a checkpoint now if the source cannot wait for the interval: by now SkyRL has marked these groups as trained."""
         if self._wants_checkpoint:
             self._wants_checkpoint = False
             await asyncio.to_thread(self.save_checkpoints)
@@ -101,8 +102,10 @@ class FullyAsyncAtroposTrainer(AroundSource, FullyAsyncRayPPOTrainer):  # type: 
         return saved
 
     def _save_consumed(self) -> None:
-        """What SkyRL writes again at the very end, after it has named this checkpoint as the latest and removed old ones: killed
-        in between, it would leave none that it can resume from."""
+        """Write the consumed uids before SkyRL saves the checkpoint.
+
+        SkyRL writes them last, after it has named this checkpoint as the latest and removed old ones. If it were killed in
+        between, no checkpoint to resume from would be left."""
         folder = os.path.join(self.cfg.trainer.ckpt_path, f"global_step_{self.global_step}")  # may be a bucket's
         data = self.async_train_dataloader
         state = {
@@ -116,8 +119,11 @@ class FullyAsyncAtroposTrainer(AroundSource, FullyAsyncRayPPOTrainer):  # type: 
 
 
 def refused(cfg: Any, max_staleness: int | None) -> Iterator[str]:
-    """What SkyRL's fully asynchronous trainer cannot do, of which it says so only after engines have started.
-    `max_staleness`: atropos.max_staleness, where a source of ours enforces it."""
+    """Yield a line for each setting that SkyRL's fully asynchronous trainer does not support.
+
+    SkyRL itself reports them only after engines have started.
+
+    `max_staleness` is atropos.max_staleness if an Atropos source enforces it."""
     trainer, config = cfg.trainer, cfg.trainer.fully_async
     mini, workers, steps = (
         trainer.policy_mini_batch_size,

@@ -1,4 +1,4 @@
-"""SkyRL's generator over a source of ours: rows in, rows out in the same order, nothing kept between two calls."""
+"""SkyRL's generator over an Atropos source: rows in, rows out in the same order; no rollouts are kept between calls."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ _ID_BITS = 61  # a draw's id is below 2**62 on the wire; what a process before t
 
 
 class AtroposGenerator(GeneratorInterface):  # type: ignore[misc] # SkyRL has no types
-    """Each call requests groups under ids that nobody had before, so that nothing stale can ever match: SkyRL's own ids
-    repeat in every epoch, in evaluations and in dynamic sampling. Seeds derive from where a row stands in the run."""
+    """A generator that requests each group under a new id, so that no stale group can match.
+
+    SkyRL's own ids repeat in every epoch, in evaluations and in dynamic sampling. Seeds derive from a row's place in the run."""
 
     def __init__(
         self, source: GroupSource, *, seed: int = 0, step_wise: bool = False, own_advantages: bool = False
@@ -35,7 +36,7 @@ class AtroposGenerator(GeneratorInterface):  # type: ignore[misc] # SkyRL has no
         self._step: dict[str, int] = {}
 
     async def generate(self, input_batch: GeneratorInput) -> GeneratorOutput:
-        """Raises RolloutsFailed where a group is not to be had: there is no filler row."""
+        """Return the rows of all groups. Raises RolloutsFailed if a group cannot be produced; there are no filler rows."""
         params = input_batch.get("sampling_params")
         if params is None:
             raise DataError("generate() was given no sampling_params: how long may a reply be?")

@@ -14,8 +14,10 @@ from numpy.typing import NDArray
 
 
 class NumberList(np.ndarray):
-    """`of(array)` is a view [T]. What Python's operators and iteration do with it they do as with the list of its numbers: it is
-    true where it is not empty, `+` joins, `==` compares the whole. It cannot grow, and a view of a message cannot be changed."""
+    """An array [T] that behaves like the list of its numbers: `of(array)` is a view of it.
+
+    It is true if it is not empty, `+` joins, `==` compares the whole, and iteration gives numbers. It cannot grow, and a view
+    of a message is read-only."""
 
     __slots__ = ()
     __hash__ = None  # as of a list

@@ -1,4 +1,4 @@
-"""Which of SkyRL's forms is installed, known by signatures: what was published as 0.3.0 and what came after it both say 0.3.0."""
+"""Recognize the installed SkyRL by its signatures: the published 0.3.0 and later sources both report version 0.3.0."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def batch_tensors(convert: Callable[..., Any], tokenizer: Any, *columns: Any) ->
 
 
 def form() -> str:
-    """Which SkyRL this is, what of it is newer than what was published, and where it lies."""
+    """Describe the installed SkyRL: its features that are newer than the published 0.3.0, and its path."""
     import skyrl
     from skyrl.backends.skyrl_train.workers.worker_dispatch import WorkerDispatch
     from skyrl.train.config import SkyRLTrainConfig
@@ -59,8 +59,10 @@ def form() -> str:
 
 
 def unknown(ours: Mapping[str, Any]) -> Sequence[str]:
-    """What of this SkyRL the adapter was not written for, by name: fields of a GeneratorOutput that are not in `ours`, and
-    functions that it calls or replaces whose parameters are others."""
+    """Describe the parts of this SkyRL that the adapter was not written for.
+
+    These are fields of a GeneratorOutput that are not in `ours`, and functions that the adapter calls or replaces and that are
+    missing or take different parameters."""
     from importlib import import_module
 
     from skyrl.train.generators.base import GeneratorOutput

@@ -26,7 +26,7 @@ OPEN_DEADLINE_S = 600.0  # of an environment, which may have to download a data 
 
 
 class RolloutsFailed(NoProgress):
-    """A group that SkyRL requested cannot be produced. There is no filler: generate() raises this."""
+    """A group that SkyRL requested cannot be produced. generate() raises this and returns no filler rows."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
-"""A source in a thread and an event loop of its own: SkyRL holds up its own loop for as long as a training step takes.
+"""Run a source in a separate thread with its own event loop, because a training step blocks SkyRL's loop.
 
-Meanwhile a session of the trajectory API must be renewed, and workers come and go.
+During a step, a session of the trajectory API must still be renewed, and workers connect and leave.
 """
 
 from __future__ import annotations

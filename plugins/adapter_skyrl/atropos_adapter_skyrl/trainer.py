@@ -1,4 +1,4 @@
-"""SkyRL's trainer around a source of ours: opened and closed with the training, notified of every version and checkpoint."""
+"""SkyRL's trainer with an Atropos source: opens and closes it, and notifies it of every version and checkpoint."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from atropos_adapter_skyrl.weights import Dispatch, Publisher
 
 
 class AroundSource:
-    """What both of SkyRL's trainers get. With a `publisher`, weights go out through it, and SkyRL needs no inference client."""
+    """Mixin for both of SkyRL's trainers. With a `publisher`, it sends the weights, and SkyRL needs no inference client."""
 
     cfg: Any
     generator: Any

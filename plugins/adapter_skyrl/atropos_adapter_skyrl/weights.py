@@ -1,7 +1,7 @@
-"""SkyRL's updates on their way to engines of ours: SkyRL is one more source of weights, and they are copied.
+"""Send SkyRL's updates to Atropos engines, as copies of the weights.
 
-An engine samples on under the old weights while the new ones are saved; only the loading itself stops it. What it
-samples afterwards carries the new version.
+An engine keeps sampling under the old weights while the new ones are saved; only loading pauses it. Tokens that it samples
+afterwards carry the new version.
 """
 
 from __future__ import annotations

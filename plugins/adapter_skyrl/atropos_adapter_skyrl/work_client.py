@@ -55,7 +55,9 @@ class WorkClient:
         slot_bytes: int = SLOT_BYTES,
         patience: Patience = DEFAULT_PATIENCE,
     ) -> WorkClient:
-        """`slots` of `slot_bytes` for pieces; a larger piece travels apart. Raises ProcessDied where nobody offers work there."""
+        """Connect with `slots` slots of `slot_bytes` for pieces; a larger piece is sent separately.
+
+        Raises ProcessDied if no process offers work in `folder`."""
         with _own_folder(folder) as (own, nonce, listener):
             greeting = _introduction(own, concurrency)
             up = RingProducer.connect(folder / SOCKET, nonce, slots=slots, slot_bytes=slot_bytes, name=greeting)
@@ -67,7 +69,7 @@ class WorkClient:
 
     @classmethod
     async def open(cls, folder: Path, concurrency: int, *, patience: Patience = DEFAULT_PATIENCE) -> WorkClient:
-        """As `connect`, and the event loop goes on meanwhile. Whoever cancels it leaves nothing open."""
+        """Do the same as `connect` without blocking the event loop. If it is cancelled, nothing stays open."""
         with _own_folder(folder) as (own, nonce, listener):
             up = await RingProducer.open(folder / SOCKET, nonce, name=_introduction(own, concurrency))
             try:
@@ -82,11 +84,11 @@ class WorkClient:
         return self._down.ended
 
     def take(self, deadline_s: float) -> list[Job]:
-        """Jobs, waiting for the first; none where none came in time, or none ever will."""
+        """Wait for the first job, and return all that are there. The list is empty if none came in time, or none will come."""
         return [_job(lease) for lease in self._down.take(deadline_s)]
 
     def send(self, job: Job, buffers: Sequence[Buffer], *, now: bool = False) -> None:
-        """One piece of the answer, in a message that goes with the next `done` at the latest, or `now`."""
+        """Send one piece of the answer: with the next `done` at the latest, or at once with `now`."""
         job.pieces += 1
         self._up.send(buffers, meta=META.pack(job.id, PIECE), deadline_s=ANSWER_DEADLINE_S)
         if now:
@@ -106,8 +108,9 @@ class WorkClient:
         self._down.send_answers(now=True)
 
     async def jobs(self) -> AsyncIterator[Job]:
-        """Jobs, until the requester has gone. Raises ProcessSilent where that is stopped for too long, with answers
-        of this worker unread."""
+        """Yield jobs until the requester is gone.
+
+        Raises ProcessSilent if the requester is stopped for too long with answers of this worker unread."""
         stopped = asyncio.ensure_future(
             stopped_too_long(
                 "the process that offers work", self._down.pid, self._patience, lambda: self._up.unanswered > 0
@@ -147,7 +150,9 @@ class WorkClient:
 
 @contextmanager
 def _own_folder(folder: Path) -> Iterator[tuple[Path, str, RingListener]]:
-    """A worker's folder, the nonce of whoever asks, and where that one comes in. The folder goes where what follows raises."""
+    """Yield the worker's own folder, the requester's nonce, and a listener that the requester connects to.
+
+    The worker's folder is removed if the body raises."""
     folder = folder.resolve()
     try:
         nonce = (folder / NONCE).read_text()

@@ -9,7 +9,7 @@ stopped for too long.
     worker:   client = WorkClient.connect(folder, 4)                                            # atropos_adapter_skyrl.work_client
               for job in client.take(1.0): client.send(job, [b"..."]); client.done(job)
 
-The folder is one user's alone, and holds sockets: the memory itself has no name, so nothing of it can be left behind.
+Only one user may access the folder. It holds sockets; the shared memory has no name, so none of it can be left behind.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ T = TypeVar("T")
 SOCKET, NONCE = "ring.sock", "nonce"
 META = struct.Struct("<QB")  # a request's id; what this message is of it
 PIECE, DONE, FAILED = 0, 1, 2
-REQUEST_BYTES = 1 << 16  # of a request, at most: a worker has a slot for each that it takes at once
+REQUEST_BYTES = 1 << 16  # largest request: a worker has one slot for each request that it takes at once
 STASH_BYTES = 256 << 20
 
 
@@ -64,35 +64,40 @@ class WorkQueue:
     """The trainer's end. Any number of calls at a time, in one event loop."""
 
     def __init__(self, folder: Path, *, stash_bytes: int = STASH_BYTES, patience: Patience = DEFAULT_PATIENCE) -> None:
-        """`patience`: with a worker that is stopped: it is named, and at the bound what it had begun goes to another."""
-        self.workers = 0  # that are connected
-        self.requeued = 0  # what a worker had begun when it died
-        self.unwanted = 0  # messages for what nobody waits for any more
-        self.stashed_bytes = 0  # of pieces whose answer is not whole
+        """`patience`: when to name a stopped worker, and when to give the requests that it had begun to another worker."""
+        self.workers = 0  # connected workers
+        self.requeued = 0  # requests that a worker had begun when it died
+        self.unwanted = 0  # messages for requests that are no longer pending
+        self.stashed_bytes = 0  # pieces of incomplete answers
         self._folder = folder.resolve()
         self._stash_bytes = stash_bytes
         self._patience = patience
         self._nonce = secrets.token_hex(16)
         self._ids = itertools.count(secrets.randbits(62))
-        self._waiting: deque[_Request] = deque()  # nobody works on it
+        self._waiting: deque[_Request] = deque()  # not yet given to a worker
         self._arrived = asyncio.Event()  # something is in `_waiting`
         self._heard = -math.inf  # when a worker last came, or sent anything
         self._listener: RingListener | None = None
         self._serving: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
-        """Take workers. Raises DataError where another process listens in this folder, AccessRefused where the folder is
-        open to others."""
+        """Accept workers. Raises DataError if another process listens in this folder, AccessRefused if the folder is open to
+        other users."""
         self._listener = RingListener(self._folder / SOCKET, self._nonce)
         write_whole(self._folder / NONCE, self._nonce, mode=0o600)
         self._serving = asyncio.create_task(self._listener.serve(self._one_worker))
 
     async def submit(self, payload: bytes, *, deadline_s: float, read: Callable[[bytes], T]) -> list[T]:
-        """What a worker made of `payload`, in pieces, each `read` as it comes, in the order in which it sent them.
-        `deadline_s` is for a worker once it has begun, and for one to be there; the queue ahead counts only where no worker
-        sends anything for so long. Raises DeadlineExceeded, WorkFailed with the worker's cause, DataError for a payload of
-        more than REQUEST_BYTES, what `read` raises of ours, HubFull where the pieces of all that is begun are more than the stash
-        holds."""
+        """Send `payload` to a worker and return the pieces of its answer, each passed through `read`, in the order sent.
+
+        `deadline_s` limits the time that a worker takes once it has begun, and the time until a worker is connected. Time in
+        the queue counts only if no worker sends anything for `deadline_s`. Raises:
+
+        - DeadlineExceeded
+        - WorkFailed, with the worker's cause
+        - DataError, if the payload has more than REQUEST_BYTES
+        - HubFull, if the pieces of all begun requests are more than the stash holds
+        - any AtroposError that `read` raises"""
         if len(payload) > REQUEST_BYTES:
             raise DataError(
                 f"a request of {len(payload):,} bytes is more than the {REQUEST_BYTES:,} that a worker's slot has room for.",
@@ -113,7 +118,7 @@ class WorkQueue:
                 self._waiting.remove(one)
 
     def _time(self, one: _Request, deadline_s: float | None = None) -> None:
-        """From now on."""
+        """Start the request's deadline again from now."""
         if one.late is not None:
             one.late.cancel()
         wait_s = one.deadline_s if deadline_s is None else deadline_s

@@ -90,7 +90,7 @@ WRONG = {
 
 
 async def answered(folder, messages: list[bytes], *, attempts: int):
-    """What a source makes of a worker that sends these, one a group."""
+    """Return what a source makes of a worker that answers each group with one of `messages`."""
     options = {"source": "rings", "rings": folder, "attempts": attempts, "deadline_s": 20.0, "max_staleness": 4}
     source = RingGroups(SkyRLOptions.model_validate(options), vocabulary=VOCABULARY)
     await source.open()
@@ -140,7 +140,7 @@ async def test_several_rows_of_one_member_are_no_group_of_whole_trajectories(tmp
 
 
 async def test_what_the_schema_allows_arrives_as_it_was_sent(tmp_path):
-    """Where nothing is trained a logprob may be any number, and a version may be unknown."""
+    """A token that is not trained may have any logprob and an unknown version."""
     row = good(1)
     odd = row._replace(logprobs=np.array([-1, 0.0005, 88.0, -9999.0], np.float32), reward=-1e9, finish="eos")
     arrived = await answered(tmp_path / "rings", [message([good(0), odd, good(2)])], attempts=1)

@@ -1,4 +1,4 @@
-"""What SkyRL is given in place of lists does as the list of its numbers does, and is the array to numpy and torch."""
+"""A NumberList behaves like a list to SkyRL, and like an array to numpy and torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Groups of ours as rows for SkyRL, without SkyRL."""
+"""Atropos groups as rows for SkyRL, tested without SkyRL."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DRAW, TASK = Draw(5, "words", "train", 0, 1), Task("t", ())
 
 
 def rollout(sampled: str, *, trained: str | None = None, logprobs: bool = True, **fields) -> Rollout:
-    """`sampled`: a letter for each token, "x" where the policy chose it."""
+    """Make a rollout. `sampled` has one letter for each token, "x" for those that the policy sampled."""
     chosen = np.array([letter == "x" for letter in sampled])
     counted = chosen if trained is None else np.array([letter == "x" for letter in trained])
     ids = np.arange(10, 10 + len(sampled), dtype=np.int32)

@@ -27,7 +27,7 @@ QUICK = Patience(say_s=0.2, least_s=0.8)
 
 
 def answer(folder, concurrency=2):
-    """What each request says: fail, sleep, hang for ever, or say it so many times."""
+    """Run a worker that does what each request's text says: fail, sleep, hang forever, or repeat it."""
     try:
         worker = WorkClient.connect(folder, concurrency)
         while not worker.ended:
@@ -243,7 +243,7 @@ async def test_an_exchange_that_closes_while_a_worker_comes_in_leaves_nothing_op
     before = open_rings()
     exchange = WorkQueue(tmp_path / "exchange")
     await exchange.open()
-    coming = RingListener(tmp_path / "worker" / "ring.sock", "nonce")  # it welcomes nobody yet
+    coming = RingListener(tmp_path / "worker" / "ring.sock", "nonce")  # it accepts no connection yet
     text = json.dumps({"socket": str(coming.path), "hands": 2})
     nonce = (tmp_path / "exchange" / NONCE).read_text()
     up = await RingProducer.open(tmp_path / "exchange" / SOCKET, nonce, slots=2, slot_bytes=64, name=text)

@@ -1,4 +1,4 @@
-"""A peft adapter around the engine's model. It changes the model's own layers, so whoever holds the model sees it."""
+"""A peft adapter on the engine's model. It changes the model's layers in place, so every holder of the model sees it."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ class Adapter:
         self._settings: dict[str, Any] = {}
 
     def load(self, directory: Path) -> None:
-        """Sample with the adapter in `directory` from here on. Raises WeightsMismatch where it is not one for this
-        model, and then nothing may be sampled any more."""
+        """Sample with the adapter in `directory` from now on.
+
+        Raises WeightsMismatch if it is not an adapter for this model; after that, sampling is no longer allowed."""
         try:
             config = PeftConfig.from_pretrained(str(directory), local_files_only=True)
             weights = load_file(directory / WEIGHTS)

@@ -18,12 +18,12 @@ from atropos_core.types import Completion, Sampling, Tokens
 from atropos_engine_hf.decoder import Decoder, Logits, chunks
 from atropos_engine_hf.sampler import BLOCK, choose, uniforms
 
-_ROWS = 16  # slots are made in steps of so many, where there is memory
+_ROWS = 16  # the number of slots grows in steps of this size, if memory allows
 
 
 @dataclass(eq=False)
 class SequenceState:
-    """One continuation of one call, wherever it is: `tokens` is current only while it is not in the batch."""
+    """One reply of one call. `tokens` is current only while the sequence is not in the batch."""
 
     owner: Any
     index: int  # among the continuations of its call
@@ -31,7 +31,7 @@ class SequenceState:
     seed: int
     sampling: Sampling
     tokens: Tokens  # prompt and what was sampled
-    stop_ids: frozenset[int] = frozenset()  # of its call, beside the model's own
+    stop_ids: frozenset[int] = frozenset()  # those of its call, in addition to the model's
     logprobs: NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))  # of what was sampled
     versions: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
 
@@ -82,11 +82,11 @@ class RunningBatch:
         }
 
     def fits(self, row: SequenceState) -> bool:
-        """Whether it could run, were it alone."""
+        """Return True if the row fits into memory as the only one."""
         return self._decoder.bytes_for(1, row.end, kept=False) <= self._max_bytes
 
     def take(self, waiting: Sequence[SequenceState]) -> int:
-        """How many of these, from the first on, have room now."""
+        """Return how many of the waiting rows, counted from the first, fit now."""
         end = max((row.end for row in self.rows), default=0)
         for count, row in enumerate(waiting):
             rows, end = len(self.rows) + count + 1, max(end, row.end)
@@ -126,7 +126,7 @@ class RunningBatch:
         self._close([slot for slot, row in enumerate(self.rows) if row.owner is owner])
 
     def evict(self) -> list[SequenceState]:
-        """Take every row out, with what it has; admitted again, it goes on where it was."""
+        """Take every row out with its tokens so far. A row that is admitted again continues from there."""
         for slot in range(len(self.rows)):
             self._store(slot)
         rows, self.rows = self.rows, []
@@ -138,7 +138,9 @@ class RunningBatch:
         return self._decoder.bytes_for(0, 0, kept=True)
 
     def release(self) -> None:
-        """Give the memory back, while there are no rows. The next batch takes as much at once: what grows is copied."""
+        """Free the memory. Only call it without rows.
+
+        The next batch takes the same size at once, because growing a cache copies it."""
         self._before = self._decoder.capacity or self._before
         self._decoder.release()
 

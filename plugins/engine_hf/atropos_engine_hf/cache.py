@@ -16,12 +16,12 @@ _COLUMNS = 64  # capacity grows in steps of so many tokens
 
 
 class CachePosition:
-    """Where the coming forward pass stands; every layer reads it."""
+    """The slots and columns that the next forward pass uses; every layer reads it."""
 
     def __init__(self) -> None:
         self.slots = 0  # capacity
         self.columns = 0
-        self.prefills = False  # whether the coming pass fills whole slots, or adds one column to each
+        self.prefills = False  # True if the next pass fills whole slots, False if it adds one column to each
         self.first = 0  # prefill: the first slot to fill
         self.source: torch.Tensor  # prefill: for each slot from `first` on, its row of the pass
         self.at: torch.Tensor  # decode: [rows] slot * columns + column of the new token
@@ -88,12 +88,12 @@ class SlotCache(Cache):
         return sum(stored.shape[2] * stored.shape[3] * stored.element_size() for stored in tensors)
 
     def capacity(self, slots: int, columns: int, *, kept: bool) -> tuple[int, int]:
-        """Slots and columns of a cache for so many; `kept`: beside what it has now."""
+        """Return the slots and columns to allocate for this size; with `kept`, at least the present ones."""
         columns = -(-columns // _COLUMNS) * _COLUMNS
         return (max(slots, self.place.slots), max(columns, self.place.columns)) if kept else (slots, columns)
 
     def reserve(self, slots: int, columns: int) -> None:
-        """Have room for so many; what is stored stays."""
+        """Make room for this many slots and columns. Stored keys and values are kept."""
         place = self.place
         if slots <= place.slots and columns <= place.columns:
             return

@@ -86,8 +86,10 @@ class Decoder:
 
     @torch.inference_mode()
     def check(self) -> None:
-        """Decode a few tokens beside the model's own plain forward pass. Raises FitError where they differ: then the
-        model keeps more than keys and values, or ignores positions or masks, and would sample from something else."""
+        """Compare the decoding of a few tokens with the model's plain forward pass. Raises FitError if they differ.
+
+        They differ if the model keeps more than keys and values, or ignores positions or masks. Its samples would then come
+        from another distribution."""
         vocabulary = self.model.get_input_embeddings().weight.shape[0]
         known = np.random.default_rng(0).integers(0, vocabulary, (2, 7))
         lengths = np.array([2, 5])

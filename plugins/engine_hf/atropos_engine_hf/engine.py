@@ -65,7 +65,7 @@ class HFEngine(Engine):
         self._adapter: Adapter | None = None
 
     async def open(self) -> ModelInfo:
-        """Raises ConfigError or FitError where the model cannot be loaded or decoded here."""
+        """Load the model. Raises ConfigError or FitError if it cannot be loaded or decoded here."""
         options, directory = self._options, self._context.model
         if self._context.threads:
             torch.set_num_threads(self._context.threads)
@@ -174,14 +174,15 @@ class HFEngine(Engine):
             self._wake()
 
     async def load_weights(self, directory: Path) -> None:
-        """Raises WeightsMismatch where they are not those of this very model."""
+        """Load the weights in `directory`. Raises WeightsMismatch if their names, shapes or dtypes are not those of the model."""
         if not self._paused:
             raise AtroposError("engine 'hf' loads weights while it is paused, and it is not: call pause() first")
         await replace(self.model, directory)
 
     async def load_adapter(self, directory: Path, version: int) -> None:
-        """What is in flight goes on with the new adapter, under its version, after a pause: keys and values that the old
-        one made are dropped. Raises WeightsMismatch, and then the engine stays paused."""
+        """Pause, load the adapter, and resume. Requests in flight continue with the new adapter and its version.
+
+        Keys and values that the old adapter computed are dropped. Raises WeightsMismatch; the engine then stays paused."""
         from atropos_engine_hf.adapter import Adapter  # peft, which only adapters need
 
         async with self.paused(version):

@@ -1,3 +1,3 @@
-"""What the engine and its memory plan both go by. Imports nothing."""
+"""Limits shared by the engine and its memory plan. Imports nothing."""
 
-KEPT = 1 << 26  # bytes of keys and values: so few stay where they are while an update runs
+KEPT = 1 << 26  # bytes: a KV cache up to this size is kept during an update

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers.modeling_utils  # noqa: F401 - two thirds of a start: here it runs beside the trainer's, and not after it
+import transformers.modeling_utils  # noqa: F401 - two thirds of the start-up; imported here, it runs in parallel with the trainer's
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 from transformers.cache_utils import DynamicLayer
 from transformers.utils import logging
@@ -75,7 +75,7 @@ def refuse_unsupported(config: Any) -> None:
 
 
 def ends_of(directory: Path, model: Any) -> set[int]:
-    """What ends a continuation of a loaded model."""
+    """Return the ids of the tokens that end a reply of a loaded model."""
     return stop_ids(
         directory, model.generation_config.eos_token_id if model.generation_config else model.config.eos_token_id
     )

@@ -1,4 +1,4 @@
-"""What the engine will hold, from its options and the model's files: nothing is loaded, and torch is not imported."""
+"""Estimate the engine's memory from its options and the model's files, without loading weights or importing torch."""
 
 from __future__ import annotations
 

@@ -70,12 +70,12 @@ def dtype(options: HFOptions, workload: Workload) -> str:
 
 
 def announces(options: HFOptions) -> Mapping[str, Any]:
-    """What a trainer may correct for: the precision of what samples."""
+    """Announce the sampling precision, which a trainer may correct for."""
     return {f"engine/{options.dtype}": True}
 
 
 def transports(options: HFOptions) -> frozenset[Transport]:
-    """Which way of sharing memory it is, the run's devices decide."""
+    """Return the supported transports. The run's devices decide which kind of shared memory is used."""
     return frozenset({"posix_shm", "cuda_ipc", "broadcast", "checkpoint", "adapter"})
 
 

@@ -34,8 +34,10 @@ class Int8Linear(nn.Linear):
 
 
 def quantize(model: PreTrainedModel, device: str, kind: str) -> None:
-    """Hold every linear layer but the head and an adapter's own in 4 or 8 bits, on `device`, one by one. Raises FitError, with its name,
-    for a layer whose weights are not on that grid: what is sampled from is the model in the directory, and nothing near it."""
+    """Store each linear layer except the head and an adapter's own in 4 or 8 bits on `device`, one after another.
+
+    Raises FitError, with the layer's name, if its weights are not on that grid: the engine samples from exactly the model in
+    the directory, never from an approximation."""
     head, packed = model.get_output_embeddings(), {"nf4": _pack_nf4, "int8": _pack_int8}[kind]
     for name, module in list(model.named_modules()):
         if type(module) is nn.Linear and module is not head and ".lora_" not in name:
@@ -52,12 +54,12 @@ def quantize(model: PreTrainedModel, device: str, kind: str) -> None:
 
 
 def dtypes(whole: Tensor) -> list[torch.dtype]:
-    """That what is on the grid may have been rounded to."""
+    """Return the dtypes that weights on the grid may have been rounded to."""
     return list(dict.fromkeys((whole.dtype, torch.bfloat16, torch.float16)))
 
 
 def _pack_int8(linear: nn.Linear, whole: Tensor) -> Int8Linear | None:
-    """None where the weights are not on the grid, as below."""
+    """Return the packed layer, or None if its weights are not on the int8 grid."""
     layer = Int8Linear(linear, whole)
     for layer.stored in dtypes(whole):
         if torch.equal(layer.whole().to(whole.dtype), whole):

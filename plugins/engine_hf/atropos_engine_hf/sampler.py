@@ -1,4 +1,4 @@
-"""Logits to tokens. What a row draws depends on its own logits, its seed and its position alone, never on its neighbours.
+"""Sample tokens from logits. A row's token depends only on its own logits, seed and position, never on other rows.
 
 The uniforms of a row are a Philox stream keyed by the row's seed, one per position; a uniform picks from the inverse of
 the cumulated probabilities, in float64 and in vocabulary order, so that a rounding error in the logits rarely moves it.
@@ -62,12 +62,14 @@ def _choose(
     token = torch.searchsorted(cumulated, at[:, None], right=True)
     if greedy.any():
         token = torch.where(torch.from_numpy(greedy).to(device)[:, None], logits.argmax(-1, keepdim=True), token)
-    token = token.clamp_(max=p.shape[-1] - 1)  # only where a logit is not a number, which the caller reports
+    token = token.clamp_(max=p.shape[-1] - 1)  # only if a logit is NaN, which the caller reports
     return torch.stack([token[:, 0].to(torch.float64), p.gather(1, token)[:, 0] / total])
 
 
 def _kept(p: torch.Tensor, top_p: torch.Tensor, top_k: torch.Tensor) -> torch.Tensor:
-    """[B, V] 1 where a token stays: the `top_k` likeliest, and of those the fewest that hold `top_p` of what they hold."""
+    """Return a mask [B, V], 1 for each token that is kept.
+
+    Of the `top_k` most likely tokens, keep the fewest that hold `top_p` of their joint probability."""
     ordered, order = p.sort(dim=-1, descending=True, stable=True)
     vocabulary = p.shape[-1]
     rank = torch.arange(vocabulary, device=p.device)

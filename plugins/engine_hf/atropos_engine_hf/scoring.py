@@ -59,7 +59,7 @@ def _padded(model: Any, sequences: Sequence[Tokens]) -> Tensor:
 
 
 def _logits(model: Any, tokens: Tensor, temperature: float) -> Iterator[tuple[int, Tensor]]:
-    """Where it starts, and the logits [S, n, V] at n positions from there: entry i predicts token start + i + 1."""
+    """Yield a start position and the logits [S, n, V] at the n positions from there. Entry i predicts token start + i + 1."""
     rows, longest = tokens.shape
     segment = max(1, _LOGITS // (rows * model.get_input_embeddings().weight.shape[0]))
     cache = DynamicCache(config=model.config) if segment < longest - 1 else None

@@ -22,14 +22,15 @@ _STORED = {
 
 
 async def replace(model: nn.Module, directory: Path) -> None:
-    """Copy tensor by tensor into the storage that is there; whatever is tied stays so. Raises WeightsMismatch, before
-    anything has changed, where a name, a shape or a dtype differs."""
+    """Copy the weights tensor by tensor into the model's own storage, so that tied weights stay tied.
+
+    Raises WeightsMismatch, before any change, if a name, a shape or a dtype differs."""
     try:
         files = _files(directory)
         wanted = _check(model, files)
         for file in sorted(set(files.values())):
             with safe_open(file, framework="pt") as stored, torch.no_grad():
-                for name in stored.keys():  # noqa: SIM118 - it is no dictionary
+                for name in stored.keys():  # noqa: SIM118 - it is not a dictionary
                     wanted[name].copy_(stored.get_tensor(name))
                     await asyncio.sleep(0)
     except (OSError, SafetensorError, ValueError, KeyError) as error:
@@ -63,7 +64,7 @@ def _check(model: nn.Module, files: Mapping[str, Path]) -> dict[str, torch.Tenso
         )
     for file in sorted(set(files.values())):
         with safe_open(file, framework="pt") as stored:
-            for name in stored.keys():  # noqa: SIM118 - it is no dictionary
+            for name in stored.keys():  # noqa: SIM118 - it is not a dictionary
                 tensor, there = present[name], stored.get_slice(name)
                 found = (_STORED.get(there.get_dtype()), tuple(there.get_shape()))
                 if found != (tensor.dtype, tuple(tensor.shape)):

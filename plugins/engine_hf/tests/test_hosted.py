@@ -1,4 +1,4 @@
-"""The engine in a process of its own, as a run has it."""
+"""The engine in a separate process, as in a run."""
 
 from __future__ import annotations
 
@@ -67,5 +67,5 @@ async def test_a_pause_waits_for_one_pass_of_what_is_in_flight(tiny: Path, tmp_p
         await hosted.close()
     passes = [longest.policy_version.tolist().count(version) for version in range(1, 10)]
     seen = [count for count in passes if count]
-    # A busy machine can be late with the call; where none is, the prefill and at most two steps are done before it is served.
+    # A busy machine can be late with the call. On an idle machine, the prefill and at most two steps are done before it is served.
     assert seen and min(seen) <= 3, passes

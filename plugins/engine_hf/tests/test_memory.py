@@ -1,4 +1,4 @@
-"""What the engine says that it will hold, against what it then holds."""
+"""The engine's memory estimate, compared with the memory that it uses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A base in 4 or 8 bits gives the very numbers of the whole one, alone and beside an adapter."""
+"""A base model in 4 or 8 bits gives exactly the numbers of the unpacked one, with and without an adapter."""
 
 from __future__ import annotations
 

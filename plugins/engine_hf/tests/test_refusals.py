@@ -1,4 +1,4 @@
-"""What the engine does not run, it says at open."""
+"""The engine refuses models that it cannot run when it is opened."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What comes out of `sample`, against transformers' own generate and plain forward passes."""
+"""Samples compared with transformers' own `generate` and with plain forward passes."""
 
 from __future__ import annotations
 

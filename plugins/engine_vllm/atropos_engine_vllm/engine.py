@@ -77,7 +77,7 @@ class VLLMEngine(Engine):
         self._weights = asyncio.Lock()  # locked while paused, and by a rescoring
         self._turn = asyncio.Lock()  # one pause or resume at a time
         self._cache = asyncio.Lock()  # one release or return of the KV cache at a time
-        self._released = False  # the KV cache, and not taken again since
+        self._released = False  # True while the KV cache is freed
         self._computing = 0  # requests that need the KV cache
         self._config = model.read_config(context.model)
         self._stops = model.ends_of(context.model, self._config)

@@ -49,16 +49,18 @@ def request(prompt: Tokens, sampling: Sampling, seed: int, stops: Sequence[int],
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "top_k": sampling.top_k,
-        "logprobs": 0,  # the sampled token's alone
+        "logprobs": 0,  # only the sampled token's
         "stop_token_ids": [*stops, *sampling.stop_ids],
-        "ignore_eos": True,  # beside those
+        "ignore_eos": True,  # stop_token_ids already has the EOS ids
         "detokenize": False,
     }
     return {"token_ids": prompt.tolist(), "sampling_params": parameters, "cache_salt": salt}
 
 
 def completion(answer: Mapping[str, Any], sampling: Sampling, version: int | None) -> Completion:
-    """What was sampled; `version` of all its tokens where an adapter decides it, else as the server says of each."""
+    """Build a Completion from vLLM's answer.
+
+    `version` is the adapter's policy version and holds for all tokens. If it is None, the server gives each token's version."""
     (choice,) = answer["choices"]
     finish = choice["finish_reason"]
     if finish not in ("stop", "length"):
@@ -104,8 +106,9 @@ def versions_of(spans: Sequence[Mapping[str, Any]] | None, count: int) -> Versio
 
 
 def scoring_request(sequence: Tokens, salt: str, likeliest: int = 0) -> dict[str, Any]:
-    """The logprobs of a prompt, and of so many of the likeliest tokens at each position. vLLM must sample a token after it,
-    and does not read the prefix cache for it."""
+    """Build a request for the logprobs of a sequence and of the `likeliest` most likely tokens at each position.
+
+    vLLM must also sample one token after it, and does not use the prefix cache for such a request."""
     parameters = {"n": 1, "max_tokens": 1, "temperature": 0.0, "prompt_logprobs": likeliest, "detokenize": False}
     return {"token_ids": sequence.tolist(), "sampling_params": parameters, "cache_salt": salt}
 

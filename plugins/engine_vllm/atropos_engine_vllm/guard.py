@@ -1,11 +1,16 @@
-"""`python -m atropos_engine_vllm.guard SCRATCH FLAG...`: starts a vLLM server, watches all of it, and ends all of it.
+"""Start a vLLM server, watch its processes and end them all: `python -m atropos_engine_vllm.guard SCRATCH DESCRIPTOR FLAG...`.
 
-It stands between the engine's process and the server, in the process group that it leads, so that there is always
-someone left to clean up: when its standard input closes, the engine's process is gone; when it itself is killed, the
-engine's process ends the group; when a process of vLLM is lost without any request, the guard says which and
-ends the rest. Standard library only: it starts in milliseconds, and holds ten megabytes.
+The guard runs between the engine's process and the server, and leads the server's process group. One side is always left
+to clean up:
 
-It reads lines: `watch` (the server is up: what runs now must go on running), `stop` (end in order).
+- The engine's process dies: the guard's standard input closes, and the guard ends the group.
+- The guard is killed: the engine's process ends the group.
+- A vLLM process ends without a request: the guard names it and ends the rest.
+
+It uses only the standard library, so it starts in milliseconds and takes 10 MB.
+
+It reads two commands, one per line: `watch` (the server is up; every process that runs now must stay alive) and `stop`
+(shut down in order).
 """
 
 from __future__ import annotations
@@ -27,9 +32,9 @@ from pathlib import Path
 from atropos_engine_vllm.orphan import GUARD_VARIABLE
 
 STOP_S = 2.5  # for vLLM to end in order; the supervisor's own patience is 5 s
-SAYS = "atropos: "  # how a line of the log begins that is not vLLM's
-LOST = 3  # exit code: everything was ended, and not by request
-STUCK_S = 10.0  # that a killed process may take to go: one that waits for a driver may never
+SAYS = "atropos: "  # prefix of the guard's own lines in vLLM's log
+LOST = 3  # exit code: the guard ended everything without a stop command
+STUCK_S = 10.0  # to wait for a killed process to disappear; one that is stuck in a driver may never do so
 TRACKERS_S = 2.0  # for Python's resource trackers to remove what their processes left
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _SHARED = re.compile(r"(/dev/shm/\S+?)(?: \(deleted\))?$", re.MULTILINE)
@@ -45,7 +50,7 @@ class Member:
 
     @property
     def is_tracker(self) -> bool:
-        """Whether it is a resource tracker of Python's, which removes shared memory once its processes are gone."""
+        """True for Python's resource tracker, which removes shared memory after its processes have ended."""
         return "multiprocessing.resource_tracker" in self.command
 
     @property
@@ -59,7 +64,7 @@ class Member:
 
     @property
     def is_titled(self) -> bool:
-        """Whether vLLM has given it a title, as it does to the processes that it starts."""
+        """True if vLLM has set the process title, as it does for the processes that it starts."""
         return self.command.startswith("VLLM::")
 
 
@@ -90,10 +95,10 @@ def shared_memory(group: Iterable[Member]) -> dict[str, int]:
 
 
 def end_group(group: int, segments: dict[str, int], scratch: Path) -> None:
-    """Kill what is left of the group and remove what it left: shared memory that was seen to be its own, and `scratch`.
+    """Kill the remaining processes of the group, then remove its shared memory (`segments`) and the `scratch` folder.
 
-    The caller must be sure that the number is still this group's: by leading it, or by not yet having waited for its
-    leader. Resource trackers are given a moment to do their own work first."""
+    The group id must not have been reused: the caller leads the group, or has not yet waited for its leader.
+    Resource trackers get TRACKERS_S to do their own work first."""
     segments |= shared_memory(members(group))
     until = time.monotonic() + TRACKERS_S
     while living := members(group):
@@ -148,12 +153,14 @@ class Guard:
         self._watched[os.pidfd_open(self._server.pid)] = Member(self._server.pid, 0, "atropos_engine_vllm.server_main")
 
     def run(self) -> int:
-        """Until the end. The exit code: 0 where it was requested, LOST where not; with any other it has failed itself."""
+        """Run until the server has ended. Returns the exit code: 0 after a stop command, LOST otherwise.
+
+        Any other exit code means that the guard itself failed."""
         rest = b""
         while True:
             ready, _, _ = select.select([0, *self._watched], [], [])
             if lost := [self._watched[descriptor] for descriptor in ready if descriptor]:
-                time.sleep(0.2)  # whoever noticed as well may still be writing why
+                time.sleep(0.2)  # other vLLM processes that noticed may still be writing the reason to the log
                 return self._end(f"vLLM's {lost[0].name} (pid {lost[0].pid}) {self._how(lost[0])}", LOST)
             received = os.read(0, 4096)
             if not received:
@@ -172,7 +179,7 @@ class Guard:
         known = {member.pid for member in self._watched.values()}
         for member in living:
             if member.is_vllm and member.pid not in known:
-                with contextlib.suppress(ProcessLookupError):  # then whoever needs it ends as well
+                with contextlib.suppress(ProcessLookupError):  # it is already gone; the processes that need it end too
                     self._watched[os.pidfd_open(member.pid)] = member
 
     def _how(self, lost: Member) -> str:

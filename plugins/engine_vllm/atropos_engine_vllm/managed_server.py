@@ -28,7 +28,7 @@ STOP_S = guard.STOP_S + guard.TRACKERS_S
 
 
 class ManagedServer:
-    """One server, in a process group of its own. Only this object and the guard end it."""
+    """One vLLM server in its own process group. Only this object and the guard end it."""
 
     def __init__(self, process: subprocess.Popen[bytes], url: str, key: str, log: Path, scratch: Path) -> None:
         self.url = url
@@ -54,7 +54,7 @@ class ManagedServer:
             flags = command.flags(options, context, dtype)
             environment = command.environment(options, context, scratch, key)
             with socket.socket() as listener, log.open("ab") as output:
-                listener.bind(("127.0.0.1", 0))  # the server inherits it: nobody else can have the port
+                listener.bind(("127.0.0.1", 0))  # the server inherits it, so no other process can take the port
                 process = subprocess.Popen(
                     [sys.executable, "-m", "atropos_engine_vllm.guard", str(scratch), str(listener.fileno()), *flags],
                     stdin=subprocess.PIPE,
@@ -84,12 +84,12 @@ class ManagedServer:
         self._say(b"watch\n")
 
     def is_dying(self) -> bool:
-        """Whether a process of it that was there when it came up is gone."""
+        """True if a process that the server had when it came up is gone."""
         living = {(member.pid, member.started) for member in guard.members(self.pid)}
         return any((member.pid, member.started) not in living for member in self._watched)
 
     def explain(self) -> ProcessDied:
-        """Why it is not there, by its log."""
+        """Return an error that says why the server ended, from its log."""
         return ProcessDied(f"the vLLM server has ended.\n{self.tail()}".rstrip(), remedy=f"Its log is {self.log}")
 
     def tail(self) -> str:
@@ -149,7 +149,9 @@ class ManagedServer:
 
 
 def _log_beside_ours(directory: Path) -> Path:
-    """`engine.log` is this process's own; vLLM writes `engine.vllm.log` beside it, so that its last lines are its own."""
+    """Return the path of vLLM's log: `engine.vllm.log`, next to this process's `engine.log`.
+
+    With separate files, the last lines of each come from one process."""
     ours = Path(os.readlink("/proc/self/fd/1"))
     if ours.suffix == ".log" and ours.is_file():
         return ours.with_suffix(".vllm.log")

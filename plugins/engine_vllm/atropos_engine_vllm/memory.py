@@ -1,4 +1,4 @@
-"""What the server will hold, from its options and the model's files. On a GPU it takes its share, whatever it needs."""
+"""Estimate the server's memory from its options and the model's files. On a GPU, vLLM takes its whole share, needed or not."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LIBRARIES = 1_500_000_000  # server, engine core and worker: three interpreters 
 
 def holds(options: VLLMOptions, workload: Workload) -> Iterable[Holding]:
     if options.url is not None:
-        return  # a server of somebody else's
+        return  # a server that this run did not start
     context = workload.context
     yield Holding("interpreters and libraries", LIBRARIES)
     model = read(context.model)
@@ -46,8 +46,9 @@ def holds(options: VLLMOptions, workload: Workload) -> Iterable[Holding]:
 
 
 def check_share(options: VLLMOptions, workload: Workload) -> None:
-    """Raises FitError where the engine's share of a GPU has no room for the weights and the keys and values of one sequence: vLLM would
-    end as it starts."""
+    """Raise FitError if the engine's share of a GPU cannot hold the weights and one sequence's keys and values.
+
+    vLLM would fail at start-up."""
     context, model = workload.context, read(workload.context.model)
     for device in context.devices:
         total = workload.device_bytes.get(device)
@@ -73,7 +74,9 @@ def check_share(options: VLLMOptions, workload: Workload) -> None:
 
 
 def _beside(options: VLLMOptions, model: ModelSize, device: str) -> int:
-    """What a server on a GPU has beside weights, keys and values, by the sizes of its largest batches; not held to a measurement."""
+    """Estimate the bytes that a server on a GPU needs in addition to weights, keys and values, from its largest batches.
+
+    The estimate is not checked against a measurement."""
     sampled = options.max_num_seqs * model.vocabulary * 4 * 3  # logits, probabilities and their order
     computed = BATCHED_TOKENS * (4 * model.hidden + 2 * model.intermediate) * _element(options, model, device)
     return max(sampled, computed) + (0 if options.enforce_eager else GRAPHS)

@@ -1,4 +1,4 @@
-"""What the files of a model directory say, read without transformers."""
+"""Read facts about a model from the files of its directory, without importing transformers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FLOATS = {"F64", "F32", "F16", "BF16"}
 
 
 def read_config(directory: Path) -> dict[str, Any]:
-    """config.json. Raises ConfigError where there is none."""
+    """Return the contents of config.json. Raises ConfigError if it cannot be read."""
     try:
         config: dict[str, Any] = json.loads((directory / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -25,8 +25,9 @@ def read_config(directory: Path) -> dict[str, Any]:
 
 
 def adapter_config(directory: Path) -> dict[str, Any] | None:
-    """What a peft adapter's directory says of it; None for a whole model's. Raises ConfigError where its base model is not
-    on this machine."""
+    """Return the contents of a peft adapter's adapter_config.json, or None for the directory of a whole model.
+
+    Raises ConfigError if the adapter's base model is not on this machine, or the file gives no rank."""
     path = directory / "adapter_config.json"
     if (directory / "config.json").is_file() or not path.is_file():
         return None
@@ -50,17 +51,18 @@ def text_config(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def ends_of(directory: Path, config: dict[str, Any]) -> list[int]:
-    """What ends a continuation of the model in a directory."""
+    """Return the sorted ids of the tokens that end a reply of the model in `directory`."""
     generation = directory / "generation_config.json"
     source = json.loads(generation.read_text(encoding="utf-8")) if generation.is_file() else text_config(config)
     return sorted(stop_ids(directory, source.get("eos_token_id")))
 
 
 def parameters(directory: Path, config: dict[str, Any]) -> int | None:
-    """How many, tied ones counted once, by the headers of the weight files; None where they do not say: other formats,
-    quantised weights."""
+    """Count the parameters from the headers of the weight files; tied ones count once.
+
+    Returns None if the headers do not tell: other formats, quantized weights."""
     index = directory / "model.safetensors.index.json"
-    if index.is_file():  # other files beside it may hold the same weights again
+    if index.is_file():  # other files in the directory may repeat the same weights
         named = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
         files = [directory / name for name in sorted(named)]
     else:

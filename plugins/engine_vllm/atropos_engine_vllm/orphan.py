@@ -12,7 +12,7 @@ import select
 import signal
 import threading
 
-GUARD_VARIABLE = "ATROPOS_VLLM_GUARD"  # the guard's pid, in the environment of a server of ours
+GUARD_VARIABLE = "ATROPOS_VLLM_GUARD"  # environment variable with the guard's pid, set for servers that we start
 
 _watching = False
 

@@ -44,7 +44,7 @@ def check(options: VLLMOptions, workload: Workload) -> None:
 
 
 def dtype(options: VLLMOptions, workload: Workload) -> str:
-    """Of a server of somebody else's, only it knows."""
+    """Return the dtype of the weights, or "" for an external server (`url`), whose dtype is unknown here."""
     from atropos_engine_vllm import model
 
     if options.url is not None:
@@ -62,12 +62,12 @@ def idle(options: VLLMOptions, devices: Sequence[str]) -> Mapping[str, str]:
 
 
 def announces(options: VLLMOptions) -> Mapping[str, Any]:
-    """What a trainer may correct for: the precision of what samples."""
+    """Announce the sampling precision, which a trainer may correct for."""
     return {f"engine/{options.dtype if options.url is None else 'unknown'}": True}
 
 
 def transports(options: VLLMOptions) -> frozenset[Transport]:
-    """A server of somebody else's shares no memory with us and has no weight-transfer engine of ours."""
+    """An external server (`url`) shares no memory with us and does not run our weight-transfer engine."""
     if options.url is not None:
         return frozenset({"checkpoint", "adapter"})
     return frozenset({"posix_shm", "cuda_ipc", "copy", "broadcast", "checkpoint", "adapter"})

@@ -1,6 +1,6 @@
-"""`python -m atropos_engine_vllm.server_main DESCRIPTOR FLAG...`: vLLM's API server on a socket that is bound already.
+"""Run vLLM's API server on a socket that is already bound: `python -m atropos_engine_vllm.server_main DESCRIPTOR FLAG...`.
 
-What vLLM's own `api_server` main does, but nobody can take the port between our choosing it and the server's listening.
+It does the same as vLLM's own `api_server` main, except that no other process can take the port before the server listens.
 """
 
 from __future__ import annotations

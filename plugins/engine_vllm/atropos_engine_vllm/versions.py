@@ -1,4 +1,4 @@
-"""Which vLLM this plugin speaks to, by the metadata of what is installed: `import vllm` takes seconds and torch."""
+"""Check which vLLM is installed, from package metadata: `import vllm` takes seconds and imports torch."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def check_installed(device: str, found: tuple[str, str] | None) -> None:
 
 
 def check_supported(number: str, what: str, remedy: str) -> None:
-    """Raise FitError unless vLLM of this version is supported; `what` says where it was found."""
+    """Raise FitError unless this vLLM version is supported; `what` says where it was found, for the message."""
     try:
         if SpecifierSet(SUPPORTED).contains(Version(number), prereleases=True):
             return

@@ -1,4 +1,4 @@
-"""What a run file says, and what the server is given."""
+"""The server's flags and environment for the options of a run file."""
 
 from __future__ import annotations
 

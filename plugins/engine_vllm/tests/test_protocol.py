@@ -1,4 +1,4 @@
-"""What an answer means, and what becomes of one that does not come."""
+"""Answers of the server, and requests that get none."""
 
 from __future__ import annotations
 

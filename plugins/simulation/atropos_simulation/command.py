@@ -66,7 +66,7 @@ def simulate(
 
 
 def known_from(run: Path | None, file: Path | None) -> Known:
-    """What a run's records and a file say, the file over the run. Raises ConfigError, RunDirectoryError."""
+    """Return the figures from a run's records and from a file; the file takes precedence. Raises ConfigError, RunDirectoryError."""
     from atropos_core.errors import ConfigError
     from atropos_simulation.figures import Known, from_file
     from atropos_simulation.measured import from_run

@@ -1,7 +1,6 @@
-"""What a discrete-event model is made of: a clock with a queue of events, a server with one queue, an engine whose sequences
-share it.
+"""Parts of a discrete-event model: a clock with an event queue, a server with one queue, an engine that sequences share.
 
-Events of one time happen in the order in which they were scheduled, so that a simulation is the same each time.
+Events at the same time happen in the order in which they were scheduled, so a simulation gives the same result each time.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ Event = Callable[[], None]
 
 
 class Clock:
-    """Seconds since the beginning, and what is to happen."""
+    """The simulated time in seconds, and the events to come."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -27,7 +26,7 @@ class Clock:
         heapq.heappush(self._events, (self.now + seconds, next(self._numbers), event))
 
     def run(self, process: Process) -> None:
-        """Until `process` has ended, or nothing is left to happen."""
+        """Run events until `process` has ended or no event is left."""
         done = [False]
 
         def wrapped() -> Process:
@@ -40,7 +39,7 @@ class Clock:
             event()
 
     def start(self, process: Process) -> None:
-        """Go on with it: what it yields is a number of seconds to wait, or a gate."""
+        """Start or resume a process. It yields a number of seconds to wait, or a gate."""
         try:
             wait = next(process)
         except StopIteration:
@@ -52,7 +51,7 @@ class Clock:
 
 
 class Gate:
-    """Where a process waits until somebody opens it."""
+    """A gate at which processes wait until it is opened."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -98,31 +97,32 @@ class Server:
 
 
 class Engine:
-    """Decodes a batch: a step of n sequences takes `step_s + n * sequence_s` seconds and gives each of them a token, so that a
-    sequence alone has 1 / (step_s + sequence_s) tokens/s, and all together never more than 1 / sequence_s. Beyond
-    `most` sequences the others wait, first come first served. As a fluid: a sequence of l tokens leaves once each in the batch
-    has advanced by l since it came."""
+    """An engine that decodes a batch. A step of n sequences takes `step_s + n * sequence_s` seconds and gives each one token.
+
+    A single sequence gets 1 / (step_s + sequence_s) tokens/s; all together never get more than 1 / sequence_s. At most `most`
+    sequences are decoded at a time; the others wait, first come first served. Time is continuous: a sequence of l tokens
+    leaves when the batch has advanced by l tokens since it came."""
 
     def __init__(self, clock: Clock, step_s: float, sequence_s: float, most: int) -> None:
         self._clock = clock
         self._step_s, self._sequence_s, self._most = step_s, sequence_s, most
-        self._batch: list[tuple[float, int, Event]] = []  # by where it leaves
+        self._batch: list[tuple[float, int, Event]] = []  # ordered by `_advanced` at its end
         self._queue: deque[tuple[float, Event]] = deque()
         self._numbers = count()
-        self._advanced = 0.0  # tokens that a sequence has got that was there from the beginning
+        self._advanced = 0.0  # tokens that a sequence has received if it was there from the start
         self._since = 0.0
-        self._round = 0  # of the event that is to come: earlier ones are void
+        self._round = 0  # number of the next valid event; earlier ones are void
         self._paused = False
         self.busy_s = self.sequence_seconds = self.tokens = 0.0
 
     def sample(self, tokens: float, then: Event) -> None:
-        """`then` once it has so many tokens."""
+        """Call `then` when the sequence has `tokens` tokens."""
         self._catch_up()
         self._queue.append((tokens, then))
         self._proceed()
 
     def pause(self) -> None:
-        """Keeps what it has."""
+        """Stop decoding. Sequences keep their tokens."""
         self._catch_up()
         self._paused = True
         self._round += 1

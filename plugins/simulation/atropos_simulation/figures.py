@@ -1,4 +1,4 @@
-"""What a simulation is fed with. Each figure is measured or given, and says where it came from; none is guessed."""
+"""The input of a simulation. Each figure is measured or given, and records its source; none is guessed."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ class Known:
 
 
 def description(path: str) -> str:
-    """Of a figure, as its field says; empty where there is none of the name."""
+    """Return the description of a figure's field, or "" if there is no such figure."""
     section, _, name = path.partition(".")
     annotation = _SECTIONS.get(section)
     field = annotation.model_fields.get(name) if annotation else None

@@ -1,7 +1,7 @@
-"""The loop as it is (docs/how-a-run-works.md), with figures in place of work: how long a step takes, and who waits for whom.
+"""Simulate the training loop (docs/how-a-run-works.md) with figures instead of work: step times, and which part waits.
 
-A step wants as many groups as it lacks and those of `max_staleness` steps more, leases the first that have come, drops those
-with a token that is too old, trains what the transforms leave, and publishes while the engines are paused.
+A step requests the groups that it lacks plus those of `max_staleness` further steps. It leases the first that arrive, drops
+those with a token that is too old, trains on what the transforms leave, and publishes while the engines are paused.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class _InFlight:
         self._least = 0
 
     def engine(self, preferred: int) -> int:
-        """Where the next sequence goes, which counts from now on."""
+        """Return the engine for the next sequence, and count the sequence as its own."""
         at = self._of.index(self._least) if self._of[preferred] - self._least > MORE_ALLOWED else preferred
         had = self._of[at]
         self._of[at] = had + 1

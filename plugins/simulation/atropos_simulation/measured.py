@@ -119,7 +119,7 @@ def _rollouts(
     known: dict[str, tuple[Any, str]],
     notes: dict[str, str],
 ) -> None:
-    """Lengths and turns; and both rates of an engine, where the run tells them."""
+    """Add lengths and turns, and both rates of an engine if they can be computed from the run."""
     recorded = [step for step in table.steps[counted].tolist() if step in set(records.steps())]
     lengths: dict[int, dict[int, list[int]]] = {}
     turns: list[int] = []

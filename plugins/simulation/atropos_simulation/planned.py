@@ -1,4 +1,4 @@
-"""What a dry run says of a run whose processes may be on several machines."""
+"""Simulate a planned run in a dry run, if its processes may be on several machines."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ ENGINES = (1, 8, 64, 512)
 
 
 def lines(plan: Any, figures: Path | None) -> Iterable[str]:
-    """A simulation of the plan's own shape, its number of engines among others. Without figures, what to give."""
+    """Simulate the plan with its own and other numbers of engines. Without figures, say which option provides them."""
     if not plan.spans_machines:
         return
     if figures is None:

@@ -1,4 +1,4 @@
-"""What a simulation says: a table by the number of engines, and what each fleet waits for."""
+"""Report a simulation: a table by number of engines, and the part that each fleet waits for."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from atropos_simulation.figures import FailureFigures, Figures, Known
 from atropos_simulation.loop_model import ClusterSize, Outcome, simulate
 
 BATCH = "the batch (groups_per_step)"
-GAIN = 0.05  # more tokens/s where a part is twice as fast: below it, the part is not what is waited for
+GAIN = 0.05  # relative gain in tokens/s if a part is twice as fast; with less, the part is not a bottleneck
 FULL = 0.9  # of a server's time
 COLUMNS = (
     "engines", "workers", "trajectories/s", "tokens/s", "step s", "engines idle", "of their peak", "sequences each", "trainer idle",
@@ -103,7 +103,7 @@ def useful_share(failures: FailureFigures | None, processes: int) -> float:
 
 
 def figure_rows(known: Known) -> list[tuple[str, str, str]]:
-    """Each figure, its value, where it came from."""
+    """Return (name, value, source) for each figure."""
     return [(path, _short(value), known.origins[path]) for path, value in sorted(known.values.items())]
 
 
@@ -114,7 +114,7 @@ def _short(value: object) -> str:
 
 
 def conclusions(figures: Figures, made: Sequence[Prediction]) -> list[str]:
-    """What each fleet waits for, and when one hub's server is full."""
+    """Return lines with the bottleneck of each fleet, and the number of engines that saturate the hub."""
     lines = [
         "what saturates first: tokens/s gained where a part is twice as fast",
         *(f"  {row.verdict}" for row in made),

@@ -1,4 +1,4 @@
-"""The loop where its outcome can be computed by hand."""
+"""The loop in cases whose outcome can be computed by hand."""
 
 from __future__ import annotations
 

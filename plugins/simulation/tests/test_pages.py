@@ -1,4 +1,4 @@
-"""What the pages show of `atropos simulate`: its commands, with the figures of the page."""
+"""Run the `atropos simulate` commands that the pages show, with the figures of the page."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_the_commands_of_the_pages_print_a_table(tmp_path, monkeypatch, capsys):
     assert len(commands) == 4
     for command in commands:
         words = shlex.split(command)[1:]
-        if "--dry-run" in words:  # a dry run gives what a run does not record by a file alone
+        if "--dry-run" in words:  # a dry run takes figures that a run does not record only from a file
             at = words.index("--launcher")
             words = [*words[:at], *words[at + 2 :]]
             words[words.index("--figures") + 1] = "cluster.toml"

@@ -1,4 +1,4 @@
-"""What is said of a fleet: which part it waits for, what failures cost."""
+"""The report of a fleet: its bottleneck, and the cost of failures."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_the_batch_grows_with_the_engines_where_it_should():
 
 
 def test_failures_take_what_a_simulation_of_them_takes():
-    """Renewals by chance, event by event, beside Daly's formula."""
+    """A random simulation of failures, event by event, compared with Daly's formula."""
     failing = FailureFigures(process_mtbf_s=9000.0, restart_s=200.0, checkpoint_every_s=600.0, checkpoint_s=30.0)
     source, clock, segments = random.Random(0), 0.0, 20_000
     for _ in range(segments):
