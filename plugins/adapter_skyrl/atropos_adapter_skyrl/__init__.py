@@ -1,1 +1,1 @@
-"""Environments of Atropos inside SkyRL."""
+"""Train in SkyRL on Atropos environments."""

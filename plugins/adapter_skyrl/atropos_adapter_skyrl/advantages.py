@@ -1,4 +1,4 @@
-"""The estimator "atropos" for SkyRL: advantages that came with the rows, token by token, as they are."""
+"""The advantage estimator "atropos" for SkyRL: it uses the per-token advantages of the rows unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An environment's tasks as SkyRL's data set, so that nothing is written to a file: a row says which task it is."""
+"""SkyRL data sets made from environments' tasks, without a file: each row names its task."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from atropos_core.interfaces import Engine, ModelInfo
 from atropos_core.types import Completion, Sampling, Tokens, tokens
 
 _OURS = ("max_tokens", "temperature", "top_p", "top_k")
-_HARMLESS = {"stop": None, "min_p": 0.0, "repetition_penalty": 1.0}  # what leaves the distribution as it is
+_HARMLESS = {"stop": None, "min_p": 0.0, "repetition_penalty": 1.0}  # values that leave the distribution unchanged
 
 
 def sampling_of(params: Mapping[str, Any]) -> Sampling:
@@ -59,7 +59,7 @@ class SkyRLEngine(Engine):
     ) -> None:  # fmt: skip
         self._client = client  # an InferenceEngineInterface of SkyRL
         self._model = model  # the name that the client knows the policy by, which with LoRA is the adapter's
-        self._salt = salt  # of the engine's prefix cache: what older weights computed is not for these rollouts
+        self._salt = salt  # of the engine's prefix cache, so that rollouts do not use entries of older weights
         self._sessions: list[str] = []
         self._params = dict(params)
         self._version = version
@@ -82,14 +82,14 @@ class SkyRLEngine(Engine):
         return session
 
     async def finish(self) -> None:
-        """The rollouts are over. SkyRL's client never raises here."""
+        """End the sessions of the finished rollouts. SkyRL's client never raises here."""
         sessions, self._sessions = self._sessions, []
         await asyncio.gather(*(self._client.finish_session(session) for session in sessions))
 
     async def _one(self, prompt: list[int], sampling: Sampling, seed: int, session: str) -> Completion:
         params = self._params | {name: getattr(sampling, name) for name in _OURS}
         params |= {"top_k": sampling.top_k or -1, "logprobs": self._params.get("logprobs") or 1, "seed": seed}
-        version = self._version()  # weights that arrive meanwhile are newer: never reported fresher than it is
+        version = self._version()  # read first: it may become too old, but is never too new
         if sampling.stop_ids:
             params["stop_token_ids"] = [*(params.get("stop_token_ids") or ()), *sampling.stop_ids]
         request = {"prompt_token_ids": [prompt], "sampling_params": params, "session_ids": [session]}

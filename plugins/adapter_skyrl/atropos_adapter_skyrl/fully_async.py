@@ -49,7 +49,7 @@ class FullyAsyncAtroposTrainer(AroundSource, FullyAsyncRayPPOTrainer):  # type: 
         self._workers: set[asyncio.Task[None]] = set()
 
     async def train_while_open(self) -> None:
-        """Raises what a generate() raised, at once."""
+        """Train. The first error of a generate() call is raised at once."""
         inner = self.generator
         failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.generator = Raising(inner, failed)
@@ -69,7 +69,7 @@ class FullyAsyncAtroposTrainer(AroundSource, FullyAsyncRayPPOTrainer):  # type: 
             self.generator = inner
 
     async def _run_generate_for_a_group_loop(self, *args: Any, **kwargs: Any) -> None:
-        """One of SkyRL's workers, which SkyRL leaves running when train() raises or is cancelled."""
+        """Run one of SkyRL's generation workers. SkyRL leaves them running when train() raises or is cancelled."""
         worker = asyncio.current_task()
         assert worker is not None
         self._workers.add(worker)
@@ -121,9 +121,7 @@ class FullyAsyncAtroposTrainer(AroundSource, FullyAsyncRayPPOTrainer):  # type: 
 def refused(cfg: Any, max_staleness: int | None) -> Iterator[str]:
     """Yield a line for each setting that SkyRL's fully asynchronous trainer does not support.
 
-    SkyRL itself reports them only after engines have started.
-
-    `max_staleness` is atropos.max_staleness if an Atropos source enforces it."""
+    SkyRL itself reports them only after engines have started. `max_staleness` is atropos.max_staleness if an Atropos source enforces it."""
     trainer, config = cfg.trainer, cfg.trainer.fully_async
     mini, workers, steps = (
         trainer.policy_mini_batch_size,

@@ -36,7 +36,7 @@ class AtroposGenerator(GeneratorInterface):  # type: ignore[misc] # SkyRL has no
         self._step: dict[str, int] = {}
 
     async def generate(self, input_batch: GeneratorInput) -> GeneratorOutput:
-        """Return the rows of all groups. Raises RolloutsFailed if a group cannot be produced; there are no filler rows."""
+        """Return the rows of all groups. Raises RolloutsFailed if a group cannot be produced; it returns no filler rows."""
         params = input_batch.get("sampling_params")
         if params is None:
             raise DataError("generate() was given no sampling_params: how long may a reply be?")
@@ -83,5 +83,5 @@ class AtroposGenerator(GeneratorInterface):  # type: ignore[misc] # SkyRL has no
 
 
 def seed_of(seed: int, phase: str, step: int, block: Block, again: int) -> int:
-    """Of the draw of the `again`-th block in this step that is just like this one."""
+    """Return the draw's seed for the `again`-th equal block of this step."""
     return derive(seed, "skyrl", phase, step, block.environment, block.split, block.index, again)

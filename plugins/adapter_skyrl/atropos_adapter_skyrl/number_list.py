@@ -1,7 +1,7 @@
 """Numbers of one row of SkyRL's batch without a copy: a list to Python, an array to numpy and torch.
 
-SkyRL's types say lists, and most of what it does with them is numpy's or torch's, which read a list number by number: making
-lists of a row's ids and mask, and reading them again, takes several times as long as everything else that happens to it.
+SkyRL's types say lists, but it mostly passes them to numpy or torch, which read a list number by number. Making lists of a
+row's ids and mask and reading them again takes several times as long as all other work on the row.
 """
 
 from __future__ import annotations

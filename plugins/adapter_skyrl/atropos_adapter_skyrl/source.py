@@ -62,15 +62,17 @@ class GroupSource(ABC):
         """Called once, in the event loop of the training."""
 
     async def set_version(self, version: int) -> None:
-        """The engines sample from these weights from now on."""
+        """Called when the engines begin to sample from the weights of this version."""
         self.version = version
 
     async def announce(self, version: int) -> None:
-        """The engines are about to sample from these weights."""
+        """Called before the engines sample from the weights of this version."""
 
     def step_ended(self, saved: bool, draws: Collection[int] | None = None) -> bool:
-        """A training step has ended; with `saved` a checkpoint holds it and all before. `draws`: ids of the groups that it took; None
-        means all groups fetched for training. Returns True if a checkpoint is wanted now."""
+        """Called when a training step has ended. With `saved`, a checkpoint holds this step and all earlier ones.
+
+        `draws` are the ids of the groups that the step took; None means all groups fetched for training. Returns True if the
+        source wants a checkpoint now."""
         return False
 
     async def close(self) -> None:
@@ -78,7 +80,7 @@ class GroupSource(ABC):
 
 
 async def all_or_none(each: Sequence[Any]) -> list[GroupResult]:
-    """The results of these coroutines. The first error ends the others and is raised."""
+    """Return the results of these coroutines. The first error cancels the others and is raised."""
     if len(each) == 1:
         return [await each[0]]
     try:
@@ -162,7 +164,7 @@ class Here(GroupSource):
 
 
 async def open_all(environments: Mapping[str, Environment]) -> None:
-    """Raises the first error, or DeadlineExceeded that names the environment."""
+    """Open all of them. Raises the first error, or DeadlineExceeded that names the environment."""
     await asyncio.gather(
         *(
             within(environment.open(), OPEN_DEADLINE_S, f"environment {name!r}: open()")
@@ -182,7 +184,7 @@ async def close_all(environments: Mapping[str, Environment]) -> None:
 
 @contextlib.asynccontextmanager
 async def opened(source: GroupSource) -> AsyncIterator[GroupSource]:
-    """Open inside, closed afterwards, even if opening it fails."""
+    """Open it for the block and close it afterwards, even if opening fails."""
     try:
         await source.open()
         yield source

@@ -17,7 +17,7 @@ STEP_DEADLINE_S = 60.0
 
 
 class Aside(GroupSource):
-    """Passes every call on to `inner`, over there, and what it raises back."""
+    """A source that passes every call to `inner` in the other thread, and raises its errors here."""
 
     def __init__(self, inner: GroupSource) -> None:
         self.inner = inner

@@ -36,11 +36,11 @@ class AroundSource:
                 await self._publisher.close()
 
     async def train_while_open(self) -> None:
-        """The training itself. When it ends, in whatever way, nothing asks the source for groups any more."""
+        """Train. When it returns or raises, no more groups are requested from the source."""
         await super().train()  # type: ignore[misc] # SkyRL's
 
     async def weights_went_out(self) -> None:
-        """The engines sample from the weights of the present step."""
+        """Called when the engines sample from the weights of the present step."""
 
 
 class AtroposTrainer(AroundSource, RayPPOTrainer):  # type: ignore[misc] # SkyRL has no types
@@ -50,7 +50,7 @@ class AtroposTrainer(AroundSource, RayPPOTrainer):  # type: ignore[misc] # SkyRL
 
 
 class Steps(TrainingCallback):  # type: ignore[misc]
-    """Tells the source what was trained, and what a checkpoint holds. Where SkyRL saves none, a step's end must do."""
+    """Tell the source which steps were trained and which are in a checkpoint. If SkyRL saves none, each step counts as saved."""
 
     def __init__(self, source: GroupSource, saves: bool) -> None:
         self._source = source

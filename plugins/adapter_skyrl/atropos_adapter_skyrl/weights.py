@@ -19,7 +19,7 @@ from atropos_core.storage.tempdirs import owned_prefix
 
 
 class Publisher:
-    """Has SkyRL write a model directory, and every engine load it."""
+    """Let SkyRL write a model directory, and every engine load it."""
 
     def __init__(self, engines: Sequence[Engine]) -> None:
         if not engines:
@@ -30,7 +30,7 @@ class Publisher:
         self._engines = engines
 
     async def publish(self, version: int, save: Callable[[str], None]) -> None:
-        """Returns once all engines sample from what `save` writes. An engine that does not load it ends the training."""
+        """Return once all engines sample from the weights that `save` writes. If an engine fails to load them, the training ends."""
         with tempfile.TemporaryDirectory(prefix=owned_prefix("skyrl")) as directory:
             where = Path(directory) / "policy"
             await asyncio.to_thread(save, str(where))
@@ -50,7 +50,7 @@ class Publisher:
 
 
 class Dispatch:
-    """SkyRL's dispatch, whose syncs say which version the weights are of. Without a publisher the sync is SkyRL's own."""
+    """SkyRL's dispatch, whose syncs report the version of the weights. Without a publisher, SkyRL's own sync is used."""
 
     def __init__(self, dispatch: Any, trainer: Any, source: GroupSource, publisher: Publisher | None) -> None:
         self._dispatch = dispatch

@@ -35,7 +35,7 @@ READ_WITHOUT_ENGINES = ("backend", "enable_ray_prometheus_stats")  # of generato
 
 
 def changed(cfg: Any, defaults: Any, elsewhere: bool) -> list[str]:
-    """A line for each option of `cfg` that differs from `defaults` and has no effect. `elsewhere`: SkyRL runs no engine."""
+    """Return a line for each option of `cfg` that differs from `defaults` and has no effect. `elsewhere`: SkyRL runs no engine."""
     found = []
     for path, cause in (ALWAYS | (ELSEWHERE if elsewhere else {})).items():
         section, _, name = path.rpartition(".")

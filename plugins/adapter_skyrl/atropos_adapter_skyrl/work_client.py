@@ -32,12 +32,13 @@ class Job:
     payload: bytes
     lease: SlotLease
     id: int
-    pieces: int = 0  # that were sent
+    pieces: int = 0  # sent so far
 
 
 class WorkClient:
-    """One worker, with so many jobs at a time. Blocking: `take`, `send`, `done`, `failed`. On an event loop: `jobs`, `put`,
-    and `finish` or `give_up`."""
+    """One worker, with up to `concurrency` jobs at a time.
+
+    Blocking: `take`, `send`, `done`, `failed`. On an event loop: `jobs`, `put`, and `finish` or `give_up`."""
 
     def __init__(self, up: RingProducer, down: RingConsumer, folder: Path, patience: Patience) -> None:
         self._up = up
@@ -80,7 +81,7 @@ class WorkClient:
 
     @property
     def ended(self) -> bool:
-        """No more jobs will come."""
+        """True if no more jobs will come."""
         return self._down.ended
 
     def take(self, deadline_s: float) -> list[Job]:
@@ -95,7 +96,7 @@ class WorkClient:
             self._up.ring()
 
     def done(self, job: Job) -> None:
-        """The answer is whole. Another job may come."""
+        """Complete the answer. The worker can then get another job."""
         self._up.send([job.pieces.to_bytes(8, "little")], meta=META.pack(job.id, DONE), deadline_s=ANSWER_DEADLINE_S)
         self._up.ring()
         job.lease.release()
@@ -127,7 +128,7 @@ class WorkClient:
             stopped.cancel()
 
     async def put(self, job: Job, buffers: Sequence[Buffer]) -> None:
-        """One piece of the answer. Raises DeadlineExceeded, ProcessDied."""
+        """Send one piece of the answer. Raises DeadlineExceeded, ProcessDied."""
         job.pieces += 1
         await self._up.put(buffers, meta=META.pack(job.id, PIECE), deadline_s=ANSWER_DEADLINE_S)
 
@@ -142,7 +143,7 @@ class WorkClient:
         job.lease.release()
 
     def close(self) -> None:
-        """Hang up: what was begun goes to another worker. May be called twice."""
+        """Disconnect. Jobs that were begun go to another worker. May be called twice."""
         self._up.close()
         self._down.close()
         shutil.rmtree(self._folder, ignore_errors=True)

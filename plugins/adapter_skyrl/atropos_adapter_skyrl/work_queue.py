@@ -1,9 +1,10 @@
-"""Work for other processes of this machine, and what they make of it, through shared memory: one ring each way.
+"""Send work to other processes of this machine and receive their answers through shared memory, with one ring each way.
 
-A trainer without an engine submits requests; workers, which have one, answer in pieces as large as a row of a batch. A
-request goes to a worker with a free slot, under an id that was never used before. A request that is never answered keeps its
-slot. The end of its ring shows that a worker died: its requests go to another worker whole, and so they do when it is
-stopped for too long.
+A trainer without an engine submits requests. Workers, which have one, answer in pieces as large as a row of a batch.
+
+- A request goes to a worker with a free slot, under a new id. If it is never answered, it keeps the slot.
+- If a worker dies, its ring ends. Its requests then go to another worker from the start.
+- The same happens if a worker is stopped for too long.
 
     trainer:  exchange = WorkQueue(folder); await exchange.open(); pieces = await exchange.submit(b"...", deadline_s=60, read=bytes)
     worker:   client = WorkClient.connect(folder, 4)                                            # atropos_adapter_skyrl.work_client
@@ -61,7 +62,7 @@ class _Request:
 
 
 class WorkQueue:
-    """The trainer's end. Any number of calls at a time, in one event loop."""
+    """The trainer's end. It takes any number of calls at a time, in one event loop."""
 
     def __init__(self, folder: Path, *, stash_bytes: int = STASH_BYTES, patience: Patience = DEFAULT_PATIENCE) -> None:
         """`patience`: when to name a stopped worker, and when to give the requests that it had begun to another worker."""
@@ -76,7 +77,7 @@ class WorkQueue:
         self._ids = itertools.count(secrets.randbits(62))
         self._waiting: deque[_Request] = deque()  # not yet given to a worker
         self._arrived = asyncio.Event()  # something is in `_waiting`
-        self._heard = -math.inf  # when a worker last came, or sent anything
+        self._heard = -math.inf  # time when a worker last connected or sent anything
         self._listener: RingListener | None = None
         self._serving: asyncio.Task[None] | None = None
 
@@ -143,7 +144,7 @@ class WorkQueue:
             greeting = json.loads(up.name)
             path, concurrency = Path(greeting["socket"]), int(greeting["hands"])
         except (ValueError, TypeError, LookupError):
-            return  # no worker
+            return  # not a worker
         begun: dict[int, _Request] = {}
         try:
             down = await RingProducer.open(
@@ -166,11 +167,11 @@ class WorkQueue:
                 task.cancel()
             await asyncio.gather(*feeding, return_exceptions=True)
             self._request_again(begun)
-            if path.parent.parent == self._folder:  # its own folder, which it cannot remove when it was killed
+            if path.parent.parent == self._folder:  # the worker's own folder, which a killed worker leaves behind
                 shutil.rmtree(path.parent, ignore_errors=True)
 
     async def _until_gone(self, up: RingConsumer, begun: dict[int, _Request]) -> None:
-        """Raises ProcessSilent for a worker that is stopped for too long, and what the ring raises."""
+        """Read a worker's answers until it is gone. Raises ProcessSilent if it is stopped for too long, and the ring's errors."""
         taking = asyncio.ensure_future(up.watch(lambda leases: self._take_all(leases, begun)))
         stopped = asyncio.ensure_future(stopped_too_long("a worker", up.pid, self._patience, lambda: bool(begun)))
         try:
@@ -184,8 +185,9 @@ class WorkQueue:
             await asyncio.gather(taking, stopped, return_exceptions=True)
 
     async def _feed(self, down: RingProducer, begun: dict[int, _Request]) -> None:
-        """One slot of a worker: the next request once it has answered the one before, however late that is. It is free by
-        then: a request for it is in it at once, and nothing that has become late can wait to get there."""
+        """Feed one slot of a worker: send the next request only after the last one was answered, however late.
+
+        The slot is then free, so a request enters it at once and cannot become late while it waits for the slot."""
         while True:
             while not self._waiting:
                 self._arrived.clear()
@@ -256,7 +258,7 @@ class WorkQueue:
         one.size_bytes = 0
 
     async def close(self) -> None:
-        """Workers see the end of their rings. May be called twice."""
+        """Close the rings, which tells the workers that no more work comes. May be called twice."""
         serving, self._serving = self._serving, None
         if serving is not None and self._listener is not None:
             serving.cancel()

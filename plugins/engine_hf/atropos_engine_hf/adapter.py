@@ -17,7 +17,7 @@ _FREE = ("base_model_name_or_path", "inference_mode", "revision", "peft_version"
 
 
 class Adapter:
-    """At most one at a time. A later one of the same shape is copied over it."""
+    """The model's only adapter. A later one of the same shape is copied over it."""
 
     def __init__(self, model: Any) -> None:
         self._model = model

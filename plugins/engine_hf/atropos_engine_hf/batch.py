@@ -1,7 +1,7 @@
-"""The rows that are being decoded together, as arrays over slots: a step costs the same Python for 1 row and for 500.
+"""The rows that are decoded together, as arrays over slots: a step takes the same Python work for 1 row and for 500.
 
-SequenceState r of every array is slot r of the decoder's cache. Rows stand without gaps: when some end, the last ones move into
-their slots.
+Entry r of every array belongs to slot r of the decoder's cache. There are no gaps between rows: when some end, the last rows
+move into their slots.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ class SequenceState:
     prompt: Tokens
     seed: int
     sampling: Sampling
-    tokens: Tokens  # prompt and what was sampled
+    tokens: Tokens  # prompt and sampled tokens
     stop_ids: frozenset[int] = frozenset()  # those of its call, in addition to the model's
-    logprobs: NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))  # of what was sampled
+    logprobs: NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))  # of the sampled tokens
     versions: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
 
     @property
     def end(self) -> int:
-        """The number of tokens at which it ends."""
+        """The number of tokens at which the sequence ends."""
         return len(self.prompt) + self.sampling.max_tokens
 
     def completion(self, stopped: bool) -> Completion:
@@ -114,7 +114,7 @@ class RunningBatch:
         return self._finish()
 
     def step(self, version: int) -> list[Finished]:
-        """One more token of every row."""
+        """Sample one more token for every row."""
         count = len(self.rows)
         last = self._columns["length"][:count] - 1
         logits = self._decoder.decode(self._columns["tokens"][np.arange(count), last], last)
@@ -134,7 +134,7 @@ class RunningBatch:
 
     @property
     def size_bytes(self) -> int:
-        """Of keys and values that there is memory for now."""
+        """Bytes that are now allocated for keys and values."""
         return self._decoder.bytes_for(0, 0, kept=True)
 
     def release(self) -> None:
@@ -145,12 +145,12 @@ class RunningBatch:
         self._decoder.release()
 
     def clear(self) -> None:
-        """Forget everything, and give the memory back."""
+        """Drop all rows and free the memory."""
         self.rows = []
         self._decoder.release()
 
     def close(self) -> None:
-        """Let go of the model as well."""
+        """Drop all rows and the model."""
         self.clear()
         self._decoder.model = None
 
@@ -163,7 +163,7 @@ class RunningBatch:
             before, self._before = self._before, None
             if self._bytes(*(most := (max(rows, before[0]), max(columns, before[1])))) <= self._max_bytes:
                 self._decoder.reserve(*most)
-        more = min(-(-rows // _ROWS) * _ROWS, self._max_rows)  # or every newcomer would have the others copied
+        more = min(-(-rows // _ROWS) * _ROWS, self._max_rows)  # otherwise each new row would copy all others
         self._decoder.reserve(more if self._bytes(more, columns) <= self._max_bytes else rows, columns)
         for name in ("tokens", "logprobs", "versions"):
             old = self._columns[name]
@@ -227,7 +227,7 @@ class RunningBatch:
         return done
 
     def _close(self, slots: Sequence[int]) -> None:
-        """Let these go, and move the last rows into the gaps."""
+        """Drop the rows in these slots, and move the last rows into the gaps."""
         if not slots:
             return
         left = len(self.rows) - len(slots)

@@ -1,4 +1,4 @@
-"""The model's forward passes: prefill into slots of the cache, decode one token of every slot."""
+"""Run the model's forward passes: prefill slots of the cache, and decode one token of every slot."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Logits = torch.Tensor  # [rows, V]
 
 
 def chunks(lengths: Sequence[int], most: int) -> list[list[int]]:
-    """Indices of sequences, shortest first, cut so that a padded pass has at most `most` tokens (or one sequence)."""
+    """Split sequences into passes, shortest first. A padded pass has at most `most` tokens, or one sequence."""
     made: list[list[int]] = []
     for index in sorted(range(len(lengths)), key=lengths.__getitem__):
         if not made or (len(made[-1]) + 1) * lengths[index] > most:
@@ -28,7 +28,7 @@ def chunks(lengths: Sequence[int], most: int) -> list[list[int]]:
 
 
 class Decoder:
-    """Holds the keys and values of the rows in slots 0, 1, ...; which row is whose, its caller knows."""
+    """The model and the keys and values of rows in slots 0, 1, .... The caller keeps track of the rows' owners."""
 
     def __init__(self, model: Any) -> None:
         self.model = model
@@ -39,8 +39,9 @@ class Decoder:
 
     @torch.inference_mode()
     def prefill(self, prompts: Sequence[Tokens], copies: Sequence[int], first: int) -> Logits:
-        """Fill slots `first` onwards: `copies[0]` of them with the first prompt, and so on. Logits after each slot's
-        last token. The capacity must have been reserved."""
+        """Fill slots from `first` on: `copies[0]` of them with the first prompt, and so on.
+
+        Returns the logits after each slot's last token. The capacity must have been reserved."""
         lengths = np.array([len(prompt) for prompt in prompts])
         padded = np.zeros((len(prompts), lengths.max()), dtype=np.int64)  # on the right: causal attention needs no mask
         for row, prompt in zip(padded, prompts, strict=True):
@@ -55,7 +56,7 @@ class Decoder:
 
     @torch.inference_mode()
     def decode(self, tokens: NDArray[np.int64], lengths: NDArray[np.int64]) -> Logits:
-        """Append `tokens[r]` to slot r, which holds `lengths[r]` tokens; the logits after it."""
+        """Append `tokens[r]` to slot r, which holds `lengths[r]` tokens. Returns the logits after it."""
         position = self._put(lengths)
         mask = self.cache.advance(position, int(lengths.max()) + 1)
         logits = self._forward(self._put(tokens)[:, None], attention_mask=mask, position_ids=position[:, None])
@@ -70,18 +71,18 @@ class Decoder:
         self.cache.reserve(slots, columns)
 
     def bytes_for(self, slots: int, columns: int, *, kept: bool) -> int:
-        """Of keys and values, for so many; `kept`: with what is stored now."""
+        """Return the bytes of keys and values for this size; with `kept`, at least the present size."""
         slots, columns = self.cache.capacity(slots, columns, kept=kept)
         return slots * columns * self.bytes_per_token
 
     @property
     def capacity(self) -> tuple[int, int] | None:
-        """Slots and columns that there is memory for now."""
+        """Allocated slots and columns, or None."""
         place = self.cache.place
         return (place.slots, place.columns) if place.slots else None
 
     def release(self) -> None:
-        """Give the memory of keys and values back."""
+        """Free the memory of keys and values."""
         self.cache.release()
 
     @torch.inference_mode()

@@ -1,8 +1,8 @@
-"""The engine: calls wait in arrival order, one task decodes, and whatever else the event loop has to do comes between steps.
+"""The engine: calls wait in arrival order, one task decodes, and the event loop does other work between steps.
 
-Forward passes run on the event loop itself, so between two awaits nothing computes: `pause` has only to see to it that
-no pass begins. What is in flight then leaves the batch with the tokens that it has, and after `resume` is admitted again
-like a newcomer, by a prefill of prompt and tokens under the new weights.
+Forward passes run on the event loop itself, so no pass runs while other code does: `pause` only has to prevent new passes.
+Sequences in flight then leave the batch with their tokens so far. After `resume` they are admitted again like new ones: their
+prompt and tokens are prefilled under the new weights.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from atropos_engine_hf.config import HFOptions
 
 T = TypeVar("T")
-TURNS = 4  # of the event loop between two passes: what a call takes to be read, decoded and begun. With one, each of them takes a pass
+TURNS = 4  # turns of the event loop between two passes, enough to read, decode and begin a call; with 1, each of these takes a pass
 
 
 @dataclass(eq=False)
@@ -98,7 +98,7 @@ class HFEngine(Engine):
         )
 
     def weights_moved(self) -> None:
-        """Nothing here points at a parameter's storage, and `pause` has dropped what was computed from it."""
+        """Do nothing: the engine keeps no pointers to parameters, and `pause` has dropped results computed from them."""
 
     # -- sampling
 
@@ -135,11 +135,11 @@ class HFEngine(Engine):
         return [completion for completion in call.done if completion is not None]
 
     async def logprobs(self, sequences: Sequence[Tokens], temperature: float = 1.0) -> list[Floats]:
-        """All under one version of the weights: a `pause` waits for it. Temperature 0 counts as 1, as in sampling."""
+        """Score all sequences under one version of the weights: a `pause` waits for it. Temperature 0 counts as 1, as in sampling."""
         return await self._scored(sequences, lambda some: score(self.model, some, temperature))
 
     async def top_logprobs(self, sequences: Sequence[Tokens], k: int, temperature: float = 1.0) -> list[TopK]:
-        """As `logprobs`: all under one version, and temperature 0 counts as 1."""
+        """Like `logprobs`: under one version of the weights, and temperature 0 counts as 1."""
         return await self._scored(sequences, lambda some: likeliest(self.model, some, k, temperature))
 
     async def _scored(self, sequences: Sequence[Tokens], scoring: Callable[[list[Tokens]], list[T]]) -> list[T]:
@@ -245,7 +245,7 @@ class HFEngine(Engine):
                 call.future.set_result(None)
 
     def _drop(self, call: Call) -> None:
-        """Let go of a call that is answered, failed, late or cancelled."""
+        """Forget a call that is answered, failed, late or cancelled."""
         self._calls.discard(call)
         if call.missing:
             self._waiting = deque(row for row in self._waiting if row.owner is not call)

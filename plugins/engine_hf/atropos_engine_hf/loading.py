@@ -1,4 +1,4 @@
-"""From a model directory to a model on its device, or a reason why not."""
+"""Load a model from its directory onto its device, or say why it cannot be loaded."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ from atropos_core.storage.reading import base_of_adapter
 
 
 def load_model(directory: Path, dtype: str, device: str, quantization: str | None = None) -> Any:
-    """The model in eval mode; where `directory` holds a peft adapter, its base model with the adapter. With `quantization` it is in host
-    memory as a whole until it is packed. Raises FitError for what the decode loop does not do, ConfigError for a bad directory."""
+    """Return the model in eval mode. If `directory` holds a peft adapter, this is its base model with the adapter.
+
+    With `quantization`, the whole model is in host memory until it is packed. Raises FitError for a model that the decode
+    loop does not support, ConfigError for a bad directory."""
     try:
         config = AutoConfig.from_pretrained(_base(directory), local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
@@ -47,7 +49,7 @@ def load_model(directory: Path, dtype: str, device: str, quantization: str | Non
 
 
 def _base(directory: Path) -> Path:
-    """The directory of the whole model."""
+    """Return the directory of the whole model, which for an adapter is its base model's."""
     adapter = directory / "adapter_config.json"
     if (directory / "config.json").exists() or not adapter.exists():
         return directory

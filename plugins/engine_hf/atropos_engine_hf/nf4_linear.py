@@ -14,7 +14,9 @@ BLOCK = 64
 
 
 class QuantizedLinear(Linear4bit):
-    """With the numbers of the weight itself. bitsandbytes' fused kernels leave out the rounding to the dtype that weights are stored in."""
+    """A 4-bit layer that computes with exactly the unpacked weight.
+
+    bitsandbytes' fused kernels skip the rounding to the dtype in which the weights are stored."""
 
     def forward(self, x: Tensor) -> Tensor:
         weight: Any = self.weight  # a Params4bit
@@ -23,7 +25,7 @@ class QuantizedLinear(Linear4bit):
 
 
 def packed(linear: nn.Linear, whole: Tensor, stored: Sequence[torch.dtype]) -> QuantizedLinear | None:
-    """None where `whole`, its weight, is not on the grid, whichever of these dtypes it was rounded to there."""
+    """Return the packed layer, or None if `whole`, its weight, is not on the grid rounded to one of the dtypes `stored`."""
     layer = QuantizedLinear(  # type: ignore[no-untyped-call]
         linear.in_features, linear.out_features, linear.bias is not None,
         compute_dtype=whole.dtype, compress_statistics=False, quant_type="nf4", device="meta",

@@ -1,4 +1,4 @@
-"""A base in 4 bits by bitsandbytes (NF4 in blocks of 64) or in 8 (int8 by row), as `atropos quantize` has rounded its weights."""
+"""Store a base model in 4 bits (bitsandbytes' NF4, blocks of 64) or 8 bits (int8 by row), as rounded by `atropos quantize`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from atropos_core.models import int8_grid
 
 
 class Int8Linear(nn.Linear):
-    """With a weight in int8, and a scale for each of its rows."""
+    """A linear layer with an int8 weight and a scale for each of its rows."""
 
     scales: Tensor
 
@@ -25,7 +25,7 @@ class Int8Linear(nn.Linear):
         self.stored = whole.dtype
 
     def whole(self) -> Tensor:
-        """The weight itself, in the dtype that it is stored in."""
+        """Return the unpacked weight, in the dtype that it was stored in."""
         found: Tensor = int8_grid.unpack(self.weight, self.scales)
         return found.to(self.stored)
 

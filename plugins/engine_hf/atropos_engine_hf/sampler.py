@@ -1,7 +1,7 @@
 """Sample tokens from logits. A row's token depends only on its own logits, seed and position, never on other rows.
 
-The uniforms of a row are a Philox stream keyed by the row's seed, one per position; a uniform picks from the inverse of
-the cumulated probabilities, in float64 and in vocabulary order, so that a rounding error in the logits rarely moves it.
+The uniforms of a row are a Philox stream keyed by the row's seed, one per position. A token is picked by inverting the
+cumulative probabilities, in float64 and in vocabulary order, so a rounding error in the logits rarely changes the token.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _ELEMENTS = 1 << 24  # of [rows, vocabulary] float64 at once: 128 MB
 
 
 def uniforms(seed: int, block: int) -> NDArray[np.float64]:
-    """[BLOCK] numbers in [0, 1): those of positions `block * BLOCK` onwards."""
+    """Return [BLOCK] numbers in [0, 1) for positions from `block * BLOCK` on."""
     return np.random.Generator(np.random.Philox(key=seed % _KEYS, counter=block * BLOCK // _PER_COUNT)).random(BLOCK)
 
 
@@ -29,8 +29,10 @@ def choose(
     top_p: NDArray[np.float64],  # [B]
     top_k: NDArray[np.int64],  # [B] 0 is all
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """A token and its logprob per row. The logprob is of the distribution that was sampled from: tempered, and
-    renormalised where top-p or top-k cut it. A greedy row's is of the model's own distribution (temperature 1)."""
+    """Return a token and its logprob for each row.
+
+    The logprob refers to the distribution that was sampled from, after temperature, top-p and top-k. For a greedy row it
+    refers to the model's own distribution (temperature 1)."""
     rows = max(1, _ELEMENTS // logits.shape[-1])
     parts = [
         _choose(logits[part], uniform[part], temperature[part], top_p[part], top_k[part])
@@ -57,7 +59,7 @@ def _choose(
         p = p * _kept(p, torch.from_numpy(top_p).to(device), torch.from_numpy(top_k).to(device))
     cumulated = p.cumsum(-1)
     total = cumulated[:, -1]
-    # Strictly below the total, so that what is found has a probability above 0 however `u * total` rounds.
+    # Strictly below the total, so that the token has a probability above 0 however `u * total` rounds.
     at = torch.minimum(torch.from_numpy(uniform).to(device) * total, torch.nextafter(total, torch.zeros_like(total)))
     token = torch.searchsorted(cumulated, at[:, None], right=True)
     if greedy.any():

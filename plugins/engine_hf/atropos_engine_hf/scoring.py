@@ -1,4 +1,4 @@
-"""Logprobs of given tokens, by plain forward passes of bounded size."""
+"""Score given tokens by plain forward passes of bounded size."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LOGITS = 1 << 26  # [rows, tokens, vocabulary] at once: 256 MB in float32
 
 @torch.inference_mode()
 def score(model: Any, sequences: Sequence[Tokens], temperature: float) -> list[Floats]:
-    """Per sequence f32[T]; entry 0 is 0. Temperature 0 counts as 1, as in sampling."""
+    """Return logprobs f32[T] for each sequence; entry 0 is 0. Temperature 0 counts as 1, as in sampling."""
     tokens = _padded(model, sequences)
     scored = torch.zeros(tokens.shape, dtype=torch.float32, device=model.device)
     for start, logits in _logits(model, tokens, temperature):
@@ -30,8 +30,9 @@ def score(model: Any, sequences: Sequence[Tokens], temperature: float) -> list[F
 
 @torch.inference_mode()
 def likeliest(model: Any, sequences: Sequence[Tokens], k: int, temperature: float) -> list[TopK]:
-    """Per sequence of T tokens the k likeliest, or all that there are, at each position but the first. Temperature 0 counts
-    as 1."""
+    """Return the k most likely tokens (at most the vocabulary) at each position except the first, for each sequence.
+
+    Temperature 0 counts as 1."""
     tokens = _padded(model, sequences)
     k = min(k, model.get_input_embeddings().weight.shape[0])
     ids = np.zeros((*tokens.shape, k), np.int32)
@@ -51,7 +52,7 @@ def likeliest(model: Any, sequences: Sequence[Tokens], k: int, temperature: floa
 
 
 def _padded(model: Any, sequences: Sequence[Tokens]) -> Tensor:
-    """[S, T], padded on the right: causal attention needs no mask."""
+    """Return the tokens as [S, T], padded on the right: causal attention needs no mask."""
     ids = np.zeros((len(sequences), max(len(sequence) for sequence in sequences)), dtype=np.int64)
     for row, sequence in zip(ids, sequences, strict=True):
         row[: len(sequence)] = sequence

@@ -1,4 +1,4 @@
-"""The weights of a model directory in place of those that a model has: exactly the same tensors, or none is touched."""
+"""Replace a model's weights by those of a model directory. If the tensors do not match exactly, none is changed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def replace(model: nn.Module, directory: Path) -> None:
 
 
 def _files(directory: Path) -> dict[str, Path]:
-    """Each tensor's file."""
+    """Return the file of each tensor."""
     index = directory / _INDEX
     if index.is_file():
         file_of: Mapping[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
@@ -50,7 +50,7 @@ def _files(directory: Path) -> dict[str, Path]:
 
 
 def _check(model: nn.Module, files: Mapping[str, Path]) -> dict[str, torch.Tensor]:
-    """The model's tensors by every name that they have."""
+    """Return the model's tensors by every name that they have. Raises WeightsMismatch if the files do not match them."""
     present: dict[str, torch.Tensor] = model.state_dict(keep_vars=True)  # the objects themselves, so that ties show
     if extra := sorted(files.keys() - present.keys()):
         raise WeightsMismatch(

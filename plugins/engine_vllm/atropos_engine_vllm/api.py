@@ -60,7 +60,7 @@ class Api:
         self, path: str, body: Mapping[str, Any] | None = None, *, deadline_s: float = CALL_S, may_fail: bool = False
     ) -> Any:
         """Return the answer's JSON, or its text. Raises DataError for a request that the server finds wrong (400), Refused for any
-        other error status, DeadlineExceeded, and the error of `lost` if there is no answer.
+        other error status, DeadlineExceeded, and the error of `lost` if no answer comes.
 
         A cancelled or late request is aborted in the server: the connection closes. A request that `may_fail` there gets its own
         connection, because the server closes the connection of a request that raised, and the next request on it would be lost."""

@@ -1,4 +1,4 @@
-"""Requests to `/inference/v1/generate`, and what its answers mean."""
+"""Build requests to `/inference/v1/generate`, and read its answers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NOT_FINITE = -9999.0  # what vLLM sends in place of a logprob that JSON cannot 
 
 
 def check(prompt: Tokens, n: int, sampling: Sampling, seeds: Sequence[int], vocabulary: int, longest: int) -> None:
-    """Raise DataError for what no model could continue."""
+    """Raise DataError for a request that no model could answer."""
     if not len(prompt):
         raise DataError("a prompt has no tokens: there is nothing to continue")
     low, high = int(np.min(prompt)), int(np.max(prompt))
@@ -38,10 +38,10 @@ def check(prompt: Tokens, n: int, sampling: Sampling, seeds: Sequence[int], voca
 
 
 def request(prompt: Tokens, sampling: Sampling, seed: int, stops: Sequence[int], salt: str) -> dict[str, Any]:
-    """One continuation. What stops it is sent in full, so that it does not depend on the server's own defaults.
+    """Build the request for one reply. It lists all stop ids, so that it does not depend on the server's defaults.
 
-    With `--logprobs-mode processed_logprobs` a logprob is of the distribution that was sampled from. For greedy rows
-    vLLM divides by a temperature of 1 and leaves top-p and top-k out: the model's own distribution."""
+    With `--logprobs-mode processed_logprobs`, logprobs refer to the distribution that was sampled from. For greedy requests,
+    vLLM uses temperature 1 without top-p and top-k, so they refer to the model's own distribution."""
     parameters = {
         "n": 1,
         "seed": seed % _SEEDS,
@@ -87,7 +87,7 @@ def completion(answer: Mapping[str, Any], sampling: Sampling, version: int | Non
 
 
 def versions_of(spans: Sequence[Mapping[str, Any]] | None, count: int) -> Versions:
-    """[count] from spans `{"version", "start", "end"}` that must cover every token once."""
+    """Return versions [count] from spans `{"version", "start", "end"}`, which must cover every token once."""
     versions = np.zeros(count, dtype=np.int32)
     at = 0
     for span in spans or ():
@@ -114,7 +114,7 @@ def scoring_request(sequence: Tokens, salt: str, likeliest: int = 0) -> dict[str
 
 
 def scores(answer: Mapping[str, Any], sequence: Tokens) -> Floats:
-    """f32[T]; entry 0 is 0."""
+    """Return logprobs f32[T] from the answer; entry 0 is 0."""
     scored = np.zeros(len(sequence), dtype=np.float32)
     for at, (entry, token) in enumerate(zip(answer["prompt_logprobs"], sequence.tolist(), strict=True)):
         if at:
@@ -123,7 +123,8 @@ def scores(answer: Mapping[str, Any], sequence: Tokens) -> Floats:
 
 
 def top_logprobs(answer: Mapping[str, Any], k: int) -> TopK:
-    """The k likeliest tokens of each position but the first. vLLM adds the token that stands there, whatever its rank."""
+    """Return the k most likely tokens of each position except the first. vLLM also sends
+    the sequence's own token; it is left out if its rank is above k."""
     entries = answer["prompt_logprobs"]
     best = [
         sorted(

@@ -42,7 +42,7 @@ _SHARED = re.compile(r"(/dev/shm/\S+?)(?: \(deleted\))?$", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Member:
-    """One process of the group, by number and start time: no other can be both."""
+    """One process of the group. Its pid and start time together identify it."""
 
     pid: int
     started: int
@@ -69,7 +69,7 @@ class Member:
 
 
 def members(group: int) -> list[Member]:
-    """The living processes of a group, but for the caller."""
+    """Return the living processes of a group, except the caller."""
     found = []
     for entry in os.scandir("/proc"):
         if entry.name.isdigit() and int(entry.name) != os.getpid():
@@ -84,7 +84,7 @@ def members(group: int) -> list[Member]:
 
 
 def shared_memory(group: Iterable[Member]) -> dict[str, int]:
-    """Named shared memory that these processes have mapped: path and inode."""
+    """Return path and inode of the named shared memory that these processes have mapped."""
     found = {}
     for member in group:
         with contextlib.suppress(OSError):
@@ -128,7 +128,7 @@ def _reap() -> None:
 
 
 class Guard:
-    """One server, from its start to its end."""
+    """Start one server, watch it and end it."""
 
     def __init__(self, scratch: Path, flags: list[str], listener: int) -> None:
         self._scratch = scratch
@@ -197,7 +197,7 @@ class Guard:
 
     def _end(self, reason: str, code: int) -> int:
         if reason:
-            with contextlib.suppress(OSError):  # a full disk must not keep it from what follows
+            with contextlib.suppress(OSError):  # a full disk must not prevent the cleanup
                 print(f"{SAYS}{reason}; the rest of the server is ended.", flush=True)  # noqa: T201 - into the log
         end_group(self._group, self._segments, self._scratch)
         return code
@@ -205,9 +205,9 @@ class Guard:
 
 def main() -> None:
     scratch, listener, *flags = sys.argv[1:]
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)  # what loses its parent becomes ours to wait for
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)  # orphaned processes become our children to wait for
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda *_: None)  # it ends by its standard input, or last of all (SIG_IGN is inherited)
+        signal.signal(number, lambda *_: None)  # the guard ends after the group; not SIG_IGN, which children inherit
     os._exit(Guard(Path(scratch), flags, int(listener)).run())
 
 

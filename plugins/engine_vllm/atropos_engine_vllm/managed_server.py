@@ -1,4 +1,4 @@
-"""A vLLM server of our own: started behind its guard, watched, ended. The guard's half is `guard.py`."""
+"""Start, watch and end a vLLM server through its guard (`guard.py`)."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class ManagedServer:
 
     @classmethod
     def start(cls, options: VLLMOptions, context: RunContext, dtype: str) -> ManagedServer:
-        """Start it on a free port of the loopback interface; it answers once it has loaded the model."""
+        """Start a server on a free loopback port. It answers once it has loaded the model."""
         log = _log_beside_ours(context.directory)
         key = secrets.token_urlsafe(32)
         scratch = Path(tempfile.mkdtemp(prefix="atropos-vllm-"))  # a short path: Unix sockets allow 107 characters
@@ -72,13 +72,13 @@ class ManagedServer:
 
     @property
     def pid(self) -> int:
-        """Of the guard, and the number of the group."""
+        """The guard's pid, which is also the process group's id."""
         return self._process.pid
 
     def watch(self, on_lost: Callable[[ProcessDied], None]) -> None:
-        """The server is up: from here on the loss of any of its processes is its end, and is reported."""
+        """Tell the guard that the server is up. From now on, if any of its processes is lost, the guard reports it and ends the server."""
         members = guard.members(self.pid)
-        self._segments = guard.shared_memory(members)  # in case that the guard cannot
+        self._segments = guard.shared_memory(members)  # in case the guard cannot remove it
         self._watched = {member for member in members if member.is_vllm}
         self._on_lost = on_lost
         self._say(b"watch\n")
@@ -93,7 +93,7 @@ class ManagedServer:
         return ProcessDied(f"the vLLM server has ended.\n{self.tail()}".rstrip(), remedy=f"Its log is {self.log}")
 
     def tail(self) -> str:
-        """Of what this server has written: the guard's reason, the first error (others follow from it), the end."""
+        """Return parts of the server's log: the guard's reason, the first error (others follow from it), and the end."""
         with self.log.open("rb") as log:
             log.seek(self._began)
             written = log.read().decode(errors="replace").splitlines()
@@ -106,7 +106,7 @@ class ManagedServer:
         return "".join(f"  | {line[:LINE]}\n" for line in [*reason, *last])
 
     async def close(self) -> None:
-        """End it: vLLM is terminated, then killed. May be called twice."""
+        """Terminate the server, then kill what is still running. May be called twice."""
         if self._pidfd is None:
             return
         self._on_lost = None
@@ -117,7 +117,7 @@ class ManagedServer:
 
     def _say(self, line: bytes) -> None:
         assert self._process.stdin is not None, "it was started with a pipe"
-        with contextlib.suppress(BrokenPipeError):  # it has ended, which is reported otherwise
+        with contextlib.suppress(BrokenPipeError):  # the guard has ended, which is reported elsewhere
             self._process.stdin.write(line)
             self._process.stdin.flush()
 
@@ -129,7 +129,7 @@ class ManagedServer:
             on_lost(self.explain())
 
     def _release(self) -> None:
-        """Nothing of the group outlives this. Until the guard has been waited for, its number is the group's."""
+        """Release the guard, and end the group if the guard did not. Until `wait`, the group's id cannot be reused."""
         if self._pidfd is None:
             return
         asyncio.get_running_loop().remove_reader(self._pidfd)

@@ -10,8 +10,8 @@ from atropos_core.models.model_size import BYTES, ModelSize, read
 from atropos_core.plugins.provider import SAMPLING, Holding, Workload, halves
 from atropos_engine_vllm.config import VLLMOptions
 
-BATCHED_TOKENS = 8192  # of vLLM's own default on a large GPU
-GRAPHS = 1_000_000_000  # CUDA graphs of its default sizes
+BATCHED_TOKENS = 8192  # tokens per batch: vLLM's default on a large GPU
+GRAPHS = 1_000_000_000  # bytes of CUDA graphs of vLLM's default sizes
 LIBRARIES = 1_500_000_000  # server, engine core and worker: three interpreters with torch and vLLM
 
 

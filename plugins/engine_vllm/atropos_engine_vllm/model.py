@@ -46,7 +46,7 @@ def adapter_config(directory: Path) -> dict[str, Any] | None:
 
 
 def text_config(config: dict[str, Any]) -> dict[str, Any]:
-    """The language model's part."""
+    """Return the language model's part of the config."""
     return {**config, **(config.get("text_config") or {})}
 
 
@@ -84,7 +84,7 @@ def parameters(directory: Path, config: dict[str, Any]) -> int | None:
 
 
 def dtype(config: dict[str, Any], wanted: str, on_cpu: bool) -> str:
-    """The precision to run in. "auto" is resolved for the server: its own "auto" makes bfloat16 of float32."""
+    """Return the precision to run in. "auto" is resolved here, because vLLM's own "auto" turns float32 into bfloat16."""
     if wanted != "auto":
         return wanted
     given = text_config(config).get("dtype") or config.get("torch_dtype") or "float32"

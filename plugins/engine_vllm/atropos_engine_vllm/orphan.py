@@ -1,7 +1,7 @@
-"""None of a server's processes outlives its parent.
+"""End a server's processes with their parent.
 
-vLLM's engine core waits for a client that is gone, and its worker for a core that is gone. The guard ends them all; this
-is for the case that the guard was killed as well.
+vLLM's engine core keeps waiting for a client that is gone, and its worker for a core that is gone. The guard ends them all;
+this module covers the case that the guard was killed too.
 """
 
 from __future__ import annotations

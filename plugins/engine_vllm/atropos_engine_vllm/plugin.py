@@ -75,7 +75,7 @@ def transports(options: VLLMOptions) -> frozenset[Transport]:
 
 @hookimpl
 def atropos_dry_run(plan: Any, figures: Path | None) -> Iterable[str]:
-    """Of each server that a run would start here, what is missing. Where a scheduler takes the run, vLLM may be there."""
+    """Report missing requirements of each server that a run would start here. On a cluster, vLLM may be installed on the nodes."""
     from atropos_core.errors import FitError
     from atropos_engine_vllm.versions import check_installed, installed
 

@@ -12,7 +12,7 @@ METHOD = "atropos_reload"
 
 
 class Reloading:
-    """vLLM mixes this into its worker class; `/collective_rpc` calls it by METHOD."""
+    """A mixin for vLLM's worker class; `/collective_rpc` calls it by METHOD."""
 
     reload_weights: Any  # the worker's own
     model_runner: Any

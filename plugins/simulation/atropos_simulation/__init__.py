@@ -1,1 +1,1 @@
-"""`atropos simulate`: a discrete-event model of the loop, to plan past the machines that there are."""
+"""`atropos simulate`: a discrete-event model of the loop, to plan for more machines than you have."""

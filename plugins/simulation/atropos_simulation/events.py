@@ -64,7 +64,7 @@ class Gate:
 
 
 class Server:
-    """One at a time, first come first served: a hub's process, a worker's processor. `servers` of them share one queue."""
+    """`servers` servers with one queue, first come first served. Each serves one at a time: a hub's process, a worker's CPU."""
 
     def __init__(self, clock: Clock, service: Callable[[], float], servers: int = 1) -> None:
         self._clock = clock
@@ -133,12 +133,12 @@ class Engine:
         self._proceed()
 
     def settle_accounts(self) -> None:
-        """Count what it has done until now."""
+        """Update the totals to the present time."""
         self._catch_up()
 
     @property
     def left(self) -> float:
-        """Tokens that its sequences still want, those that wait as well."""
+        """Tokens still to be sampled, including those of waiting sequences."""
         return sum(at - self._advanced for at, _, _ in self._batch) + sum(tokens for tokens, _ in self._queue)
 
     def _token_s(self) -> float:

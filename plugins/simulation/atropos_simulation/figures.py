@@ -117,17 +117,17 @@ class Figures(Section):
 
 @dataclass(frozen=True)
 class Known:
-    """Figures by section and name, with where each came from; later ones over earlier ones."""
+    """Known figures by section and name, each with its source. `over` lets one set take precedence over another."""
 
     values: Mapping[str, Any]  # "engine.peak_tokens_per_s" -> 5000.0
     origins: Mapping[str, str]
-    notes: Mapping[str, str]  # of a figure that is not known: why, and how to learn it
+    notes: Mapping[str, str]  # for a missing figure: the reason, and how to measure it
 
     def over(self, other: Known) -> Known:
         return Known({**other.values, **self.values}, {**other.origins, **self.origins}, {**other.notes, **self.notes})
 
     def figures(self) -> Figures:
-        """Raises ConfigError for what is missing, or cannot be."""
+        """Return validated figures. Raises ConfigError for missing or invalid ones."""
         sections: dict[str, dict[str, Any]] = {}
         for path, value in self.values.items():
             section, _, name = path.partition(".")
@@ -158,7 +158,7 @@ class Known:
 
 
 def description(path: str) -> str:
-    """Return the description of a figure's field, or "" if there is no such figure."""
+    """Return the description of a figure's field, or "" for an unknown figure."""
     section, _, name = path.partition(".")
     annotation = _SECTIONS.get(section)
     field = annotation.model_fields.get(name) if annotation else None
@@ -172,7 +172,7 @@ _SECTIONS: Mapping[str, type[Section]] = {
 
 
 def from_file(path: Path) -> Known:
-    """Raises ConfigError."""
+    """Read figures from a TOML file. Raises ConfigError."""
     try:
         sections = parse_toml(read_text(path))
     except (OSError, ValueError) as error:
@@ -187,7 +187,7 @@ def from_file(path: Path) -> Known:
 
 
 def from_settings(settings: Iterable[str]) -> Known:
-    """`engine.peak_tokens_per_s=5000`, as TOML values. Raises ConfigError."""
+    """Read settings such as `engine.peak_tokens_per_s=5000`, with TOML values. Raises ConfigError."""
     values: dict[str, Any] = {}
     for one in settings:
         name, separator, text = one.partition("=")

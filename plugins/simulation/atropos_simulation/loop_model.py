@@ -20,7 +20,7 @@ MORE_ALLOWED = 8  # sequences that the engine of a prompt may have beyond the le
 
 @dataclass(frozen=True)
 class ClusterSize:
-    """How many of each there are."""
+    """The numbers of engines and workers."""
 
     engines: int
     workers: int = 1
@@ -28,7 +28,7 @@ class ClusterSize:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of the steps after the first ones. Rates count what was sampled for groups that a trainer leased."""
+    """The result, measured after the first steps. Rates count only samples of groups that a trainer leased."""
 
     fleet: ClusterSize
     steps: int
@@ -57,7 +57,7 @@ class _Group:
 
 
 class _InFlight:
-    """Sequences by engine; which is the least busy one is known without looking at all of them."""
+    """Counts of sequences by engine. The least count is updated with each change, so it need not be searched."""
 
     def __init__(self, engines: int) -> None:
         self._of = [0] * engines
@@ -126,7 +126,7 @@ class Loop:
         self._marks: list[_Totals] = []
 
     def outcome(self, steps: int, skipped: int) -> Outcome:
-        """After `steps` steps, of those behind the first `skipped`."""
+        """Simulate `steps` steps, and return the outcome of those after the first `skipped`."""
         self.clock.run(self._steps(steps))
         first, last = self._marks[skipped], self._marks[-1]
         seconds, counted = last.at - first.at, steps - skipped
@@ -197,7 +197,7 @@ class Loop:
         return group.oldest is not None and group.oldest < self._version - self._run.max_staleness
 
     def _drop_stale(self) -> None:
-        """A lease drops what is too old, and another group is begun in place of each."""
+        """Drop groups that are too old, as a lease does, and begin another group for each."""
         stale = [group for group in self._waiting if self._is_stale(group)]
         if stale:
             self._waiting = deque(group for group in self._waiting if not self._is_stale(group))
@@ -217,12 +217,12 @@ class Loop:
         group = _Group(lengths, self.workers[self._started % len(self.workers)], size)
         self._started += 1
         self._running += 1
-        engine = self._random.randrange(len(self.engines))  # of its prompt, which its rollouts share
+        engine = self._random.randrange(len(self.engines))  # shared by the group's rollouts, like their prompt
         for length in lengths:
             self._turn(group, length, self._figures.rollout.turns, engine)
 
     def _turn(self, group: _Group, length: int, left: int, preferred: int) -> None:
-        """One of `left` turns, the last ones of a rollout that has `length` tokens to come."""
+        """Simulate the next turn of a rollout that has `left` turns and `length` tokens left."""
         at = self._in_flight.engine(preferred)
         tokens = -(-length // left)
         if group.oldest is None:
@@ -258,7 +258,7 @@ class Loop:
     # -- keeping count
 
     def _mark(self) -> None:
-        """The totals at the end of a step."""
+        """Record the totals at the end of a step."""
         for engine in self.engines:
             engine.settle_accounts()
         totals = self._totals
@@ -272,7 +272,10 @@ class Loop:
 
 
 def simulate(figures: Figures, fleet: ClusterSize, *, rollouts: int = 100_000, seed: int = 0) -> Outcome:
-    """As many steps as have about so many rollouts, at least twice those that pass until it runs evenly."""
+    """Simulate about `rollouts` rollouts, but no more than 60 counted steps.
+
+    The first `1 + max_staleness` steps, until the loop runs evenly, are not counted. At least the same number of steps is
+    counted, even if that exceeds these limits."""
     run = figures.run
     skipped = 1 + run.max_staleness
     steps = max(2 * skipped, min(skipped + 60, rollouts // (run.groups_per_step * run.group_size)))

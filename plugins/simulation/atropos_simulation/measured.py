@@ -1,10 +1,15 @@
-"""Figures out of the records of a run that has ended.
+"""Compute figures from the records of a run that has ended.
 
-Of an engine a strictly on-policy run of one engine and one turn tells both rates. All rollouts of its step begin at once, so
-that decode step j has as many sequences as there are rollouts of at least j tokens: n_j, which the records say. The step's last
-group ends after sum_j (a + b n_j) + c seconds, which is `time/rollouts_s`; its mean group `time/queue_mean_s` earlier; and the engine
-had a request for sum_j (a + b n_j), which is `time/engine/sample_s`. Three equations a step for a (a decode step), b (a sequence in
-it) and c (what no token explains), by least squares without negative values.
+Both rates of an engine can be computed from a strictly on-policy run with one engine and one turn. All rollouts of a step begin
+at once, so decode step j has n_j sequences: the rollouts of at least j tokens, which the records give. Each step gives three
+equations:
+
+- Its last group ends after sum_j (a + b n_j) + c seconds, which is `time/rollouts_s`.
+- Its mean group ends `time/queue_mean_s` earlier.
+- The engine had a request for sum_j (a + b n_j) seconds, which is `time/engine/sample_s`.
+
+The unknowns are a (a decode step), b (a sequence in it) and c (time that no token explains). They are fitted by least squares
+without negative values.
 """
 
 from __future__ import annotations
@@ -22,15 +27,15 @@ from atropos_core.errors import RunDirectoryError
 from atropos_core.storage.run_records import MetricTable, RunRecords, is_step
 from atropos_simulation.figures import Known
 
-SKIPPED = 2  # steps at the start, in which much is done for the first time
-VARIED = 0.2  # tokens of a step, deviation by mean, above which a fixed and a proportional part can be told apart
+SKIPPED = 2  # steps at the start, which are slower because much is done for the first time
+VARIED = 0.2  # minimum deviation / mean of a step's tokens, to separate a fixed from a proportional part
 PER_GROUP = ("packing", "transform.", "teacher.", "sink.")  # stages whose time goes with the groups
 NOT_THE_LOOP = ("start-up", "evaluation", "waiting", "trainer", "publishing")
 Floats = NDArray[np.float64]
 
 
 def from_run(directory: Path) -> Known:
-    """Raises RunDirectoryError if the run has not ended, or is too short."""
+    """Return a run's figures. Raises RunDirectoryError if the run has not ended or is too short."""
     records = RunRecords(directory)
     table = records.metrics()
     counted = table.steps > SKIPPED
@@ -190,7 +195,9 @@ def _decode_times(table: MetricTable, lengths: Mapping[int, Mapping[int, Sequenc
 
 
 def _least_squares(rows: Floats, values: Floats) -> list[float]:
-    """Without negative coefficients: the best of the subsets of columns whose own solution has none."""
+    """Solve least squares without negative coefficients.
+
+    Of all subsets of columns whose solution has no negative coefficient, take the best."""
     best, least = [0.0] * rows.shape[1], float((values**2).sum())
     for size in range(1, rows.shape[1] + 1):
         for some in itertools.combinations(range(rows.shape[1]), size):
@@ -205,7 +212,7 @@ def _least_squares(rows: Floats, values: Floats) -> list[float]:
 
 
 def _training(records: RunRecords, name: str) -> int:
-    """A whole number of the section [training]. Raises RunDirectoryError."""
+    """Return a whole number of the section [training]. Raises RunDirectoryError."""
     value = records.config.get("training", {}).get(name)
     if not is_step(value):
         raise _lacking(records.directory / "config.toml", f"number training.{name}")

@@ -1,4 +1,4 @@
-"""Offers the command `atropos simulate`, and what it says in a dry run of a run that spans machines."""
+"""Offers the command `atropos simulate`, and its lines in a dry run of a run that spans machines."""
 
 from __future__ import annotations
 

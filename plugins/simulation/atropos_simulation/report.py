@@ -35,7 +35,7 @@ class Prediction:
 
     @property
     def verdict(self) -> str:
-        """In words, what the run waits for most; and what a larger batch would bring."""
+        """The run's bottlenecks in words, and the gain from a larger batch."""
         one = self.outcome
         parts = sorted(((gain, what) for what, gain in self.gains.items() if what != BATCH), reverse=True)
         said = [f"{what} {gain:+.0%}" for gain, what in parts[:3] if gain >= GAIN]
@@ -51,7 +51,7 @@ class Prediction:
 def rows(
     figures: Figures, fleets: Sequence[ClusterSize], *, grows: bool = False, rollouts: int = 20_000, seed: int = 0
 ) -> Iterator[Prediction]:
-    """One for each fleet. Where the batch `grows`, groups_per_step is of one engine."""
+    """Yield a prediction for each fleet. If the batch `grows`, groups_per_step is per engine."""
     for fleet in fleets:
         of = _changed(figures, "run", groups_per_step=figures.run.groups_per_step * fleet.engines) if grows else figures
         outcome = simulate(of, fleet, rollouts=rollouts, seed=seed)
@@ -63,7 +63,7 @@ def rows(
 
 
 def _variants(figures: Figures, fleet: ClusterSize) -> dict[str, Figures]:
-    """The same with one part twice as fast; the batch twice as large."""
+    """Return the figures with each part in turn twice as fast, and with the batch twice as large."""
     f, engine = figures, figures.engine
     made = {
         "the engines' peak rate": _changed(f, "engine", peak_tokens_per_s=1 / (engine.sequence_s / 2),
@@ -85,9 +85,11 @@ def _changed(figures: Figures, section: str, **values: float) -> Figures:
 
 
 def useful_share(failures: FailureFigures | None, processes: int) -> float:
-    """Of the time, what neither failures nor checkpoints take: work between two checkpoints by the expected time that it takes,
-    M e^(R/M) (e^((T+C)/M) - 1) where failures are exponential with mean M for all processes together, also during a restart R
-    (J. T. Daly, A higher order estimate of the optimum checkpoint interval for restart dumps, 2006, eq. 13)."""
+    """Return the share of the time that neither failures nor checkpoints take.
+
+    This is the work T between two checkpoints, divided by its expected time M e^(R/M) (e^((T+C)/M) - 1). Failures are
+    exponential with mean M for all processes together, also during a restart R; a checkpoint takes C. See J. T. Daly, A higher
+    order estimate of the optimum checkpoint interval for restart dumps, 2006, eq. 13."""
     if failures is None:
         return 1.0
     mean = failures.process_mtbf_s / processes
