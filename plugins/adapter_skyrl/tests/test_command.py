@@ -1,4 +1,4 @@
-"""`atropos skyrl-env` as a real process that is asked to end."""
+"""`atropos skyrl-env` as a real process that is told to end."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Lasts(Environment):
         Path("begun").touch()
         await asyncio.sleep(3600)
 """
-ENDS_S = 20.0  # a process that works starts and ends in less; what it could wait for takes 60 s and more
+ENDS_S = 20.0  # a working process starts and ends faster; anything that it could wait for takes at least 60 s
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def ended_by(number, worker):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_worker_that_skyrl_has_given_no_work_yet_ends_at_once(worker, tmp_path, number):
-    """SkyRL's event loop stands still during a training step: it welcomed the worker, and has not come to it since."""
+    """SkyRL's event loop is blocked during a training step: it accepted the worker and has not served it since."""
     asking = RingListener(tmp_path / "rings" / SOCKET, "nonce")
     (tmp_path / "rings" / NONCE).write_text("nonce")
     waiting = worker()

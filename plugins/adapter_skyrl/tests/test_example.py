@@ -1,4 +1,4 @@
-"""The examples are what the adapter writes, and the one with a tool keeps an environment's contract."""
+"""The examples equal the adapter's output, and the one with a tool keeps an environment's contract."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_the_examples_are_what_the_adapter_writes(name, options, tmp_path):
         written = path.read_text().replace(f"atropos.rings={Path('rings').resolve()}", "atropos.rings=rings")
         written = written.replace(
             f"{folder / 'calculator.py'}:", "./calculator.py:"
-        )  # a relative place begins at its file
+        )  # a relative path is relative to its file
         assert written == (folder / path.name).read_text(), path.name
         assert os.access(path, os.X_OK) == os.access(folder / path.name, os.X_OK) == (path.suffix == ".sh")
 

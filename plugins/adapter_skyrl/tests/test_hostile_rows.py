@@ -39,7 +39,7 @@ def message(rows: list[TrainingRow]) -> bytes:
 
 
 def changed(name: str, value: object, at: int | None = None) -> bytes:
-    """A group whose row of member 1 has this value."""
+    """Return a group in which the row of member 1 has this value."""
     row = good(1)
     if at is not None:
         column = getattr(row, name).copy()
@@ -55,7 +55,7 @@ def with_mask_byte(value: int) -> bytes:
 
 
 def packed_with(**changes: object) -> bytes:
-    """With other JSON at its end."""
+    """Return a message with other JSON at its end."""
     data = message([good(member) for member in range(N)])
     text = json.dumps({"finish": ["stop"] * N, "metrics": [{"turns": 1.0}] * N})
     begin = data.rindex(b'{"finish"')

@@ -1,4 +1,4 @@
-"""Trajectories through shared memory: bit by bit what was sent, also where their producers are killed. Real processes."""
+"""Trajectories through shared memory arrive bit by bit as sent, also if their producers are killed. Uses real processes."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ async def test_twenty_thousand_trajectories_with_two_producers_killed_none_lost_
 
 
 def _named_memory():
-    """Mappings of rings, and sockets; what multiprocessing itself keeps are pipes."""
+    """Return the mappings of rings, and the sockets. multiprocessing itself only keeps pipes."""
     open_now = [os.readlink(path) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
     sockets = [name for name in open_now if name.startswith(("socket:", "/memfd:"))]
     return Path("/proc/self/maps").read_text().count("memfd:atropos-ring"), len(sockets)
@@ -134,7 +134,7 @@ async def test_without_a_worker_a_group_is_late_and_raised(tmp_path):
 async def test_a_group_of_weights_that_are_too_old_is_requested_again_and_raised_in_the_end(tmp_path):
     source = source_of(tmp_path / "rings", attempts=3, max_staleness=1)
     await source.open()
-    await source.set_version(9)  # the producer's tokens are of versions 0 to 2
+    await source.set_version(9)  # the producer's tokens have versions 0 to 2
     with producers(tmp_path / "rings", 1):
         with pytest.raises(RolloutsFailed, match=r"failed 3 times(.|\n)*version 0, but 8 is the oldest"):
             await source.fetch([group_request()], PARAMS, step_wise=False)

@@ -1,4 +1,4 @@
-"""Work for other processes through shared memory: answered, failed, late, and with workers that die. Real processes."""
+"""Work sent through shared memory: answered, failed, late, and with workers that die. Uses real processes."""
 
 from __future__ import annotations
 
@@ -101,9 +101,7 @@ async def test_a_late_answer_is_an_error_and_matches_nothing_when_it_comes(tmp_p
 
 async def test_a_worker_whose_jobs_hang_takes_nothing_from_one_that_answers(tmp_path):
     async with exchange_with(tmp_path, 1) as (exchange, processes):
-        hanging = (
-            exchange.submit(b"hang", deadline_s=0.5, read=bytes) for _ in range(2)
-        )  # as many as it takes at once
+        hanging = (exchange.submit(b"hang", deadline_s=0.5, read=bytes) for _ in range(2))  # all that it takes at once
         assert {type(error) for error in await asyncio.gather(*hanging, return_exceptions=True)} == {DeadlineExceeded}
         processes.append(SPAWN.Process(target=answer, args=(tmp_path / "exchange",), daemon=True))
         processes[-1].start()
@@ -137,7 +135,7 @@ async def test_the_queue_ahead_does_not_count_to_the_deadline(tmp_path):
         began = time.monotonic()
         requests = (
             exchange.submit(b"sleep", deadline_s=2.5, read=bytes) for _ in range(8)
-        )  # half a second each, one by one
+        )  # half a second each, one after another
         assert all(len(pieces) == 3 for pieces in await asyncio.gather(*requests))
         assert time.monotonic() - began > 3.5
 
@@ -151,7 +149,7 @@ async def test_what_a_dead_worker_had_begun_goes_to_another_whole_and_death_is_n
         os.kill(processes[0].pid, signal.SIGKILL)
         killed = time.monotonic()
         await until(lambda: exchange.workers == 0)
-        assert time.monotonic() - killed < 10  # and not the thirty seconds of the deadline
+        assert time.monotonic() - killed < 10  # instead of the deadline's 30 s
         await until(lambda: exchange.requeued == 2)
         assert exchange.stashed_bytes == 0
         submitter.cancel()
@@ -232,7 +230,7 @@ async def test_a_worker_names_whoever_asks_and_is_stopped_and_gives_it_up_at_the
 
 
 def open_rings():
-    """Of this process: mappings, and descriptors of memory and of sockets."""
+    """Return this process's mappings, and its descriptors of memory and sockets."""
     links = [path for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
     names = [os.readlink(link) for link in links]
     memory = Path("/proc/self/maps").read_text().count("memfd:atropos-ring")

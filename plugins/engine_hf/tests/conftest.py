@@ -1,4 +1,4 @@
-"""A random tiny model with a tokenizer, and an engine on it."""
+"""Fixtures: a random tiny model with a tokenizer, and an engine that runs it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def write_tokenizer(directory: Path) -> None:
 
 
 def make_model(directory: Path, kind: str = "qwen3", *, seed: int = 0, scale: float = 8.0, **changes: Any) -> Path:
-    """Random weights whose logits are far apart (`scale`), so that rounding rarely changes a sampled token."""
+    """Make a model with random weights whose logits are far apart (`scale`), so that rounding rarely changes a sampled token."""
     torch.manual_seed(seed)
     shape: dict[str, Any] = dict(
         vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,

@@ -1,4 +1,4 @@
-"""Sampling with a peft adapter: as peft's own forward says, with each token under the version that made it."""
+"""Sampling with a peft adapter matches peft's own forward pass, and each token has the version that made it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def test_logprobs_are_those_of_pefts_own_forward(
     model = make_model(tmp_path / "model", kind)
     engine = await open_engine(model)
     plain = (await engine.logprobs([PROMPT]))[0]
-    # The second replaces the first in place, the third is of another shape and has dropout, which sampling has not.
+    # The second replaces the first in place. The third has another shape, and dropout, which sampling does not use.
     shapes: list[dict[str, Any]] = [{}, {}, {"rank": 2, "targets": ["q_proj", "up_proj"], "lora_dropout": 0.5}]
     for version, shape in enumerate(shapes, 1):
         adapter = make_adapter(model, tmp_path / f"v{version}", seed=version, **shape)

@@ -1,4 +1,4 @@
-"""A model that brings Python code along: it is not run, and the error says so."""
+"""A model with its own Python code is refused: the code is not run, and the error says so."""
 
 from __future__ import annotations
 

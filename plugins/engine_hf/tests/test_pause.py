@@ -1,4 +1,4 @@
-"""Publishing in mid-flight: what was sampled keeps its version, what follows is computed anew under the new weights."""
+"""Publishing during sampling: sampled tokens keep their version, and later ones are computed under the new weights."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PROMPTS = [tokens([5, 9, 33]), tokens([40, 41, 42, 43, 44, 45, 46, 47])]
 
 
 async def in_flight(engine: Any, sampled: int, *calls: Any) -> list[Any]:
-    """Start the calls, and return once every row has sampled so many tokens."""
+    """Start the calls, and return once every row has sampled this many tokens."""
     tasks = [asyncio.ensure_future(call) for call in calls]
     while not engine._batch.rows or min(engine._batch._columns["length"][: len(engine._batch.rows)]) < sampled + 8:
         await asyncio.sleep(0)

@@ -34,7 +34,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(params=["float32", "bfloat16"])
 def rounded(request: pytest.FixtureRequest, kind: str, make_model: Any, tmp_path: Path) -> Path:
-    """A model whose linear layers lie on the grid, in the dtype that it is stored in."""
+    """Make a model whose linear layers are on the grid, in the dtype in which it is stored."""
     dtype = getattr(torch, request.param)
     directory: Path = make_model(tmp_path / "model", hidden_size=64, intermediate_size=128, tie_word_embeddings=False)
     file = directory / "model.safetensors"
@@ -62,7 +62,7 @@ def test_weights_are_those_of_the_whole_model_bit_for_bit_and_logits_as_they_giv
     ids = torch.randint(3, 60, (3, 17), generator=torch.Generator().manual_seed(0))
     rounding = {"atol": 1e-5, "rtol": 0.0} if computed == "float32" else {"atol": 0.1, "rtol": 0.0}
     with torch.no_grad():
-        for some in (ids, ids[:1, :1]):  # how a sum is taken depends on where in memory a weight lies
+        for some in (ids, ids[:1, :1]):  # the order of a sum depends on a weight's place in memory
             torch.testing.assert_close(packed(some).logits, whole(some).logits, **rounding)
     layers = {name: one for name, one in packed.named_modules() if isinstance(one, (QuantizedLinear, Int8Linear))}
     assert len(layers) == 14

@@ -1,4 +1,4 @@
-"""New weights from a directory: exactly the same tensors, in place, or a named error and nothing changed."""
+"""New weights from a directory replace exactly the same tensors in place, or raise a named error and change nothing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def fingerprint_of(model: Any) -> list[torch.Tensor]:
 
 
 def changed(source: Path, target: Path, change: Any) -> Path:
-    """A copy of a model directory with its tensors changed."""
+    """Copy a model directory with its tensors changed."""
     shutil.copytree(source, target)
     weights = load_file(target / "model.safetensors")
     save_file(change(weights), target / "model.safetensors", metadata={"format": "pt"})

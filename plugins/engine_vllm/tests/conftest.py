@@ -1,4 +1,4 @@
-"""A model directory without weights, and a server that answers what a test says: for what is ours of the protocol."""
+"""Fixtures: a model directory without weights, and a server that gives the answers of a test, to test our side of the protocol."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def options() -> Callable[..., VLLMOptions]:
 
 @pytest.fixture
 async def answering() -> AsyncIterator[Callable[..., Any]]:
-    """`await answering({"/path": answer})`: its url. An answer is JSON, (status, JSON), or seconds to wait."""
+    """`await answering({"/path": answer})` returns the server's URL. An answer is JSON, (status, JSON), or seconds to wait."""
     runners: list[web.AppRunner] = []
 
     async def start(answers: dict[str, Any]) -> str:

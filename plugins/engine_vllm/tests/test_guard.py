@@ -1,5 +1,6 @@
-"""The guard and the engine's own part of it, with a server that cannot start: it is given a flag that vLLM does not know,
-and where vLLM is not installed it has not even that to say."""
+"""The guard and the engine's part of it, with a server that cannot start: it gets a flag that vLLM does not know.
+
+If vLLM is not installed, it fails before it reads the flag."""
 
 from __future__ import annotations
 
@@ -60,7 +61,7 @@ def test_shared_memory_is_removed_only_where_it_is_what_was_seen(tmp_path: Path)
     for path in (seen, other):
         path.write_bytes(b"x")
     try:
-        nobody = 2**22 + 1  # above the largest number of a process
+        nobody = 2**22 + 1  # above the largest pid
         guard.end_group(nobody, {str(seen): seen.stat().st_ino, str(other): other.stat().st_ino + 1}, tmp_path / "none")
         assert not seen.exists()
         assert other.exists(), "the name is another's by now"

@@ -112,7 +112,7 @@ async def test_every_way_to_fail_has_its_error(answering: Any) -> None:
         assert await api.get("/text") == "fine"
     finally:
         await api.close()
-    dying = Api(url, None, lost, is_dying=lambda: True)  # a process of it is gone: what it says follows from that
+    dying = Api(url, None, lost, is_dying=lambda: True)  # one of its processes is gone: its answers follow from that
     try:
         with pytest.raises(ProcessDied, match="no such tensor"):
             await dying.post("/broken")
@@ -158,7 +158,7 @@ async def test_a_server_that_cannot_serve_a_run_is_refused_with_a_reason(
 
 
 class Requests(dict[str, Any]):
-    """Answers by path, and the paths that were requested."""
+    """A fake API with answers by path. It records the requested paths."""
 
     def __init__(self, answers: dict[str, Any]) -> None:
         super().__init__(answers)

@@ -1,4 +1,4 @@
-"""Figures whose outcome is known beforehand."""
+"""Figures whose outcome is known in advance."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ONE = {
 
 
 def known(**changes: Any) -> Known:
-    """With a figure's dot as two underscores."""
+    """Return known figures. In a keyword, two underscores stand for a figure's dot."""
     values = ONE | {name.replace("__", "."): value for name, value in changes.items()}
     return Known(values, dict.fromkeys(values, "a test"), {})
 

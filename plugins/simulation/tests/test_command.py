@@ -1,4 +1,4 @@
-"""`atropos simulate`, and what a dry run says."""
+"""`atropos simulate`, and its lines in a dry run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def wide(monkeypatch):
 
 
 def write_figures(path: Path, **changes: object) -> Path:
-    """As TOML, with a figure's dot as two underscores."""
+    """Write figures as TOML. In a keyword, two underscores stand for a figure's dot."""
     values = ONE | {name.replace("__", "."): value for name, value in changes.items()}
     sections: dict[str, list[str]] = {}
     for name, value in values.items():

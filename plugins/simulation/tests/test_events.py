@@ -1,4 +1,4 @@
-"""The parts against queueing theory: M/D/1 and M/M/1 by Pollaczek and Khinchine, M/M/1 with processor sharing by Kleinrock."""
+"""The parts compared with queueing theory: M/D/1 and M/M/1 (Pollaczek-Khinchine), M/M/1 with processor sharing (Kleinrock)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CUSTOMERS = 100_000
 
 
 def arrivals(clock: Clock, rate: float, come: Callable[[random.Random], None]) -> None:
-    """Poisson, to the end."""
+    """Run CUSTOMERS Poisson arrivals, and 1,000 s more."""
     source = random.Random(1)
 
     def process() -> Process:

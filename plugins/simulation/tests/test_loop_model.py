@@ -70,7 +70,7 @@ def test_where_engines_are_slowest_an_overlapped_run_samples_all_the_time_but_wh
 
 
 def test_a_group_that_is_too_old_is_dropped_and_another_begun():
-    """One of fifty rollouts takes as long as a hundred: the policy has moved on by then."""
+    """One of 50 rollouts has 20,000 tokens instead of 1, so the policy has newer versions when it ends."""
     given = figures(run__max_staleness=1, run__groups_per_step=4, rollout__tokens=(1,) * 49 + (20_000,))
     found = Loop(given, ClusterSize(4), seed=3).outcome(200, 4)
     assert 0 < found.stale_share < 0.1

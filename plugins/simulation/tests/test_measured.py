@@ -1,4 +1,4 @@
-"""Figures out of records whose times were computed from known ones."""
+"""Figures computed from records whose times come from known figures."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def write_run(
     longest: int = 0,
     **training: Any,
 ) -> Path:
-    """A run of one engine whose rollouts took what these figures say, decode step by decode step."""
+    """Write a run of one engine whose rollouts took the time that these figures give, decode step by decode step."""
     (directory / "rollouts").mkdir(parents=True)
     shape = {"groups_per_step": GROUPS, "group_size": SIZE, "max_staleness": 0, "refill_rounds": 0} | training
     lines = "\n".join(f"{name} = {value}" for name, value in shape.items())
@@ -82,7 +82,7 @@ def test_the_rates_of_an_engine_are_those_that_its_steps_took(tmp_path):
 
 
 def test_what_passes_without_any_sequence_in_an_engine_is_not_taken_for_decoding(tmp_path):
-    """All groups end with the longest reply: without the time that the engine was in use, nothing tells a decode step from the rest."""
+    """All groups end with the longest reply. Only the engine's time in use separates decode steps from the rest."""
     run = write_run(tmp_path / "run", longest=40)
     assert from_run(run).values["rollout.environment_s"] == pytest.approx(REST_S)
     assert from_run(run).values["engine.single_tokens_per_s"] == pytest.approx(1 / (DECODE_S + SEQUENCE_S))

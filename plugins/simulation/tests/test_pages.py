@@ -25,7 +25,7 @@ class Spanning(LocalLauncher):
 
 
 def test_the_commands_of_the_pages_print_a_table(tmp_path, monkeypatch, capsys):
-    """In place of a Ray cluster, a launcher that may span machines."""
+    """Use a launcher that may span machines instead of a Ray cluster."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "240")
     pages = [block for block in BLOCKS if block.page in ("docs/simulation.md", "plugins/simulation/README.md")]
