@@ -1,6 +1,6 @@
 """The rows that are decoded together, as arrays over slots: a step takes the same Python work for 1 row and for 500.
 
-Entry r of every array belongs to slot r of the decoder's cache. There are no gaps between rows: when some end, the last rows
+Entry r of every array belongs to slot r of the decoder's cache. Rows have no gaps between them: when some end, the last rows
 move into their slots.
 """
 

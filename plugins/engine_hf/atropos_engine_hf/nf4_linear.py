@@ -16,7 +16,7 @@ BLOCK = 64
 class QuantizedLinear(Linear4bit):
     """A 4-bit layer that computes with exactly the unpacked weight.
 
-    bitsandbytes' fused kernels skip the rounding to the dtype in which the weights are stored."""
+    It does not use bitsandbytes' fused kernels: they skip the rounding to the dtype in which the weights are stored."""
 
     def forward(self, x: Tensor) -> Tensor:
         weight: Any = self.weight  # a Params4bit

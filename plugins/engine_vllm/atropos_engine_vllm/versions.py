@@ -42,7 +42,7 @@ def check_installed(device: str, found: tuple[str, str] | None) -> None:
 
 
 def check_supported(number: str, what: str, remedy: str) -> None:
-    """Raise FitError unless vLLM version `number` is supported. `what` is the part of the message that says where it was found."""
+    """Raise FitError unless vLLM version `number` is supported. The message includes `what`, which names the source of the version."""
     try:
         if SpecifierSet(SUPPORTED).contains(Version(number), prereleases=True):
             return

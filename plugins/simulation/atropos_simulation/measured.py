@@ -27,7 +27,7 @@ from atropos_core.errors import RunDirectoryError
 from atropos_core.storage.run_records import MetricTable, RunRecords, is_step
 from atropos_simulation.figures import Known
 
-SKIPPED = 2  # steps at the start, which are slower because much is done for the first time
+SKIPPED = 2  # steps at the start, in which many things happen for the first time
 VARIED = 0.2  # minimum deviation / mean of a step's tokens, to separate a fixed from a proportional part
 PER_GROUP = ("packing", "transform.", "teacher.", "sink.")  # stages whose time goes with the groups
 NOT_THE_LOOP = ("start-up", "evaluation", "waiting", "trainer", "publishing")
