@@ -238,7 +238,7 @@ class Sums(Environment):
     ("flags", "wanted"),
     [
         (("--model-url", "http://h/v1"), "--model-name NAME"),
-        (("--model-url", "h:80/v1", "--model-name", "m"), "is no URL"),
+        (("--model-url", "h:80/v1", "--model-name", "m"), "is not a URL"),
         (("--model-url", "http://me:secret@h/v1", "--model-name", "m"), "Give a key by --key-variable"),
         (("--model-url", "http://h/v1", "--model-name", "m", "--key-variable", "NO_SUCH"), "export NO_SUCH=..."),
         (("--model-url", "http://h/v1", "--model-name", "m", "--model", "tiny"), "--model has no effect with --model-url"),

@@ -89,7 +89,7 @@ CASES: dict[str, tuple[Callable[[Path], object], tuple[str, ...], tuple[str, ...
         lambda model: None, ("--bridge", "checkpoint", "--set", "engine.dtype=float16"),
         ("weights of engine are float16 and the trainer's float32", "--set engine.dtype=float32", "training.max_logprob_diff=0.5"),
     ),
-    "targets": (lambda model: None, LORA, ("names 'query'", "It has: down_proj, gate_proj, k_proj")),
+    "targets": (lambda model: None, LORA, ("names 'query'", "Choose from: down_proj, gate_proj, k_proj")),
 }  # fmt: skip
 
 

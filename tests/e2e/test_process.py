@@ -96,7 +96,7 @@ def test_a_file_that_is_there_is_not_touched(atropos, sevens, tmp_path):
     (tmp_path / "old.jsonl").write_text("precious")
     ended = atropos(*TOY, "--env", sevens, "--out", "old.jsonl")
     assert ended.code == 1
-    assert "old.jsonl is there already" in ended.err
+    assert "old.jsonl exists already" in ended.err
     assert (tmp_path / "old.jsonl").read_text() == "precious"
 
 

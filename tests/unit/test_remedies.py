@@ -104,9 +104,9 @@ MADE: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "a form": (
         lambda at: DatasetExport("poem", at / "a.jsonl", Selection()),
-        "There are sft, dpo, parquet.",
+        "Choose one of: sft, dpo, parquet.",
     ),
-    "a kind": (lambda at: atropos_core.check(object()), 'Say it: kind="reward", for example.'),
+    "a kind": (lambda at: atropos_core.check(object()), 'Name the kind: kind="reward", for example.'),
     "no run to go on with": (lambda at: take_up(at), "`ls -t runs` shows the newest."),
     "no run to read": (lambda at: RunRecords(at), "`ls -t runs` shows the newest."),
     "nothing to merge": (lambda at: export_policy(run_records(at), whole_policy(at), at / "out", str), "Leave it out."),

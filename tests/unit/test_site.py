@@ -68,7 +68,7 @@ def test_links_between_pages_code_and_pictures_are_turned(site):
 def test_the_reference_has_every_option_of_a_component(site):
     page = (site / "pages/reference/options.md").read_text()
     assert "## engine `hf`" in page
-    assert "| `kv_cache_gb` | `8.0` | bound on the memory of keys and values; more rows wait |" in page
+    assert "| `kv_cache_gb` | `8.0` | gigabytes (10⁹ bytes) for keys and values; more rows wait |" in page
 
 
 def test_a_link_to_nothing_and_a_page_in_no_menu_end_it(tmp_path, monkeypatch):

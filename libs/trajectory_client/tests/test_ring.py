@@ -282,7 +282,7 @@ def raw(
         ({"nonce": "other"}, AccessRefused, "another server"),
         ({"layout": 9}, DataError, "layout 9"),
         ({"slots": 3}, DataError, "not a sealed segment"),
-        ({"slots": -1}, DataError, "no sealed segment"),
+        ({"slots": -1}, DataError, "not a sealed segment"),
         ({"slots": 1 << 40}, DataError, "a ring may have"),
         ({"slots": "many"}, DataError, "invalid greeting"),
     ],

@@ -139,9 +139,9 @@ BARE = {"vllm_config": {"parallel_config": {"worker_extension_cls": ""}}}
     [
         ({"/version": {"version": "0.31.0"}}, r"(?s)works with vLLM .* is 0\.31\.0.*Start a server of vLLM"),
         ({"/version": "hello"}, "is not a vLLM server"),
-        ({"/version": (401, {"error": "Unauthorized"})}, r"(?s)wants another key.*VLLM_API_KEY"),
+        ({"/version": (401, {"error": "Unauthorized"})}, r"(?s)needs another key.*VLLM_API_KEY"),
         ({"/openapi.json": {"paths": {"/pause": {}}}}, r"(?s)does not offer /resume.*VLLM_SERVER_DEV_MODE=1.*--enable-scale-out"),
-        ({"/server_info": {"vllm_config": INFO | {"model_config": {"logprobs_mode": "raw_logprobs"}}}}, "raw_logprobs, which are not"),
+        ({"/server_info": {"vllm_config": INFO | {"model_config": {"logprobs_mode": "raw_logprobs"}}}}, "raw_logprobs, which do not"),
         ({"/server_info": BARE}, "was started without .* which loads the weights of a run"),
     ],
 )  # fmt: skip

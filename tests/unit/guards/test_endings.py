@@ -37,8 +37,9 @@ def test_the_notes_of_an_error_are_on_the_screen(capsys):
     add_notes(error, [OSError("the engine [red] went on")], "nor could an engine be paused")
     console.fail(error)
     said = capsys.readouterr().err
-    assert said.index("the trainer has ended") < said.index("nor could an engine be paused: OSError: the engine [red]")
-    assert said.rstrip().endswith("Look at its log.")
+    lines = ("the trainer has ended", "Look at its log.", "nor could an engine be paused: OSError: the engine [red]")
+    first, remedy, note = (said.index(line) for line in lines)
+    assert first < remedy < note
 
 
 class Stuck(Environment):
