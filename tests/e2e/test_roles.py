@@ -363,7 +363,7 @@ def test_an_engine_alone_refuses_what_it_was_not_started_for_and_says_what_to_ty
     message = " ".join(run.text.split())
     assert "FitError" in message
     assert (
-        "started for whole models (--bridge checkpoint), and the run would send it adapters (--bridge lora)" in message
+        "started for whole models (--bridge checkpoint), but the run would send it adapters (--bridge lora)" in message
     )
     assert "Give `atropos engine` the --bridge of the run" in message
     assert "Traceback" not in message

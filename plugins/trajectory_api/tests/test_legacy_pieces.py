@@ -106,7 +106,7 @@ def test_a_file_that_is_no_piece_is_named_and_passed_over(
     (tmp_path / "3-9.partial").write_bytes(b"half")
     assert keys(Pieces(tmp_path)) == ["a"]
     told = "".join(capsys.readouterr().err.split())
-    assert "".join(name.split()) in told and "passedover" in told
+    assert "".join(name.split()) in told and "itisskipped" in told
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted({name, "3-2.piece"})
 
 

@@ -78,7 +78,7 @@ async def test_a_hub_too_small_for_a_step_names_the_flag_that_makes_room_for_it(
     await put(of, drawn(-1))
     waiting = asyncio.ensure_future(of.put(encode_bytes(group_of(drawn(-2))), deadline_s=5.0))
     await asyncio.sleep(0)
-    with pytest.raises(HubFull, match="neither can go on") as caught:
+    with pytest.raises(HubFull, match="neither can continue") as caught:
         await lease(of, number, 2, wait_s=5.0)
     assert f"Raise {flag}, lower training.groups_per_step" in str(caught.value)
     waiting.cancel()
