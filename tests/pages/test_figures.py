@@ -225,7 +225,7 @@ def curriculum() -> Figures:
     draws = [one["draw_ms"] for one in cost]
     rows.append(
         f"`draw(64)` takes {min(draws):.2f} to {max(draws):.2f} ms, the state {max(one['held_mb'] for one in cost):.0f} MB in memory and "
-        f"{max(one['saved_mb'] for one in cost):.0f} MB in a checkpoint, and the mark of a step's end "
+        f"{max(one['saved_mb'] for one in cost):.0f} MB in a checkpoint, and marking the end of a step "
         f"{max(one['mark_ms'] for one in cost):.2f} ms"
     )
     for name in ("shuffled", "window", "prioritized"):
@@ -241,7 +241,7 @@ def curriculum() -> Figures:
 
 def transforms_and_rewards() -> Figures:
     scaled, rated = results("soak_normalization"), results("soak_ensemble")
-    names = {"plain": "without `zscore`", "zscore": "`[transform.zscore]`, as it is by default"}
+    names = {"plain": "without `zscore`", "zscore": "`[transform.zscore]`, with its defaults"}
     names["divided"] = "neither, but divided advantages (GRPO)"
     rows = []
     for run, name in names.items():
@@ -252,14 +252,14 @@ def transforms_and_rewards() -> Figures:
         rows.append(f"| {name} | {before} % | {after[0]} % ({after[1]} to {after[2]}) |")
     better, median_points = scaled["better_points"], rated["median_points"]
     rows.append(f"{better['mean']:.1f} points, bootstrap 95 % interval {better['low']:.1f} to {better['high']:.1f}")
-    names = {"gameable": "`gameable` alone", "grader": "one honest grader alone", "median": "median of the five"}
+    names = {"gameable": "only `gameable`", "grader": "only one honest grader", "median": "median of the five"}
     names["exclude"] = 'mean of the five, `on_departure = "exclude"`'
     table = []
     for run, name in names.items():
         last = percent([one["last"] / 100 for one in rated["runs"][run]])
         table.append(f"| {name} | {last[0]} % ({last[1]} to {last[2]}) |")
     table.append(
-        f"ends {median_points['mean']:.1f} points above `gameable` alone (bootstrap 95 % interval over the seeds "
+        f"ends {median_points['mean']:.1f} points above `gameable` (bootstrap 95 % interval over the seeds "
         f"{median_points['low']:.1f} to {median_points['high']:.1f})"
     )
     return {"plugins/normalization/README.md": rows, "plugins/reward_ensemble/README.md": table}
