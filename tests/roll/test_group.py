@@ -226,7 +226,7 @@ def test_managers_refuse_to_go_without_the_filter():
         (OurNative, {"adv_estimator": "gae"}, "adv_estimator: gae"),
         (OurNative, {"step_reward_gamma": 0.0}, "step_reinforce with step_reward_gamma: 0"),
         (OurTraj, {"adv_estimator": "step_reinforce"}, "makes one row of an episode"),
-        (OurTraj, {"adv_estimator": "gigpo"}, "adv_estimator: gigpo wants a row of each reply"),
+        (OurTraj, {"adv_estimator": "gigpo"}, "adv_estimator: gigpo needs a row of each reply"),
     ],
 )
 def test_managers_refuse_an_estimator_that_their_rows_do_not_fit(of, pipeline, says):
