@@ -59,7 +59,7 @@ def test_a_killed_run_beside_it_resumes_to_the_same_bits(killed: str, rounded: P
 def test_what_cannot_be_is_one_named_error(atropos: Callable[..., Ended], tmp_path: Path, rounded: Path) -> None:
     taken = atropos("quantize", "tiny", str(tmp_path))
     assert taken.code == 2
-    assert "is there already" in taken.err
+    assert "already exists" in taken.err
     (tmp_path / "empty").mkdir()
     for model in ("./nothing", "./empty"):
         refused = atropos("quantize", model, "out")
