@@ -53,7 +53,7 @@ def uv_variables(listed: str, help_text: str, environment: Mapping[str, str]) ->
 
 
 def uv_environment() -> dict[str, str]:
-    """Variables to run uv with. Installs it first, where it is not there in the version of environments/constraints.txt."""
+    """Return the variables to run uv with. Install uv first if it is missing."""
     folder, python, constraints = UV.parent.parent, UV.with_name("python"), REPOSITORY / "environments/constraints.txt"
     pip, help_text = [python, "-m", "pip", "--disable-pip-version-check"], folder / "pip-install-help.txt"
     folder.mkdir(exist_ok=True)
