@@ -48,7 +48,8 @@ sys.meta_path[:] = [Without if finder is PathFinder else finder for finder in sy
 
 
 def test_the_checks_give_the_trainer_every_option_that_it_has():
-    wanted = {*GrpoOptions.model_fields, "loss_values"}  # which is what the tables of single losses come to
+    # Beside the fields: what the losses' own tables come to, and the one method of the options that the trainer calls.
+    wanted = {*GrpoOptions.model_fields, "loss_values", "adapts"}
     assert TRAINER.keys() == wanted, "an option came or went: name it in tests/gpu/host.py too"
     assert vars(LORA).keys() == set(LoraOptions.model_fields), "name it in tests/gpu/training.py too"
 
