@@ -543,15 +543,6 @@ class Finding:
     remedy: str = ""
 
 
-class CheckComponent(Protocol):
-    """Checks a component against the contract of its kind. Returns the kind and the findings. Without `kind`, it is inferred
-    from the component. Raises ConfigError or UnknownComponent if this is not a component."""
-
-    def __call__(
-        self, component: Any, kind: str | None, options: Mapping[str, Any], skip: Sequence[str]
-    ) -> tuple[str, list[Finding]]: ...
-
-
 @runtime_checkable
 class Stateful(Protocol):
     """A component whose state a resumed run must restore: curricula, transforms, hub, sinks. State must be JSON-able."""

@@ -31,13 +31,6 @@ FIRST = (
     ("new", "atropos new environment my_tasks", "write a small environment that works, and change it"),
     ("plan", "atropos plan --model tiny", "see which context and batch fit on this device"),
 )
-BROUGHT_BY = {  # command -> the distribution that adds it
-    "check": "atropos-testing", "new": "atropos-testing", "view": "atropos-plugin-viewer", "plan": "atropos-plugin-trainer-grpo",
-    "quantize": "atropos-plugin-trainer-grpo", "serve": "atropos-plugin-trajectory-api", "train": "atropos-plugin-trajectory-api",
-    "env": "atropos-plugin-trajectory-api", "engine": "atropos-plugin-trajectory-api", "process": "atropos-plugin-trajectory-api",
-    "serve-agent": "atropos-plugin-agent-api", "import": "atropos-plugin-env-atroposlib", "simulate": "atropos-plugin-simulation",
-    "skyrl-env": "atropos-plugin-adapter-skyrl",
-}  # fmt: skip
 
 
 class Overview(TyperGroup):
@@ -61,6 +54,8 @@ class Overview(TyperGroup):
         try:
             return super().resolve_command(ctx, args)
         except UsageError as error:
+            from atropos_core.plugins.manager import BROUGHT_BY
+
             if args and (distribution := BROUGHT_BY.get(args[0])):
                 raise UsageError(
                     f"'{args[0]}' is a command of {distribution}, which is not installed or does not load. "

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import pluggy
 
@@ -27,12 +27,21 @@ from atropos_core.plugins.registry import Registry
 from atropos_core.plugins.requirements import check_core_api
 
 if TYPE_CHECKING:
-    from atropos_core.interfaces import CheckComponent, OpenSource, ServeEngine, ServePolicies
+    from atropos_core.interfaces import OpenSource, ServeEngine, ServePolicies
 
 GROUP = "atropos"
 CORE = "atropos-core"
 DISABLE = "ATROPOS_DISABLE_PLUGINS"
+BROUGHT_BY = {  # command, or function of `atropos_core` -> the distribution that has it
+    "check": "atropos-testing", "new": "atropos-testing", "view": "atropos-plugin-viewer", "save_view": "atropos-plugin-viewer",
+    "plan": "atropos-plugin-trainer-grpo", "quantize": "atropos-plugin-trainer-grpo", "serve": "atropos-plugin-trajectory-api",
+    "train": "atropos-plugin-trajectory-api", "env": "atropos-plugin-trajectory-api", "engine": "atropos-plugin-trajectory-api",
+    "process": "atropos-plugin-trajectory-api", "serve-agent": "atropos-plugin-agent-api", "import": "atropos-plugin-env-atroposlib",
+    "simulate": "atropos-plugin-simulation", "skyrl-env": "atropos-plugin-adapter-skyrl",
+}  # fmt: skip
 GIVEN: ContextVar[tuple[Offer, ...]] = ContextVar("given", default=())  # components passed as Python objects
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -116,15 +125,19 @@ class Plugins:
         )
         return found
 
-    def checks(self) -> CheckComponent:
-        """Return the contract tests of components. Raises the same errors as `engine_server`."""
-        found: CheckComponent = _the_one(
-            self.manager.hook.atropos_component_checks,
-            "the checks of components",
-            "checking a component needs contract tests",
-            "atropos-testing",
-        )
-        return found
+    def function(self, name: str) -> Callable[..., Any]:
+        """Return the function `atropos_core.NAME` that a plugin offers. Raises the same errors as `engine_server`."""
+        offered = [
+            (one.plugin_name, cast(Mapping[str, Callable[..., Any]], one.function()).get(name))
+            for one in self.manager.hook.atropos_functions.get_hookimpls()
+        ]
+        found = [(plugin, function) for plugin, function in offered if function is not None]
+        if not found:
+            raise ConfigError(
+                f"atropos_core.{name} is a function of {BROUGHT_BY[name]}, which is not installed or does not load.",
+                remedy=f"Install it with: pip install {BROUGHT_BY[name]}. `atropos plugins` shows what is broken.",
+            )
+        return _only(found, f"the function {name!r}")
 
 
 def _the_one(hook: pluggy.HookCaller, what: str, why: str, distribution: str) -> Any:
@@ -137,6 +150,10 @@ def _the_one(hook: pluggy.HookCaller, what: str, why: str, distribution: str) ->
             f"{why}, and no installed plugin offers it.",
             remedy=f"pip install {distribution}. `atropos plugins` says what is installed, blocked or broken.",
         )
+    return _only(found, what)
+
+
+def _only(found: Sequence[tuple[str, T]], what: str) -> T:
     if len(found) > 1:
         both = " and ".join(sorted(name for name, _ in found))
         raise PluginError(f"two plugins offer {what}: {both}.", remedy=f"Uninstall one, or block it: {DISABLE}=NAME")

@@ -14,7 +14,7 @@ until a run names the component. Installing a package never changes a run.
 # Annotations are never evaluated: typer and the interfaces are imported only for type checkers.
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -114,8 +114,9 @@ def atropos_policy_servers() -> Iterable[interfaces.ServePolicies]:  # type: ign
 
 
 @hookspec
-def atropos_component_checks() -> Iterable[interfaces.CheckComponent]:  # type: ignore[empty-body]
-    """Offer the contract tests of `atropos check`. Only one plugin may offer them."""
+def atropos_functions() -> Mapping[str, Callable[..., Any]]:  # type: ignore[empty-body]
+    """Offer functions of `atropos_core` that core only declares, by name: `{"check": check_component}`. `scripting/commands.py` has
+    their signatures. Called when a script calls one of them. Only one plugin may offer a function."""
 
 
 @hookspec

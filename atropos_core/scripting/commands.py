@@ -3,16 +3,17 @@ and returns its result."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from atropos_core import console
 from atropos_core.cli.options import configure
-from atropos_core.errors import ConfigError, Interrupted
+from atropos_core.errors import Interrupted
 from atropos_core.exports.dataset import Exported
 from atropos_core.exports.policy import ExportedPolicy
 from atropos_core.launch.assemble import Plan
+from atropos_core.plugins.manager import load_plugins
 from atropos_core.scripting.arguments import Arguments
 from atropos_core.scripting.blocking import blocking
 from atropos_core.scripting.results import (
@@ -21,9 +22,8 @@ from atropos_core.scripting.results import (
     InstalledComponent,
     InstalledPlugins,
     RunResult,
+    View,
 )
-from atropos_core.scripting.viewing import View, serve
-from atropos_core.storage.run_records import RunRecords
 
 Component = Any  # its name, its place, a class, an instance, a function; or {"use": one of these, and its options}
 Components = Any  # one, a list of them, or a mapping from the names that the run is to have for them
@@ -182,11 +182,11 @@ def process(
     set: Settings | None = None,
 ) -> Path:
     """Run tasks without training, and write the scored groups, one per line, or a data set in one of `export`'s forms: `atropos
-    process`. Returns the new file `out`. Raises AtroposError; ConfigError if no installed plugin has that command."""
+    process`. Returns the new file `out`. Raises AtroposError; ConfigError if it is not installed."""
     arguments = Arguments(set)
     env, rewards = arguments.several("environment", environment), arguments.several("reward", reward)
     of = arguments.one("engine", engine)
-    call, path = _of_a_plugin("process"), Path(out)
+    call, path = load_plugins().function("process"), Path(out)
 
     def work() -> Path:
         call(
@@ -236,10 +236,8 @@ def check(
     skip: Sequence[str] = (),
 ) -> CheckResult:
     """Test a component against the contract of its kind: `atropos check`. Raises AtroposError if it is not a component."""
-    from atropos_core.plugins.manager import load_plugins
-
-    checks = load_plugins().checks()
-    return CheckResult(*blocking(lambda: checks(component, kind, options or {}, skip)))
+    call = load_plugins().function("check")
+    return CheckResult(*blocking(lambda: call(component, kind, options or {}, skip)))
 
 
 def doctor(run: str | Path | RunResult | None = None) -> CheckResult:
@@ -257,12 +255,9 @@ def doctor(run: str | Path | RunResult | None = None) -> CheckResult:
 def view(*runs: str | Path | RunResult, port: int = 0) -> View:
     """Serve the page of these runs on this machine, or of the newest in runs/: `atropos view`. Returns once it can be opened, at
     `url`. `close()` ends it, and so does the end of this process. `save_view` writes it as a file. Raises AtroposError;
-    ConfigError if no installed plugin has that command."""
-    _of_a_plugin("view")
-    directories = [_directory(run) for run in runs]
-    for directory in directories:
-        RunRecords(directory)  # raises what is wrong under its own name
-    return serve(directories, port)
+    ConfigError if it is not installed."""
+    page: View = load_plugins().function("view")([_directory(run) for run in runs], port)
+    return page
 
 
 def save_view(
@@ -270,16 +265,13 @@ def save_view(
 ) -> Path:
     """Write the same page as one file, `out`, that can be opened anywhere: `atropos view --html`. Returns `out`. The file has at most
     `megabytes`, and replaces an existing file only with `force`. Raises AtroposError."""
-    call, path = _of_a_plugin("view"), Path(out)
-    most = {} if megabytes is None else {"html_mb": megabytes}
-    blocking(lambda: call([_directory(run) for run in runs], html=path, force=force, **most))
+    call, path = load_plugins().function("save_view"), Path(out)
+    blocking(lambda: call([_directory(run) for run in runs], path, megabytes, force))
     return path
 
 
 def installed() -> InstalledPlugins:
     """List what is installed: `atropos plugins`. (`atropos_core.plugins` is the package of the plugin system.)"""
-    from atropos_core.plugins.manager import load_plugins
-
     loaded = load_plugins()
     versions = {report.distribution: report.version for report in loaded.reports}
     components = [
@@ -300,19 +292,6 @@ def _executed(plan: Plan, directory: Path, *, resume: bool = False) -> RunResult
     except Interrupted as error:
         console.say(f"{error}. Go on with: atropos_core.resume({str(directory)!r})")
         return RunResult(directory, "paused")
-
-
-def _of_a_plugin(command: str) -> Callable[..., Any]:
-    """Return the function behind a plugin's command."""
-    from atropos_core.cli import make_app
-
-    callback = next((one.callback for one in make_app().registered_commands if one.name == command), None)
-    if callback is None:
-        raise ConfigError(
-            f"no plugin that loads here has the command `atropos {command}`.",
-            remedy="`atropos --help` lists the commands that there are; plugins bring them.",
-        )
-    return callback
 
 
 def _add_further(

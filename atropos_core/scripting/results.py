@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -118,6 +119,20 @@ class CheckResult:
     @property
     def ok(self) -> bool:
         return not self.broken
+
+
+class View(Protocol):
+    """A page that is served on this machine until `close()`, or until this process ends. Also a context manager."""
+
+    url: str  # with the token that opens it
+
+    @property
+    def is_open(self) -> bool: ...
+    def close(self) -> None: ...  # may be called twice
+    def __enter__(self) -> View: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,8 @@ def check_(
 def check_component(
     component: Any, kind: str | None, options: Mapping[str, Any], skip: Sequence[str]
 ) -> tuple[str, list[Finding]]:
-    """Return the kind of a component, and the findings of its contract: see `interfaces.CheckComponent`."""
+    """Return the kind of a component, and the findings of its contract. Without `kind`, it is inferred from the component. Raises
+    ConfigError or UnknownComponent if this is not a component."""
     from atropos_core.errors import ConfigError
     from atropos_core.plugins.manager import load_plugins
     from atropos_core.plugins.references import kind_of

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from atropos_core import hookimpl
 
 if TYPE_CHECKING:
     import typer
-
-    from atropos_core.interfaces import CheckComponent
 
 
 @hookimpl
@@ -22,7 +20,7 @@ def atropos_commands(app: typer.Typer) -> None:
 
 
 @hookimpl
-def atropos_component_checks() -> Iterable[CheckComponent]:
+def atropos_functions() -> Mapping[str, Callable[..., Any]]:
     from atropos_testing.check_command import check_component
 
-    yield check_component
+    return {"check": check_component}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from atropos_core import hookimpl
@@ -22,6 +22,13 @@ def atropos_commands(app: Any) -> None:  # a typer.Typer: to list plugins, nothi
 
     for command in (serve_command, commands, process_command):
         command.add(app)
+
+
+@hookimpl
+def atropos_functions() -> Mapping[str, Callable[..., Any]]:
+    from atropos_trajectory_api.roles.process_command import process
+
+    return {"process": process}
 
 
 @hookimpl

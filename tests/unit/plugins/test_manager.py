@@ -14,7 +14,7 @@ from atropos_core.cli.options import short_name
 from atropos_core.config.run_file import Layer, dump, load, to_toml
 from atropos_core.errors import AtroposError, ConfigError, PluginError, UnknownComponent
 from atropos_core.launch.assemble import make_plan
-from atropos_core.plugins.manager import PluginReport, Plugins, load_plugins
+from atropos_core.plugins.manager import BROUGHT_BY, PluginReport, Plugins, load_plugins
 
 GOOD = """
 from atropos_core import hookimpl
@@ -347,6 +347,38 @@ def test_the_server_of_policies_is_what_a_plugin_offers(install: Install, monkey
     monkeypatch.delenv("ATROPOS_DISABLE_PLUGINS")
     with pytest.raises(PluginError, match="two plugins offer the server of policies: .*agent_api and .*my_server"):
         load_plugins().policy_server()
+
+
+FUNCTIONS = """
+from atropos_core import hookimpl
+
+@hookimpl
+def atropos_functions():
+    return {"view": print}
+"""
+
+
+def test_a_function_is_what_a_plugin_offers(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert load_plugins().function("view").__module__ == "atropos_viewer.viewing"
+    monkeypatch.setenv("ATROPOS_DISABLE_PLUGINS", "viewer")
+    with pytest.raises(ConfigError, match="atropos_core.view is a function of .*\n.*pip install atropos-plugin-viewer"):
+        load_plugins().function("view")
+    install("my_page", FUNCTIONS)
+    assert load_plugins().function("view") is print
+    monkeypatch.delenv("ATROPOS_DISABLE_PLUGINS")
+    with pytest.raises(PluginError, match="two plugins offer the function 'view': .*my_page and .*viewer"):
+        load_plugins().function("view")
+
+
+def test_what_to_install_for_a_function_is_the_distribution_that_offers_it() -> None:
+    plugins = load_plugins()
+    distributions = {f"{one.distribution}:{one.name}": one.distribution for one in plugins.reports}
+    offered = {
+        name: distributions[one.plugin_name]
+        for one in plugins.manager.hook.atropos_functions.get_hookimpls()
+        for name in one.function()
+    }
+    assert offered and offered.items() <= BROUGHT_BY.items()
 
 
 def test_a_run_that_runs_its_own_environments_needs_no_such_server(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The page of `atropos view` from Python. Its server is a child process, which ends with this one."""
+"""`atropos_core.view` and `save_view`. The page's server is a child process, which ends with this one."""
 
 from __future__ import annotations
 
@@ -19,13 +19,15 @@ from types import TracebackType
 from typing import IO
 
 from atropos_core.errors import AtroposError, DeadlineExceeded
+from atropos_core.storage.run_records import RunRecords
+from atropos_viewer import command
 
 START_S, END_S = 60.0, 10.0
 ADDRESS = re.compile(r"^http://\S+$")
 
 
-class View:
-    """A page that is served on this machine until `close()`, or until this process ends. Also a context manager."""
+class ServedPage:
+    """See `View` of atropos_core.scripting.results."""
 
     def __init__(self, url: str, process: subprocess.Popen[str]) -> None:
         self.url = url  # with the token that opens it
@@ -41,7 +43,7 @@ class View:
         atexit.unregister(self.close)
         _end(self._process)
 
-    def __enter__(self) -> View:
+    def __enter__(self) -> ServedPage:
         return self
 
     def __exit__(
@@ -59,10 +61,12 @@ class View:
         return f'<a href="{html.escape(self.url)}" target="_blank" rel="noopener">Look at the runs</a>'
 
 
-def serve(directories: Sequence[Path], port: int) -> View:
+def view(runs: Sequence[Path], port: int) -> ServedPage:
     """Start the server. Raises AtroposError with the command's message if it fails, DeadlineExceeded after 60 s of silence."""
+    for run in runs:
+        RunRecords(run)  # raises what is wrong under its own name
     process = subprocess.Popen(
-        [sys.executable, "-m", __name__, "view", *map(str, directories), "--port", str(port)],
+        [sys.executable, "-m", __name__, "view", *map(str, runs), "--port", str(port)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, "COLUMNS": "1000"},
     )  # fmt: skip
     assert process.stdout is not None
@@ -73,7 +77,7 @@ def serve(directories: Sequence[Path], port: int) -> View:
     try:
         while (line := lines.get(timeout=max(0.0, end - monotonic()))) is not None:
             if ADDRESS.match(line):
-                return View(line, process)
+                return ServedPage(line, process)
             said.append(line)
     except queue.Empty:
         _end(process)
@@ -83,6 +87,10 @@ def serve(directories: Sequence[Path], port: int) -> View:
         raise
     _end(process)
     raise AtroposError(" ".join(said) or f"`atropos view` ended with {process.returncode}, and said nothing.")
+
+
+def save_view(runs: list[Path], out: Path, megabytes: float | None, force: bool) -> None:
+    command.view(runs, html=out, html_mb=command.HTML_MB if megabytes is None else megabytes, force=force)
 
 
 def _read(stream: IO[str], lines: queue.Queue[str | None]) -> None:
