@@ -5,14 +5,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(PYTHON) tools/install.py
 
-LIBS := $(sort $(wildcard libs/*/pyproject.toml))
-PLUGINS := $(LIBS) $(sort $(wildcard plugins/*/pyproject.toml))
-WORLDS := $(patsubst %,plugins/%/pyproject.toml,env_gem env_reasoning_gym env_textarena env_verifiers)
-RAY := plugins/launcher_ray/pyproject.toml
-editable = $(patsubst %/pyproject.toml,-e ./%,$(1))
-CORE := -e . $(call editable,$(LIBS))
-ALL := -e . $(call editable,$(filter-out $(WORLDS) $(RAY),$(PLUGINS)))
-plugins = $(patsubst %,-e ./plugins/%,$(1))
+PROJECTS := pyproject.toml $(sort $(wildcard libs/*/pyproject.toml plugins/*/pyproject.toml))
 
 # Not exported for all targets: `make run` may download a model, and `make bench` measures with OpenMP as it is.
 OFFLINE := HF_HUB_OFFLINE=1
@@ -110,7 +103,7 @@ test-roll: .venv-$(ROLL)/stamp ## our environments in gem and in a Ray actor; RO
 test-skyrl: .venv-skyrl/stamp ## our environments inside SkyRL's trainer, on a CPU; SKYRL_SOURCE=CHECKOUT uses that SkyRL: three minutes
 	$(if $(SKYRL_SOURCE),PYTHONPATH=$(SKYRL_SOURCE):$(SKYRL_SOURCE)/skyrl-gym) $(call in,skyrl) pytest tests/skyrl plugins/adapter_skyrl tests/pages/test_their_names.py
 test-worlds: .venv-worlds/stamp ## environments of reasoning-gym, gem, TextArena and OpenEnv, trained for five steps: ten minutes
-	$(call in,worlds) pytest tests/worlds $(wildcard $(patsubst %/pyproject.toml,%/tests,$(WORLDS))) -n 2
+	$(call in,worlds) pytest tests/worlds $(wildcard $(patsubst %,plugins/env_%/tests,gem reasoning_gym textarena verifiers)) -n 2
 test-worlds-short: .venv-worlds/stamp ## only the training
 	$(call in,worlds) pytest tests/worlds -n 2 -k trains
 test-verifiers: .venv-verifiers-v0/stamp .venv-verifiers-v1/stamp ## environments of both contracts of verifiers: five minutes
@@ -198,68 +191,28 @@ clean: ## remove the environments, build/ and dist/
 # --- environments ---
 
 # tools/install.py uses uv, which links what it has unpacked once into each environment.
-.venv/run.stamp: pyproject.toml environments/constraints.txt $(PLUGINS)
+.venv/run.stamp: environments/constraints.txt $(PROJECTS)
 	@echo "installing into .venv (1 GB, of which torch is the most; downloaded once)"
 	$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Atropos needs Python 3.11 or later; this is " + sys.version)'
 	$(INSTALL) .venv -c environments/constraints.txt hatchling editables
-	$(INSTALL) .venv -c environments/constraints.txt --no-build-isolation $(ALL)
-	$(INSTALL) .venv --no-build-isolation --no-deps $(call editable,$(WORLDS)) -e ./plugins/launcher_ray
+	$(INSTALL) .venv -c environments/constraints.txt --no-build-isolation @all
+	$(INSTALL) .venv --no-build-isolation --no-deps @worlds @launcher_ray
 	touch $@
 
 .venv/test.stamp: .venv/run.stamp
 	$(INSTALL) .venv -c environments/constraints.txt --no-build-isolation -e '.[test]'
 	touch $@
 
-# With torch and packages of ours: pinned requirements, torch as in .venv, then PACKAGES. No package brings its own dependencies: some want
-# versions that others do not work with. Importing a part in CHECK shows that it works, and compiles it once.
-WITH_TORCH := $(patsubst %,.venv-%/stamp,atroposlib ray roll roll-source skyrl verifiers-v0 verifiers-v1 vllm worlds)
-$(WITH_TORCH): .venv-%/stamp: environments/%.txt environments/constraints.txt
-	@echo "installing environments/$*.txt into $(@D) (1 to 2 GB, of which torch is the most)"
-	$(BEFORE)
-	$(INSTALL) $(@D) --no-deps $(HASHES) -r environments/$*.txt
-	$(INSTALL) $(@D) --no-deps -c environments/constraints.txt torch
-	$(if $(PACKAGES),$(INSTALL) $(@D) --no-deps --no-build-isolation $(PACKAGES))
-	$(CHECK)
-	touch $@
-
-$(filter-out .venv-atroposlib/stamp,$(WITH_TORCH)): pyproject.toml
-.venv-skyrl/stamp .venv-verifiers-v0/stamp .venv-verifiers-v1/stamp .venv-vllm/stamp: $(PLUGINS)
-.venv-worlds/stamp: $(WORLDS)
-.venv-ray/stamp: $(RAY)
-.venv-roll/stamp .venv-roll-source/stamp: plugins/adapter_roll/pyproject.toml plugins/env_gsm8k/pyproject.toml
-
-.venv-atroposlib/stamp: CHECK = $(@D)/bin/python -c 'import atroposlib.envs.base, atroposlib.api, example_trainer.api'
-.venv-ray/stamp: PACKAGES = $(CORE) $(call plugins,launcher_ray bridge_checkpoint bridge_delta bridge_ipc bridge_lora distillation engine_hf env_gsm8k trainer_grpo trajectory_api)
-.venv-roll/stamp .venv-roll-source/stamp: BEFORE = $(PYTHON) -c 'import sys; sys.version_info[:2] == (3, 11) or sys.exit("gem-llm 0.1.0 is for Python 3.11; this is " + sys.version)'
-.venv-roll/stamp .venv-roll-source/stamp: PACKAGES = $(CORE) $(call plugins,adapter_roll env_gsm8k)
-.venv-roll/stamp .venv-roll-source/stamp: CHECK = $(@D)/bin/python -c 'import gem, ray, atropos_adapter_roll.env'
-.venv-verifiers-v0/stamp .venv-verifiers-v1/stamp: PACKAGES = $(CORE) $(call plugins,agent_api bridge_ipc engine_hf env_gsm8k env_verifiers normalization trainer_grpo)
-.venv-worlds/stamp: PACKAGES = $(ALL) $(call editable,$(WORLDS))
-
-.venv-skyrl/stamp: PACKAGES = $(CORE) $(call plugins,adapter_skyrl engine_hf env_gsm8k trajectory_api)
-define SKYRL_CHECK # environments/skyrl.txt says what typed_dict.pth is for
-$(@D)/bin/python -c 'import sys, sysconfig, pathlib; sys.version_info >= (3, 12) or pathlib.Path(sysconfig.get_path("purelib"), "typed_dict.pth").write_text("import typing, typing_extensions; typing.TypedDict = typing_extensions.TypedDict\n")'
-$(@D)/bin/python -c 'import skyrl.train.trainer'
-endef
-.venv-skyrl/stamp: CHECK = $(SKYRL_CHECK)
-
-# torch is the one file without a hash: environments/vllm.txt says why.
-.venv-vllm/stamp: HASHES = --require-hashes
-.venv-vllm/stamp: PACKAGES = $(ALL)
-.venv-vllm/stamp: BEFORE = $(PYTHON) -c 'import sys; (3, 11) <= sys.version_info < (3, 14) or sys.exit("environments/vllm.txt is for Python 3.11 to 3.13; this is " + sys.version)'
-.venv-vllm/stamp: CHECK = $(@D)/bin/python -c 'import torch, vllm' || (echo "torch in .venv-vllm is not the build that vLLM wants: see environments/vllm.txt"; false)
-
-# Only other people's packages, with their dependencies.
-$(patsubst %,.venv-%/stamp,docs mlflow triton trl): .venv-%/stamp: environments/%.txt
-	$(INSTALL) $(@D) -r environments/$*.txt
-	touch $@
-.venv-trl/stamp: environments/constraints.txt
-
-.venv-agents/stamp .venv-agents-pinned/stamp: .venv-%/stamp: environments/%.txt
-	@echo "installing environments/$*.txt into $(@D) (0.5 GB)"
-	$(INSTALL) $(@D) --no-deps -r environments/$*.txt
-	.venv-uv/bin/uv pip check -q --python $(@D)/bin/python
-	touch $@
+# environments/packages.toml says what each holds next to the pins of environments/NAME.txt.
+NAMES := agents agents-pinned atroposlib docs environments mlflow ray roll roll-source skyrl triton trl verifiers-v0 verifiers-v1 view vllm worlds
+$(patsubst %,.venv-%/stamp,$(NAMES)): .venv-%/stamp: environments/%.txt environments/packages.toml environments/constraints.txt
+	$(INSTALL) $*
+$(patsubst %,.venv-%/stamp,ray roll roll-source skyrl verifiers-v0 verifiers-v1 view vllm worlds): $(PROJECTS)
+.venv-environments/stamp: .venv/test.stamp
+.venv-view/stamp: | chromium
+chromium:
+	@[ -x /usr/bin/chromium ] || { [ "$$(id -u)" = 0 ] && apt-get install -y -q chromium; } || \
+	  (echo "the viewer's tests need /usr/bin/chromium: install your system's package chromium"; false)
 
 # The lock file names no registry: npm takes the configured one, and checks each package against its hash.
 .venv-agents-node/stamp: tests/agents/node/package.json tests/agents/node/package-lock.json
@@ -268,19 +221,4 @@ $(patsubst %,.venv-%/stamp,docs mlflow triton trl): .venv-%/stamp: environments/
 	mkdir -p $(@D)
 	cp tests/agents/node/package.json tests/agents/node/package-lock.json $(@D)
 	npm ci --prefix $(@D) --no-audit --no-fund
-	touch $@
-
-# Imports from .venv what it lacks: the sweep forks its processes from one that has imported .venv's packages.
-.venv-environments/stamp: environments/environments.txt .venv/test.stamp
-	@echo "installing environments/environments.txt into $(@D)"
-	$(INSTALL) $(@D) --no-deps -r environments/environments.txt
-	$(@D)/bin/python -c 'import pathlib, sysconfig; own = sysconfig.get_path("purelib"); beside = own.replace("/.venv-environments/", "/.venv/"); pathlib.Path(own, "beside.pth").write_text(f"import site; site.addsitedir({beside!r})")'
-	touch $@
-
-.venv-view/stamp: environments/view.txt pyproject.toml environments/constraints.txt plugins/viewer/pyproject.toml
-	@echo "installing playwright into $(@D), and Chromium if it is missing (half a minute)"
-	test -x /usr/bin/chromium || { [ "$$(id -u)" = 0 ] && apt-get install -y -q chromium; } || \
-	  (echo "the viewer's tests need /usr/bin/chromium: install your system's package chromium"; false)
-	$(INSTALL) $(@D) -c environments/constraints.txt -r environments/view.txt
-	$(INSTALL) $(@D) -c environments/constraints.txt --no-build-isolation -e '.[api]' -e ./libs/http_server -e ./plugins/viewer
 	touch $@

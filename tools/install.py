@@ -1,8 +1,13 @@
-"""Install packages into an environment of this checkout: python tools/install.py .venv-NAME ARGUMENTS OF uv pip install
+"""Install packages into an environment of this checkout.
 
-The environment is made where there is none, by the Python that runs this. uv installs, in place of pip: it unpacks a package once and
-links it into each environment that has it, so that thirteen environments with torch take the time and the disk of one. A version of its
-own is put into `.venv-uv`. uv reads no pip.conf: indexes, certificates and constraints that pip is configured with are handed to it here.
+    python tools/install.py NAME                    .venv-NAME from environments/NAME.txt and environments/packages.toml
+    python tools/install.py .venv-NAME ARGUMENTS    `uv pip install ARGUMENTS` into .venv-NAME
+
+An argument @all or @PLUGIN stands for packages of this checkout.
+
+The environment is created if it is missing, by the Python that runs this. uv installs instead of pip: it unpacks a package once and
+links it into each environment, so that thirteen environments with torch take the time and the disk space of one. uv itself is
+installed into `.venv-uv`. uv does not read pip.conf, so pip's indexes, certificates and constraints are handed to it here.
 """
 
 from __future__ import annotations
@@ -13,11 +18,16 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 UV = REPOSITORY / ".venv-uv/bin/uv"
+PINS = REPOSITORY / "environments"
+CONSTRAINTS = ["-c", "environments/constraints.txt"]
+WORLDS = {"env_gem", "env_reasoning_gym", "env_textarena", "env_verifiers"}  # want versions of their own
 UV_VARIABLES = {  # pip's setting -> uv's variable
     "find-links": "UV_FIND_LINKS",
     "no-index": "UV_NO_INDEX",
@@ -76,9 +86,10 @@ def run(command: list[str | Path], environment: Mapping[str, str] | None = None)
         sys.exit(f"{' '.join(map(str, command))} ended with {ended}")
 
 
-def install(target: Path, arguments: list[str]) -> None:
+def install(target: Path, arguments: Sequence[str]) -> None:
+    """Run `uv pip install` with these arguments for the environment in the directory `target`."""
     environment = uv_environment()
-    if "--require-hashes" in arguments:  # all is pinned, and a constraint without hashes is refused
+    if "--require-hashes" in arguments:  # everything is pinned, and a constraint without hashes is refused
         environment.pop("UV_CONSTRAINT", None)
     python = target / "bin/python"
     if not os.access(python, os.X_OK):
@@ -86,7 +97,58 @@ def install(target: Path, arguments: list[str]) -> None:
     run([UV, "pip", "install", "-q", "--python", python, *arguments], environment)
 
 
+def make(name: str, how: Mapping[str, Any]) -> None:
+    """Make the environment .venv-NAME. `how` is its table in packages.toml, which explains the keys."""
+    target = REPOSITORY / f".venv-{name}"
+    first, end = (tuple(map(int, str(version).split("."))) for version in how.get("python", ["3.11", "4.0"]))
+    if not first <= sys.version_info[:2] < end:
+        sys.exit(f"{how['because']}; this is {sys.version}")
+    size = how.get("size", "1 to 2 GB, mostly torch" if "torch" in how else "less than 2 GB")
+    print(f"installing environments/{name}.txt into {target.name} ({size})", flush=True)
+    alone = [] if "deps" in how else ["--no-deps"]
+    hashes = ["--require-hashes"] if "hashes" in how else []
+    install(target, [*alone, *hashes, "-r", f"environments/{name}.txt"])
+    if "torch" in how:
+        install(target, [*alone, *CONSTRAINTS, "torch"])
+    if packages := how.get("packages"):
+        install(target, [*alone, *CONSTRAINTS, "--no-build-isolation", *editable(packages)])
+    python = target / "bin/python"
+    if "check" in how:
+        run([UV, "pip", "check", "-q", "--python", python], uv_environment())
+    if "finish" in how:
+        run([python, "-c", how["finish"]])
+    if "imports" in how:
+        run([python, "-c", f"import {', '.join(how['imports'])}"])
+    (target / "stamp").touch()
+
+
+def editable(packages: Iterable[str]) -> list[str]:
+    """Return uv's arguments that install these packages of the checkout. packages.toml says what the names mean."""
+    libraries, plugins = (
+        {
+            path.parent.name: f"./{folder}/{path.parent.name}"
+            for path in sorted(REPOSITORY.glob(f"{folder}/*/pyproject.toml"))
+        }
+        for folder in ("libs", "plugins")
+    )
+    sets = {
+        "core": [".", *libraries.values()],
+        "all": [
+            ".",
+            *libraries.values(),
+            *(path for name, path in plugins.items() if name not in {*WORLDS, "launcher_ray"}),
+        ],
+        "worlds": [path for name, path in plugins.items() if name in WORLDS],
+    }
+    paths = [path for name in packages for path in sets.get(name, [plugins.get(name, name)])]
+    return [argument for path in paths for argument in ("-e", path)]
+
+
 if __name__ == "__main__":
-    if len(sys.argv) < 3:
+    if len(sys.argv) == 2 and (PINS / f"{sys.argv[1]}.txt").is_file():
+        make(sys.argv[1], tomllib.loads((PINS / "packages.toml").read_text())[sys.argv[1]])
+    elif len(sys.argv) > 2:
+        given = ([argument] if argument[:1] != "@" else editable([argument[1:]]) for argument in sys.argv[2:])
+        install(REPOSITORY / sys.argv[1], [argument for arguments in given for argument in arguments])
+    else:
         sys.exit(__doc__)
-    install(REPOSITORY / sys.argv[1], sys.argv[2:])

@@ -1,13 +1,15 @@
-"""tools/install.py: what pip is configured with, uv is told."""
+"""tools/install.py: pip's settings reach uv, and each environment has its table."""
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+import tomllib
 
 import pytest
 
-from tools.install import uv_variables
+from tools.install import PINS, REPOSITORY, editable, make, uv_variables
 
 HELP = """
   -i, --index-url <url>       Base URL of the Python Package Index (default
@@ -56,3 +58,32 @@ def test_pip_says_its_default_index_as_this_reads_it():
     said = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--help"]
     text = subprocess.run(said, capture_output=True, text=True, timeout=60, check=True).stdout
     assert uv_variables("", text, {})["UV_INDEX"].startswith("https://")
+
+
+def test_each_file_of_pins_has_its_table_and_its_target():
+    tables = tomllib.loads((PINS / "packages.toml").read_text())
+    files = {path.stem for path in PINS.glob("*.txt")} - {"constraints"}
+    makefile = (REPOSITORY / "Makefile").read_text()
+    named = re.search(r"^NAMES := (.+)$", makefile, re.MULTILINE)
+    assert named and set(named[1].split()) == files == set(tables)
+
+
+def test_each_package_of_a_table_is_in_the_checkout():
+    for how in tomllib.loads((PINS / "packages.toml").read_text()).values():
+        for path in editable(how.get("packages", [])):
+            folder = path.partition("[")[0]
+            assert path == "-e" or (REPOSITORY / folder / "pyproject.toml").is_file(), path
+
+
+def test_sets_of_packages():
+    everything = {*editable(["all"]), *editable(["worlds"]), *editable(["launcher_ray"])}
+    projects = {f"./{path.parent.relative_to(REPOSITORY)}" for path in REPOSITORY.glob("*/*/pyproject.toml")}
+    assert everything - {"-e"} == {one for one in projects if one.startswith(("./libs/", "./plugins/"))} | {"."}
+    assert editable(["core"])[:2] == ["-e", "."] and "./plugins/env_gem" not in editable(["all"])
+
+
+def test_a_python_that_the_pins_are_not_for_is_refused_before_anything_is_installed(monkeypatch, tmp_path):
+    monkeypatch.setattr("tools.install.REPOSITORY", tmp_path)
+    with pytest.raises(SystemExit, match="the pins are for an older one; this is"):
+        make("old", {"python": [3.2, 3.3], "because": "the pins are for an older one"})
+    assert not list(tmp_path.iterdir())

@@ -97,7 +97,7 @@ def said(tmp_path_factory) -> dict[str, str]:
         (folder / name).write_text(text)
     ids = (*FAILING, "configured", "harnessed", "not_there", "not.there", *NO_MODULES)
     command = [sys.executable, "-c", LOADS, str(folder), *ids]
-    lines = subprocess.run(command, capture_output=True, text=True, timeout=60).stdout.splitlines()
+    lines = subprocess.run(command, capture_output=True, text=True, timeout=300).stdout.splitlines()
     return dict(line.split("|", 1) for line in lines)
 
 
