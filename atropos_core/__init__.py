@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from atropos_core.interfaces import Launcher as Launcher
     from atropos_core.interfaces import Reward as Reward
     from atropos_core.interfaces import Sandbox as Sandbox
-    from atropos_core.interfaces import Score as Score
     from atropos_core.interfaces import Sink as Sink
     from atropos_core.interfaces import Teacher as Teacher
     from atropos_core.interfaces import Trainer as Trainer
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
     from atropos_core.scripting.commands import save_view as save_view
     from atropos_core.scripting.commands import view as view
     from atropos_core.types import Episode as Episode
+    from atropos_core.types import Score as Score
     from atropos_core.types import Task as Task
 
 __version__ = "0.1.0"
@@ -45,6 +45,7 @@ _HOME = {  # what environments and plugins are written with, and the commands as
     "Episode": "types",
     "Options": "plugins.provider",
     "Provider": "plugins.provider",
+    "Score": "types",
     "Task": "types",
     "hookimpl": "plugins.spec",
     "hookspec": "plugins.spec",
@@ -59,7 +60,6 @@ _HOME = {  # what environments and plugins are written with, and the commands as
             "Launcher",
             "Reward",
             "Sandbox",
-            "Score",
             "Sink",
             "Teacher",
             "Trainer",

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from atropos_core.errors import DataError
-from atropos_core.interfaces import Policy, Score
+from atropos_core.policy import Policy
 from atropos_core.seeds import derive
-from atropos_core.types import ABSTAINED, Completion, Episode, Message, Rollout, Sampling, Tokens
+from atropos_core.types import ABSTAINED, Completion, Episode, Message, Rollout, Sampling, Score, Tokens
 
 
 class Conversation:

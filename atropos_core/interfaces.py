@@ -16,8 +16,10 @@ from inspect import isawaitable
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from atropos_core.errors import AtroposError, PluginError
+from atropos_core.conversation import Conversation
+from atropos_core.errors import PluginError
 from atropos_core.launchers import Launcher as Launcher  # documented there
+from atropos_core.policy import Policy
 from atropos_core.sandboxes import Sandbox as Sandbox  # documented there
 from atropos_core.types import (
     Batch,
@@ -29,6 +31,7 @@ from atropos_core.types import (
     Message,
     Metrics,
     Sampling,
+    Score,
     ScoredGroup,
     Split,
     Task,
@@ -38,51 +41,6 @@ from atropos_core.types import (
 
 Transport = Literal["in_process", "posix_shm", "cuda_ipc", "broadcast", "checkpoint", "adapter", "copy", "prompt"]
 Outcome = Literal["trained", "flat", "stale", "failed", "dropped"]
-
-
-class Policy(Protocol):
-    """The model, as an environment sees it."""
-
-    sampling: Sampling
-
-    async def render(
-        self,
-        messages: Sequence[Message],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        after: Tokens | None = None,
-    ) -> Tokens:
-        """Return prompt ids for a reply. With `after` (a history that ends in a sampled reply), return only the ids that
-        extend it by `messages`: sampled tokens are never encoded again. Raises DataError if the chat template rewrites
-        history, because the prompt then does not extend `after`."""
-
-    async def sample(
-        self,
-        prompt: Tokens,
-        *,
-        n: int = 1,
-        sampling: Sampling | None = None,
-        seed: int,
-        deadline_s: float | None = None,
-    ) -> list[Completion]:
-        """Sample `n` continuations. Without `sampling`, use the run's settings."""
-
-    async def parse(self, tokens: Tokens, *, prompt: Tokens | None = None) -> Message:
-        """Parse sampled ids into an assistant message: content, reasoning_content, and tool_calls with arguments as dicts.
-        Pass the `prompt` that they continue: if it ends in an open `<think>`, the reply begins as reasoning."""
-
-
-@dataclass(frozen=True)
-class Score:
-    """An environment's score of one reply."""
-
-    value: float
-    correct: bool | None = None
-    parts: Mapping[str, float] = field(default_factory=dict)
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    abstains: bool = (
-        False  # no score: `value` is 0, and other rewards decide. If there are none, the episode is not trained
-    )
 
 
 NO_COROUTINE = "begin it with `async def`, and return the score"
@@ -133,8 +91,6 @@ class Environment(ABC):
 
     async def rollout(self, task: Task, policy: Policy, *, seed: int) -> Episode:
         """Run one rollout of `task`. Derive all randomness from `seed`."""
-        from atropos_core.conversation import Conversation
-
         talk = Conversation(policy, seed=seed, tools=self.tools_of(task) or None)
         reply = await talk.reply(*task.messages)
         scoring = self.score(task, reply)
@@ -270,72 +226,6 @@ class Engine(ABC):
 
     async def close(self) -> None:
         """Release everything; may be called twice."""
-
-
-class EngineServer(Protocol):
-    """Serves an engine over the network until `close`."""
-
-    url: str  # where workers reach it
-
-    async def close(self) -> None:
-        """Stop serving; the engine keeps running. May be called twice."""
-
-
-class ServeEngine(Protocol):
-    """Starts an EngineServer at HOST:PORT for an engine that is open (`info`). Clients need the token of `token_file`. Raises
-    ConfigError if it cannot or must not listen there."""
-
-    async def __call__(
-        self, engine: Engine, where: str, token_file: Path | None, info: ModelInfo | None = None
-    ) -> EngineServer: ...
-
-
-class OpenSource(Protocol):
-    """Opens the groups of a run with an [api]: returns a `rollouts.source.Source` for this RunConfig and Profile.
-    `context_tokens` is the model's context length, or 0 if it is unknown."""
-
-    def __call__(
-        self,
-        config: Any,
-        curriculum: Curriculum,
-        model: ModelInfo,
-        directory: Path,
-        profile: Any,
-        *,
-        context_tokens: int,
-    ) -> Any: ...  # config, profile and source have types of layers above this module
-
-
-class PolicySession(Protocol):
-    """The calls that one episode, or one of its agents, makes over HTTP to a policy."""
-
-    url: str  # serves the OpenAI and Anthropic APIs to clients that have `key`; ends in /v1
-    key: str
-
-    @property
-    def failure(self) -> AtroposError | None:
-        """The first error that the policy raised."""
-
-    def end(self) -> Episode | None:
-        """Refuse further calls. Return what was sampled as an episode with ids, logprobs and a score of 0, or None if nothing
-        was sampled. May be called once."""
-
-
-class PolicyServer(Protocol):
-    """Lets programs on this machine sample from policies until `close`. For environments that bring their own client."""
-
-    async def session(self, policy: Policy, *, seed: int, name: str) -> PolicySession:
-        """Open a session. `name` is only for display: the task's."""
-
-    async def close(self) -> None:
-        """End pending calls. May be called twice."""
-
-
-class ServePolicies(Protocol):
-    """Starts a PolicyServer for policies of the model in this directory. Only this machine can reach it. `today` is the date
-    given to its chat template (RunContext.today)."""
-
-    async def __call__(self, model: Path, today: str = "") -> PolicyServer: ...
 
 
 Writing = Callable[[], AbstractAsyncContextManager[None]]

@@ -1,4 +1,4 @@
-"""The vocabulary, in the order in which a run produces it: Draw, Task, Completion, Rollout, Episode, ScoredGroup, Batch.
+"""The vocabulary, in the order in which a run produces it: from Draw and Task to ScoredGroup and Batch.
 
 Records are frozen dataclasses with numpy columns. Trailing comments give axes: T tokens of one rollout, G rollouts of one
 task, S sequences of a batch, N tokens of a batch. Only masks say which tokens count: where a mask is False, the value at
@@ -157,6 +157,18 @@ class Rollout:
         columns = [getattr(self, name) for name in ROLLOUT_COLUMNS]
         size: int = sum(column.nbytes for column in columns if column is not None)
         return size + (0 if self.teacher is None else self.teacher.size_bytes)
+
+
+@dataclass(frozen=True)
+class Score:
+    """An environment's score of one reply."""
+
+    value: float
+    correct: bool | None = None
+    parts: Mapping[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    # no score: `value` is 0, and other rewards decide. If there are none, the episode is not trained
+    abstains: bool = False
 
 
 @dataclass(frozen=True)

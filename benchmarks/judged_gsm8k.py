@@ -6,8 +6,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from atropos_core.interfaces import Score
-from atropos_core.types import Message, Task
+from atropos_core.types import Message, Score, Task
 from atropos_env_gsm8k.config import Gsm8kOptions
 from atropos_env_gsm8k.environment import Gsm8k
 

@@ -8,8 +8,7 @@ from dataclasses import replace
 
 from pydantic import Field
 
-from atropos_core.interfaces import Score
-from atropos_core.types import Message, Split, Task
+from atropos_core.types import Message, Score, Split, Task
 from atropos_env_gsm8k.config import Gsm8kOptions
 from atropos_env_gsm8k.environment import Gsm8k
 

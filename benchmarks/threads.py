@@ -28,8 +28,8 @@ SIZES = {"tiny": (), "hidden 256": (256, 6), "hidden 512": (512, 8)}  # width, l
 STEPS = 4
 ENVIRONMENT = """
 from hashlib import sha256
-from atropos_core.interfaces import Environment, Score
-from atropos_core.types import Task
+from atropos_core.interfaces import Environment
+from atropos_core.types import Score, Task
 
 
 class Digests(Environment):

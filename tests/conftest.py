@@ -45,8 +45,8 @@ def atropos(tmp_path: Path) -> Callable[..., Ended]:
 
 TOY = """
 from pathlib import Path
-from atropos_core.interfaces import Environment, Score
-from atropos_core.types import Task
+from atropos_core.interfaces import Environment
+from atropos_core.types import Score, Task
 
 
 class Sevens(Environment):

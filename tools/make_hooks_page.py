@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from pathlib import Path
 
 from atropos_core.plugins import spec as hooks
@@ -10,10 +11,12 @@ from atropos_core.plugins import spec as hooks
 PAGE = Path("docs/hooks.md")
 BEGINS = "## Hooks\n\n"
 
+MODULES = re.compile(r"'|\b(interfaces|launchers|services)\.")  # in an annotation: its quotes, and core's modules
+
 
 def sections() -> str:
     return "\n".join(
-        f"### `{name}{str(inspect.signature(hook)).replace(chr(39), '').replace('interfaces.', '')}`\n\n{inspect.getdoc(hook)}\n"
+        f"### `{name}{MODULES.sub('', str(inspect.signature(hook)))}`\n\n{inspect.getdoc(hook)}\n"
         for name, hook in vars(hooks).items()
         if name.startswith("atropos_")
     )

@@ -19,10 +19,10 @@ import numpy as np
 from atropos_core.codec import decode, encode_bytes
 from atropos_core.errors import DataError
 from atropos_core.guards.deadlines import within
-from atropos_core.interfaces import Environment, Measured, Reward, Score, Stateful
+from atropos_core.interfaces import Environment, Measured, Reward, Stateful
 from atropos_core.processes.proxies import HostedReward
 from atropos_core.rollouts.runner import FATAL, WeightedReward
-from atropos_core.types import Episode, Floats, Metrics, ScoredGroup
+from atropos_core.types import Episode, Floats, Metrics, Score, ScoredGroup
 
 MOST_KEPT_BYTES = 1 << 18  # in every checkpoint
 MOST_EPISODES = 16  # of a group that are scored again

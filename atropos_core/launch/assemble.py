@@ -21,18 +21,7 @@ from atropos_core.errors import ConfigError, FitError, UnknownComponent
 from atropos_core.guards.deadlines import within
 from atropos_core.guards.endings import add_notes, raise_first
 from atropos_core.guards.opens import MODEL_DEADLINE_S, opened
-from atropos_core.interfaces import (
-    Bridge,
-    Engine,
-    Environment,
-    OpenSource,
-    Reward,
-    ServeEngine,
-    Sink,
-    TaskSource,
-    Trainer,
-    Transport,
-)
+from atropos_core.interfaces import Bridge, Engine, Environment, Reward, Sink, TaskSource, Trainer, Transport
 from atropos_core.launch.instrumented import TimedEngine, TimedTrainer
 from atropos_core.launchers import Launcher, PlannedRun
 from atropos_core.models.model_size import cpu_threads
@@ -49,6 +38,7 @@ from atropos_core.rollouts.evaluation import require_test_tasks
 from atropos_core.rollouts.runner import WeightedReward, check_named_tasks, task_count
 from atropos_core.rollouts.task_weights import with_weight
 from atropos_core.rollouts.tokenizer import ChatTokenizer
+from atropos_core.services import OpenSource, ServeEngine
 from atropos_core.training.parts import CLOSE_DEADLINE_S, Closable, EvaluationParts, Parts
 from atropos_core.types import Split
 

@@ -28,7 +28,7 @@ from atropos_core.guards.deadlines import within
 from atropos_core.guards.endings import raise_first
 from atropos_core.guards.opens import MODEL_DEADLINE_S, opened
 from atropos_core.health.watch import forget_after, note_end
-from atropos_core.interfaces import Engine, ModelInfo, ServeEngine, Trainer
+from atropos_core.interfaces import Engine, ModelInfo, Trainer
 from atropos_core.launch.assemble import Plan, build
 from atropos_core.launch.awake import AwakeLoop
 from atropos_core.launch.banner import banner
@@ -44,6 +44,7 @@ from atropos_core.processes.endpoints import LocalEndpoint
 from atropos_core.rollouts.runner import RolloutRunner
 from atropos_core.rollouts.source import LocalSource, Source, refuse_other_tasks
 from atropos_core.rollouts.tokenizer import ChatTokenizer
+from atropos_core.services import ServeEngine
 from atropos_core.storage.atomic import WRITABLE, size_bytes, write_whole
 from atropos_core.storage.checkpoint import Checkpoint, Checkpoints
 from atropos_core.storage.private import make_private, private_files

@@ -23,7 +23,7 @@ import pluggy
 if TYPE_CHECKING:
     import typer
 
-    from atropos_core import interfaces, launchers
+    from atropos_core import interfaces, launchers, services
     from atropos_core.plugins.provider import Provider, ResolvedModel
 
 hookimpl = pluggy.HookimplMarker("atropos")
@@ -97,19 +97,19 @@ def atropos_launchers() -> Iterable[Provider[launchers.Launcher]]:  # type: igno
 
 
 @hookspec
-def atropos_engine_servers() -> Iterable[interfaces.ServeEngine]:  # type: ignore[empty-body]
+def atropos_engine_servers() -> Iterable[services.ServeEngine]:  # type: ignore[empty-body]
     """Offer the server that lets remote workers sample from a run's engines. Every run with an [api] uses it. Only one plugin may
     offer it."""
 
 
 @hookspec
-def atropos_sources() -> Iterable[interfaces.OpenSource]:  # type: ignore[empty-body]
+def atropos_sources() -> Iterable[services.OpenSource]:  # type: ignore[empty-body]
     """Offer the source of groups for a run with an [api], whose environments run in remote workers. Only one plugin may offer
     it."""
 
 
 @hookspec
-def atropos_policy_servers() -> Iterable[interfaces.ServePolicies]:  # type: ignore[empty-body]
+def atropos_policy_servers() -> Iterable[services.ServePolicies]:  # type: ignore[empty-body]
     """Offer the server that lets an environment's own client sample from the policy. Only one plugin may offer it."""
 
 

@@ -12,8 +12,9 @@ from dataclasses import replace
 import numpy as np
 
 from atropos_core.conversation import Conversation
-from atropos_core.interfaces import Environment, Policy, Score
-from atropos_core.types import Episode, Message, Rollout, Split, Task
+from atropos_core.interfaces import Environment
+from atropos_core.policy import Policy
+from atropos_core.types import Episode, Message, Rollout, Score, Split, Task
 
 
 def task(id: str, question: str, answer: str | None) -> Task:

@@ -12,9 +12,10 @@ import time
 from collections.abc import Sequence
 
 from atropos_core.conversation import Conversation
-from atropos_core.interfaces import Environment, Policy, Score
+from atropos_core.interfaces import Environment
+from atropos_core.policy import Policy
 from atropos_core.seeds import derive
-from atropos_core.types import Episode, Failed, Message, Split, Task
+from atropos_core.types import Episode, Failed, Message, Score, Split, Task
 
 
 class SingleTurn(Environment):

@@ -8,9 +8,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from atropos_core.interfaces import Environment, Policy, Score
+from atropos_core.interfaces import Environment
 from atropos_core.plugins.provider import Options
-from atropos_core.types import Episode, Message, Split, Task
+from atropos_core.policy import Policy
+from atropos_core.types import Episode, Message, Score, Split, Task
 
 SCORED: list[str] = []  # the tasks whose replies were scored
 

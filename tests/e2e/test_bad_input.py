@@ -17,8 +17,8 @@ TOY = ("run", "--model", "toy", "--dir", "run", "--steps", "2", "--set", "evalua
 
 ENVIRONMENT = """
 import asyncio, time
-from atropos_core.interfaces import Environment, Score
-from atropos_core.types import Task
+from atropos_core.interfaces import Environment
+from atropos_core.types import Score, Task
 
 class Mine(Environment):
     def tasks(self, split):

@@ -11,8 +11,9 @@ import numpy as np
 from pydantic import BaseModel
 
 from atropos_core.conversation import Conversation
-from atropos_core.interfaces import Environment, Policy, Score
-from atropos_core.types import Completion, Episode, Failed, Message, Rollout, Split, Task, Tokens
+from atropos_core.interfaces import Environment
+from atropos_core.policy import Policy
+from atropos_core.types import Completion, Episode, Failed, Message, Rollout, Score, Split, Task, Tokens
 
 HERE = "tests.roll.environments"
 

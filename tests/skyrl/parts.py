@@ -26,12 +26,12 @@ from atropos_core.builtin.plugin import TOY_MODEL
 from atropos_core.builtin.rewards import EnvironmentReward
 from atropos_core.builtin.toy import ToyEngine
 from atropos_core.conversation import Conversation
-from atropos_core.interfaces import Environment, Score
+from atropos_core.interfaces import Environment
 from atropos_core.plugins.provider import RunContext
 from atropos_core.rollouts.runner import WeightedReward
 from atropos_core.rollouts.tokenizer import ChatTokenizer
 from atropos_core.training.parts import EvaluationParts
-from atropos_core.types import Task
+from atropos_core.types import Score, Task
 
 SEVEN = int(ChatTokenizer(TOY_MODEL).encode("7")[0])
 CONTEXT = RunContext(directory=Path("."), model=TOY_MODEL)

@@ -34,11 +34,10 @@ from atropos_adapter_skyrl.source import Here, RolloutsFailed
 from atropos_core.builtin.plugin import TOY_MODEL
 from atropos_core.config.run_file import Layer, load
 from atropos_core.errors import DataError
-from atropos_core.interfaces import Score
 from atropos_core.rollouts.runner import RolloutRunner, WeightedReward
 from atropos_core.rollouts.source import LocalSource
 from atropos_core.rollouts.tokenizer import ChatTokenizer
-from atropos_core.types import Draw, Episode, Rollout
+from atropos_core.types import Draw, Episode, Rollout, Score
 from tests.skyrl.parts import Adder, Sevens, TableClient, TableDispatch, config, parts_of, plain, trainer_of
 
 TOKENIZER = ChatTokenizer(TOY_MODEL)

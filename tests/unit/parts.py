@@ -11,10 +11,10 @@ import numpy as np
 
 from atropos_core.builtin.plugin import TOY_MODEL
 from atropos_core.errors import DeadlineExceeded
-from atropos_core.interfaces import Engine, Environment, ModelInfo, Score
+from atropos_core.interfaces import Engine, Environment, ModelInfo
 from atropos_core.processes.endpoints import LocalEndpoint
 from atropos_core.rollouts.tokenizer import ChatTokenizer
-from atropos_core.types import Completion, Draw, Episode, Rollout, Sampling, ScoredGroup, Task, Tokens, tokens
+from atropos_core.types import Completion, Draw, Episode, Rollout, Sampling, Score, ScoredGroup, Task, Tokens, tokens
 
 TOKENIZER = ChatTokenizer(TOY_MODEL)  # one id a character; 0 ends a reply, 1 is the user, 2 the assistant
 END, USER, ASSISTANT = 0, 1, 2

@@ -9,10 +9,9 @@ import pytest
 
 from atropos_core.conversation import Conversation
 from atropos_core.errors import DataError
-from atropos_core.interfaces import Score
 from atropos_core.rollouts.engine_policy import EnginePolicy
 from atropos_core.seeds import derive
-from atropos_core.types import ABSTAINED, Completion, Sampling, tokens
+from atropos_core.types import ABSTAINED, Completion, Sampling, Score, tokens
 from tests.unit.parts import ASSISTANT, END, TOKENIZER, USER, SayingEngine, ids
 
 

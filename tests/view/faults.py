@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from atropos_core.conversation import Conversation
-from atropos_core.interfaces import Environment, Policy, Score
-from atropos_core.types import Episode, Message, Split, Task
+from atropos_core.interfaces import Environment
+from atropos_core.policy import Policy
+from atropos_core.types import Episode, Message, Score, Split, Task
 
 
 def said(reply: Message) -> str:

@@ -9,13 +9,13 @@ from numbers import Real
 import numpy as np
 
 from atropos_core.conversation import Conversation
-from atropos_core.interfaces import Publication, Score, Transport
+from atropos_core.interfaces import Publication, Transport
 from atropos_core.launch.assemble import Plan
 from atropos_core.rollouts.engine_policy import EnginePolicy
 from atropos_core.rollouts.tokenizer import ChatTokenizer
 from atropos_core.training.batch import to_batch
 from atropos_core.training.parts import Parts
-from atropos_core.types import Batch, Completion, Draw, Episode, Sampling, ScoredGroup, Tokens
+from atropos_core.types import Batch, Completion, Draw, Episode, Sampling, Score, ScoredGroup, Tokens
 from atropos_testing.samples import make_task
 
 DEADLINE_S = 120.0

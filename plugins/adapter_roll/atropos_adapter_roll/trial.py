@@ -9,9 +9,10 @@ import functools
 from collections.abc import Sequence
 
 from atropos_core.conversation import Conversation
-from atropos_core.interfaces import Environment, Policy, Score
+from atropos_core.interfaces import Environment
+from atropos_core.policy import Policy
 from atropos_core.seeds import derive
-from atropos_core.types import Episode, Message, Split, Task
+from atropos_core.types import Episode, Message, Score, Split, Task
 
 TRIAL = f"{__name__}:Stock"
 FULL = 20

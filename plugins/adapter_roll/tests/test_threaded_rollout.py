@@ -10,8 +10,7 @@ from atropos_adapter_roll import texts
 from atropos_adapter_roll.shared import Loop
 from atropos_adapter_roll.threaded_rollout import PendingReply, ThreadedRollout
 from atropos_core.conversation import Conversation
-from atropos_core.interfaces import Score
-from atropos_core.types import Episode, Failed
+from atropos_core.types import Episode, Failed, Score
 
 USER = {"role": "user", "content": "?"}
 

@@ -22,8 +22,8 @@ from atropos_agent_api.grading.left_files import LeftFiles, NotGradable, copy_le
 from atropos_core.builtin.config import ExactOptions
 from atropos_core.builtin.rewards import ExactReward
 from atropos_core.errors import ConfigError, DataError, DeadlineExceeded, PluginError, RemoteError
-from atropos_core.interfaces import Environment, Score
-from atropos_core.types import Episode, Message, Task
+from atropos_core.interfaces import Environment
+from atropos_core.types import Episode, Message, Score, Task
 
 GRADERS = Path(__file__).with_name("graders.py")
 TASK = Task("1", ({"role": "user", "content": "two and two"},), answer="4", data={"level": 2})

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from atropos_core.interfaces import Environment, Score
-from atropos_core.types import Message, Split, Task
+from atropos_core.interfaces import Environment
+from atropos_core.types import Message, Score, Split, Task
 from atropos_env_dataset.config import DatasetOptions
 from atropos_env_dataset.rows import load, tools_of
 from atropos_env_dataset.scores import readable, scorer

@@ -12,10 +12,9 @@ from pydantic import ValidationError
 
 from atropos_core.builtin.plugin import TOY_MODEL
 from atropos_core.errors import ConfigError, DataError
-from atropos_core.interfaces import Score
 from atropos_core.plugins.manager import load_plugins
 from atropos_core.rollouts.replies import message_of
-from atropos_core.types import Task
+from atropos_core.types import Score, Task
 from atropos_env_dataset.config import DatasetOptions
 from atropos_env_dataset.environment import Dataset
 from atropos_testing.replies import ORACLE

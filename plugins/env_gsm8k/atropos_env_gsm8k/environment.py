@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Sequence
 
 from atropos_core.builtin.numbers import stated_answer
-from atropos_core.interfaces import Environment, Score
-from atropos_core.types import Message, Split, Task
+from atropos_core.interfaces import Environment
+from atropos_core.types import Message, Score, Split, Task
 from atropos_env_gsm8k.config import Gsm8kOptions
 from atropos_env_gsm8k.data import load
 from atropos_env_gsm8k.grading import Grader, lenient_answer

@@ -11,10 +11,10 @@ from typing import Any
 
 from atropos_core import console
 from atropos_core.errors import ConfigError, DataError, DeadlineExceeded, RemoteError
-from atropos_core.interfaces import Environment, Score
+from atropos_core.interfaces import Environment
 from atropos_core.processes.function_worker import Worker
 from atropos_core.seeds import derive
-from atropos_core.types import Message, Split, Task
+from atropos_core.types import Message, Score, Split, Task
 from atropos_env_reasoning_gym.config import Form, ReasoningGymOptions
 
 IMPORT_DEADLINE_S = 300.0  # to import reasoning-gym on a busy machine; it takes 3 s otherwise

@@ -54,7 +54,7 @@ def test_what_is_published_replaces_it_and_a_saved_policy_brings_its_own(tmp_pat
 
 
 STATEFUL = """
-from atropos_core.interfaces import Environment, Score
+from atropos_core.interfaces import Environment
 from atropos_core.types import Task
 
 class Counted(Environment):

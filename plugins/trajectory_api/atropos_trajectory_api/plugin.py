@@ -11,7 +11,8 @@ from atropos_core.plugins.provider import Provider, RunContext
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from atropos_core.interfaces import Engine, EngineServer, ModelInfo, OpenSource, ServeEngine, Transport
+    from atropos_core.interfaces import Engine, ModelInfo, Transport
+    from atropos_core.services import EngineServer, OpenSource, ServeEngine
     from atropos_trajectory_api.engine_http.config import RemoteEngineOptions
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from atropos_core.interfaces import Environment, Score
-from atropos_core.types import Message, Split, Task
+from atropos_core.interfaces import Environment
+from atropos_core.types import Message, Score, Split, Task
 
 
 class Sums(Environment):

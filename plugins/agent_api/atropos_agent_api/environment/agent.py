@@ -38,11 +38,12 @@ from atropos_core import console
 from atropos_core.builtin.rewards import last_reply
 from atropos_core.errors import AtroposError, ConfigError, DataError, DeadlineExceeded, ProcessDied, RemoteError
 from atropos_core.guards.endings import raise_first
-from atropos_core.interfaces import Environment, Finding, Policy, Score
+from atropos_core.interfaces import Environment, Finding
+from atropos_core.policy import Policy
 from atropos_core.rollouts.runner import failed_by
 from atropos_core.sandboxes import Exit, Network, RunningProgram, Sandbox
 from atropos_core.storage.tempdirs import owned_prefix, sweep
-from atropos_core.types import Episode, Split, Task
+from atropos_core.types import Episode, Score, Split, Task
 from atropos_env_kit.task_files import read_tasks, split_tasks
 from atropos_http_server.server import RunningServer
 

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from atropos_core.errors import DataError
-from atropos_core.interfaces import Score
-from atropos_core.types import Message, Task
+from atropos_core.types import Message, Score, Task
 
 FIELDS = ("score", "correct", "parts", "metrics")
 

@@ -21,10 +21,9 @@ from atropos_agent_api.grading.case import Case, read_score
 from atropos_agent_api.grading.graders import Grader
 from atropos_agent_api.sandboxes.installations import needed_by
 from atropos_core.errors import ConfigError, DataError, DeadlineExceeded
-from atropos_core.interfaces import Score
 from atropos_core.sandboxes import Limits, Network, Program, Sandbox
 from atropos_core.storage.tempdirs import owned_prefix
-from atropos_core.types import Episode
+from atropos_core.types import Episode, Score
 
 OUTPUT_BYTES = 1 << 20
 ENVIRONMENT = {

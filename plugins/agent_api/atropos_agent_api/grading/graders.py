@@ -16,9 +16,9 @@ from atropos_agent_api.grading.case import Case, read_score
 from atropos_core.errors import ConfigError
 from atropos_core.guards.deadlines import within
 from atropos_core.guards.opens import opened
-from atropos_core.interfaces import Environment, Reward, Score
+from atropos_core.interfaces import Environment, Reward
 from atropos_core.training.parts import Closable
-from atropos_core.types import Episode
+from atropos_core.types import Episode, Score
 
 
 class Grader(ABC):
