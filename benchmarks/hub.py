@@ -14,12 +14,13 @@ import tempfile
 from pathlib import Path
 from time import perf_counter
 
-from atropos_core.hub.hub import Hub, Label, Limits, Want
+from atropos_core.hub.hub import Hub
+from atropos_core.hub.records import BatchSize, Label, Limits
 from atropos_trajectory_api.journal.log import Sync
 from atropos_trajectory_api.journal.store import JournalStore
 
 SIZES = {"8 x 64": 4_200, "8 x 1024": 66_000}  # bytes of an encoded group with logprobs
-BATCH = Want(sequences=512)
+BATCH = BatchSize(sequences=512)
 
 
 async def measure(name: str, groups: int, sync: Sync | None, directory: Path) -> None:

@@ -39,7 +39,8 @@ from typing import Any
 import numpy as np
 
 from atropos_core.codec import encode_bytes
-from atropos_core.hub.hub import Hub, Label, Limits, Want
+from atropos_core.hub.hub import Hub
+from atropos_core.hub.records import BatchSize, Label, Limits
 from atropos_core.types import Draw, Episode, Rollout, ScoredGroup, Task
 from atropos_trajectory_client.client import Api
 from atropos_trajectory_client.shm.consumer import RingConsumer, SlotLease
@@ -147,7 +148,7 @@ async def on_a_loop(listener: RingListener, reader: Reader, *, into_hub: bool) -
                 else:
                     reader.copy(lease)
                     lease.release()
-            if into_hub and (entries := session.try_lease(Want(groups=len(leases)), 0)):
+            if into_hub and (entries := session.try_lease(BatchSize(groups=len(leases)), 0)):
                 session.commit([entry.id for entry in entries])
         done.set()
 

@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 from atropos_core import console
 from atropos_core.hub.fair_queue import EnvironmentQueues
-from atropos_core.hub.records import GroupRecord, Want
+from atropos_core.hub.records import BatchSize, GroupRecord
 from atropos_core.hub.subset_sum import earliest, largest, multiples, reachable
 
 T = TypeVar("T")
@@ -35,13 +35,13 @@ class BatchSelector(Generic[T]):
         """Called when a batch was taken, or is no longer wanted."""
         self.held_up_by = None
 
-    def form(self, want: Want, *, stuck: bool) -> list[GroupRecord[T]] | None:
+    def form(self, size: BatchSize, *, stuck: bool) -> list[GroupRecord[T]] | None:
         queues, now = self._queues, self._clock()
         self.retry_s, self.held_up_by = 1.0, None
-        quotas = queues.quotas(want)
+        quotas = queues.quotas(size)
         for name in [name for name, quota in quotas.items() if quota and not queues.by_name[name].waiting]:
             queue = queues.by_name[name]
-            if queue.offers:  # it has sent, and only the trainer can make room for it
+            if queue.pending:  # it has sent, and only the trainer can make room for it
                 continue
             left = queue.last_put + self.grace_s - now
             if left > 0:
@@ -52,15 +52,17 @@ class BatchSelector(Generic[T]):
                 f"environment {name!r} has sent nothing for {self.grace_s:g} s and loses its {queue.minimum:.0%} of "
                 "a batch until it does"
             )
-            quotas = queues.quotas(want)
-        if want.sequences is not None:
-            return self._form_sum(want.sequences, quotas, want, stuck)
-        if queues.waiting < want.size:
+            quotas = queues.quotas(size)
+        if size.sequences is not None:
+            return self._form_sum(size.sequences, quotas, size, stuck)
+        if queues.waiting < size.number:
             return None
-        due = queues.due(want, quotas)
-        return due + list(islice(self._others(due), want.size - len(due)))
+        due = queues.due(size, quotas)
+        return due + list(islice(self._others(due), size.number - len(due)))
 
-    def _form_sum(self, total: int, quotas: dict[str, int], want: Want, stuck: bool) -> list[GroupRecord[T]] | None:
+    def _form_sum(
+        self, total: int, quotas: dict[str, int], size: BatchSize, stuck: bool
+    ) -> list[GroupRecord[T]] | None:
         """Return groups of `total` sequences. Try the first group in order with all minima; then the minima without that group,
         which may wait only for a limited time; then that group without some minima. If there is no such sum and waiting cannot
         help, return the largest smaller sum with the first group."""
@@ -70,7 +72,7 @@ class BatchSelector(Generic[T]):
             return None
         if first.label.sequences >= total:
             return [first]
-        due = queues.due(want, quotas)
+        due = queues.due(size, quotas)
         with_all = self._completed([first, *(record for record in due if record is not first)], total)
         if with_all is not None:
             return with_all

@@ -10,18 +10,18 @@ from __future__ import annotations
 import asyncio
 import heapq
 from collections import Counter, OrderedDict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from atropos_core.hub.records import GroupRecord, Label, Limits, Want
+from atropos_core.hub.records import BatchSize, EnvironmentStatus, GroupRecord, Label, Limits
 
 T = TypeVar("T")
 RESERVED = 0.25  # of the room, kept for environments that hold less than their share
 
 
 @dataclass(slots=True, eq=False)
-class Offer(Generic[T]):
+class PendingPut(Generic[T]):
     """A group that waits for room."""
 
     payload: T
@@ -46,11 +46,22 @@ class EnvironmentQueue(Generic[T]):
     waiting_bytes: int = 0
     held_sequences: int = 0
     held_bytes: int = 0
-    offers: deque[Offer[T]] = field(default_factory=deque)
+    pending: deque[PendingPut[T]] = field(default_factory=deque)
 
     @property
     def is_needed(self) -> bool:
-        return self.registered or bool(self.held_sequences or self.waiting or self.offers)
+        return self.registered or bool(self.held_sequences or self.waiting or self.pending)
+
+    def status(self) -> EnvironmentStatus:
+        return EnvironmentStatus(
+            groups=len(self.waiting),
+            sequences=self.waiting_sequences,
+            size_bytes=self.waiting_bytes,
+            held_bytes=self.held_bytes,
+            puts_waiting=len(self.pending),
+            weight=self.weight,
+            minimum=self.minimum,
+        )
 
 
 class EnvironmentQueues(Generic[T]):
@@ -63,6 +74,7 @@ class EnvironmentQueues(Generic[T]):
         self.waiting_sequences = 0
         self.held_bytes = 0
         self.held_sequences = 0
+        self.puts_waiting = 0
         self.sizes: Counter[int] = Counter()  # how many groups of each number of sequences wait
         self._weights = 0.0  # of all queues
         self._fair = False  # True once a share was requested
@@ -86,13 +98,14 @@ class EnvironmentQueues(Generic[T]):
     def forget(self, name: str) -> None:
         if queue := self.by_name.get(name):
             queue.weight, queue.minimum, queue.registered = 1.0, 0.0, False
-            self.tidy(queue)
+            self.tidy(name)
         self._fair = any(queue.registered for queue in self.by_name.values())
         self._weights = sum(queue.weight for queue in self.by_name.values())
 
-    def tidy(self, queue: EnvironmentQueue[T]) -> None:
-        if not queue.is_needed and queue.name in self.by_name:
-            del self.by_name[queue.name]
+    def tidy(self, name: str) -> None:
+        queue = self.by_name.get(name)
+        if queue and not queue.is_needed:
+            del self.by_name[name]
             self._weights -= queue.weight
 
     # -- what the hub keeps
@@ -107,10 +120,10 @@ class EnvironmentQueues(Generic[T]):
 
     def requeue(self, returned: list[GroupRecord[T]]) -> None:
         """Put each group back where it was in its queue, and refund its cost to the queue."""
-        by_lane: dict[str, list[GroupRecord[T]]] = {}
+        by_environment: dict[str, list[GroupRecord[T]]] = {}
         for record in sorted(returned, key=lambda record: record.id):
-            by_lane.setdefault(record.label.environment, []).append(record)
-        for name, some in by_lane.items():
+            by_environment.setdefault(record.label.environment, []).append(record)
+        for name, some in by_environment.items():
             queue = self.by_name[name]
             for record in some:
                 queue.passed -= record.label.sequences / queue.weight
@@ -146,7 +159,7 @@ class EnvironmentQueues(Generic[T]):
         queue.held_sequences -= label.sequences
         self.held_bytes -= label.size_bytes
         self.held_sequences -= label.sequences
-        self.tidy(queue)
+        self.tidy(label.environment)
 
     def _count_waiting(self, queue: EnvironmentQueue[T], label: Label, sign: int) -> None:
         queue.waiting_sequences += sign * label.sequences
@@ -181,22 +194,22 @@ class EnvironmentQueues(Generic[T]):
         least = min((queue.passed for queue in self.by_name.values() if queue.waiting), default=self._virtual)
         self._virtual = max(self._virtual, least)
 
-    def quotas(self, want: Want) -> dict[str, int]:
+    def quotas(self, wanted: BatchSize) -> dict[str, int]:
         """Return how much of a batch is due to each environment with a minimum. Minima above a whole batch are scaled down."""
         minima = {
             queue.name: queue.minimum for queue in self.by_name.values() if queue.minimum > 0 and not queue.silent
         }
         scale = max(1.0, sum(minima.values()))
-        return {name: int(want.size * minimum / scale + 1e-9) for name, minimum in minima.items()}
+        return {name: int(wanted.number * minimum / scale + 1e-9) for name, minimum in minima.items()}
 
-    def due(self, want: Want, quotas: dict[str, int]) -> list[GroupRecord[T]]:
+    def due(self, wanted: BatchSize, quotas: dict[str, int]) -> list[GroupRecord[T]]:
         """Return the groups that `quotas` put into a batch: each queue's oldest, until its quota is reached or it is empty."""
         chosen: list[GroupRecord[T]] = []
-        room = want.size
+        room = wanted.number
         for name, quota in quotas.items():
             taken = 0
             for record in self.by_name[name].waiting.values():
-                size = want.of(record.label)
+                size = wanted.of(record.label)
                 if taken >= quota or size > room:
                     break
                 chosen.append(record)
@@ -230,7 +243,39 @@ class EnvironmentQueues(Generic[T]):
         own = queue.weight if queue else 1.0
         return own / (self._weights + (0.0 if queue else own))
 
-    def offering(self) -> list[EnvironmentQueue[T]]:
-        """Return the queues that have groups waiting for room, the one that holds least of its share first."""
-        some: Iterable[EnvironmentQueue[T]] = (queue for queue in self.by_name.values() if queue.offers)
+    # -- puts that wait for room
+
+    def add_pending(self, put: PendingPut[T], now: float) -> bool:
+        """Return True if it is the first of its environment: only then may it be possible now."""
+        queue = self.queue(put.label.environment, now)
+        queue.last_put, queue.silent = now, False
+        queue.pending.append(put)
+        self.puts_waiting += 1
+        return len(queue.pending) == 1
+
+    def remove_pending(self, put: PendingPut[T]) -> None:
+        self.by_name[put.label.environment].pending.remove(put)
+        self.puts_waiting -= 1
+
+    def clear_pending(self) -> list[PendingPut[T]]:
+        """Remove all, and return them."""
+        removed = [put for queue in self.by_name.values() for put in queue.pending]
+        for put in removed:
+            self.remove_pending(put)
+        return removed
+
+    def with_pending(self) -> list[EnvironmentQueue[T]]:
+        """Return the queues that have puts waiting for room, the one that holds least of its share first."""
+        some = (queue for queue in self.by_name.values() if queue.pending)
         return sorted(some, key=lambda queue: queue.held_bytes / queue.weight)
+
+    def is_pending(self, environment: str) -> bool:
+        """True if a put of this environment waits for room."""
+        queue = self.by_name.get(environment)
+        return queue is not None and bool(queue.pending)
+
+    def is_stuck(self) -> bool:
+        """True if a put waits for room that only the trainer can free."""
+        if not self.puts_waiting:
+            return False
+        return any(queue.pending and not self.fits(queue.pending[0].label) for queue in self.by_name.values())

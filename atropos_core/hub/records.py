@@ -39,7 +39,7 @@ class Label:
 
 
 @dataclass(frozen=True, slots=True)
-class Want:
+class BatchSize:
     """The size of a batch, in either groups or sequences. `sequences` is met exactly with whole groups if possible; if the waiting
     sizes can never add up to it, the largest smaller sum is given."""
 
@@ -47,11 +47,11 @@ class Want:
     sequences: int | None = None
 
     def __post_init__(self) -> None:
-        if (self.groups is None) == (self.sequences is None) or self.size < 1:
+        if (self.groups is None) == (self.sequences is None) or self.number < 1:
             raise DataError(f"a batch is one or more groups, or one or more sequences; requested was {self!r}")
 
     @property
-    def size(self) -> int:
+    def number(self) -> int:
         return self.groups or self.sequences or 0
 
     def of(self, label: Label) -> int:

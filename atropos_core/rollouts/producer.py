@@ -8,7 +8,8 @@ from typing import TypeVar
 
 from atropos_core.errors import NoProgress, PluginError
 from atropos_core.guards.opens import in_one_line
-from atropos_core.hub.hub import Hub, Label
+from atropos_core.hub.hub import Hub
+from atropos_core.hub.records import Label
 from atropos_core.interfaces import Curriculum
 from atropos_core.rollouts.runner import RolloutRunner, sound
 from atropos_core.types import Draw, Failed, Sampling, ScoredGroup

@@ -13,7 +13,8 @@ from atropos_core import console
 from atropos_core.config.run_file import RunConfig
 from atropos_core.errors import CheckpointError, DeadlineExceeded, NoProgress
 from atropos_core.guards.opens import in_one_line
-from atropos_core.hub.hub import GroupRecord, Hub, Limits, Want
+from atropos_core.hub.hub import Hub
+from atropos_core.hub.records import BatchSize, GroupRecord, Limits
 from atropos_core.interfaces import Curriculum, Environment, Outcome, TaskSource
 from atropos_core.rollouts.producer import PATIENCE, Producer
 from atropos_core.rollouts.runner import RolloutRunner, task_count
@@ -226,7 +227,7 @@ class LocalSource(Source):
         while batch is None:
             let_in = self._runner.let_in
             try:
-                batch = await self._session.lease(Want(groups=n), version, deadline_s)
+                batch = await self._session.lease(BatchSize(groups=n), version, deadline_s)
             except DeadlineExceeded:
                 if not self._runner.waiting_for_room and let_in == self._runner.let_in:
                     raise  # else there are some that were let in late, or wait for others to end, which have deadlines
@@ -245,7 +246,7 @@ class LocalSource(Source):
         await self._producer.stop()
 
     async def close(self) -> None:
-        await self._hub.close()
+        self._hub.stop()
 
     def _dropped_here(self, record: GroupRecord[ScoredGroup], cause: str) -> None:
         """Called by the hub when a lease drops a group; that lease still waits for the full number."""

@@ -9,7 +9,8 @@ import subprocess
 from collections import Counter
 from typing import Any
 
-from atropos_core.hub.hub import Hub, Label, Limits, Want
+from atropos_core.hub.hub import Hub
+from atropos_core.hub.records import BatchSize, Label, Limits
 from tests.unit.hubs import Clock
 
 QUEUES = 200
@@ -72,7 +73,7 @@ async def ours(case: dict[str, Any]) -> list[list[int]]:
         await hub.put(str(at).encode(), Label(str(env), size, 1))
     session, batches = hub.open("trainer"), []
     for clock.now in (0.0, 31.0):
-        while batch := session.try_lease(Want(sequences=case["batch"]), 0):
+        while batch := session.try_lease(BatchSize(sequences=case["batch"]), 0):
             batches.append([int(record.payload) for record in batch])
             session.commit([record.id for record in batch])
     return batches

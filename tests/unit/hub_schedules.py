@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from atropos_core.errors import HubClosed, HubFull, LeaseLost
-from atropos_core.hub.hub import GroupRecord, Hub, Label, Limits, Session, Want
+from atropos_core.hub.hub import Hub
+from atropos_core.hub.records import BatchSize, GroupRecord, Label, Limits
+from atropos_core.hub.session import Session
 from atropos_trajectory_api.journal.store import JournalStore
 from tests.unit import virtual_time
 
@@ -126,7 +128,7 @@ class World:
         trained, ids, version = list(saved.trained), list[int](), saved.version
         self.published = version
         while version < self.batches:
-            entries = await session.lease(Want(groups=self.batch), version, LEASE_DEADLINE_S)
+            entries = await session.lease(BatchSize(groups=self.batch), version, LEASE_DEADLINE_S)
             oldest = min(entry.label.oldest_version or 0 for entry in entries)
             assert self.staleness is None or version - oldest <= self.staleness, "a token is older than the bound"
             assert len(entries) == self.batch

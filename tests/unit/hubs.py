@@ -6,7 +6,9 @@ import asyncio
 from collections.abc import Iterable
 from typing import Any
 
-from atropos_core.hub.hub import GroupRecord, Hub, Label, Limits, Session
+from atropos_core.hub.hub import Hub
+from atropos_core.hub.records import GroupRecord, Label, Limits
+from atropos_core.hub.session import Session
 
 
 class Clock:

@@ -10,7 +10,8 @@ import random
 import sys
 from pathlib import Path
 
-from atropos_core.hub.hub import Hub, Label, Limits, Want
+from atropos_core.hub.hub import Hub
+from atropos_core.hub.records import BatchSize, Label, Limits
 from atropos_trajectory_api.journal.store import JournalStore
 
 
@@ -37,7 +38,7 @@ def main(directory: Path, seed: int) -> None:
             if number is not None:
                 say("put", number, key)
                 key += 1
-        elif (entries := session.try_lease(Want(groups=generator.choice([1, 3])), 0)) is not None:
+        elif (entries := session.try_lease(BatchSize(groups=generator.choice([1, 3])), 0)) is not None:
             kept = [entry.id for entry in entries]
             if generator.random() < 0.2:
                 session.give_back(kept)

@@ -22,8 +22,8 @@ from atropos_core.exports.hugging_face import Hub
 from atropos_core.exports.policy import checkpoint_of, export_policy
 from atropos_core.exports.selection import Selection
 from atropos_core.group_schema import check_task
-from atropos_core.hub.diagnostics import check_fits
 from atropos_core.hub.records import Label, Limits
+from atropos_core.hub.reports import check_fits
 from atropos_core.launch.supervisor import make_directory
 from atropos_core.rollouts.chat_model import ChatModel
 from atropos_core.rollouts.tokenizer import ChatTokenizer

@@ -15,7 +15,10 @@ from typing import Any
 import pytest
 
 from atropos_core.errors import LeaseLost, StoreFull
-from atropos_core.hub.hub import KEYS, GroupRecord, Hub, Label, Limits, Session, Want
+from atropos_core.hub.hub import Hub
+from atropos_core.hub.ledger import KEYS
+from atropos_core.hub.records import BatchSize, GroupRecord, Label, Limits
+from atropos_core.hub.session import Session
 from atropos_trajectory_api.journal.log import Sync
 from atropos_trajectory_api.journal.store import JournalStore
 from atropos_trajectory_api.legacy.pieces import Piece, Pieces
@@ -23,7 +26,7 @@ from tests.disks import mounted
 from tests.unit.hubs import Clock, ids, payloads, settle
 
 ROOM = 100_000_000
-ONE, TWO = Want(groups=1), Want(groups=2)
+ONE, TWO = BatchSize(groups=1), BatchSize(groups=2)
 
 
 @contextmanager
@@ -47,7 +50,7 @@ def put(hub: Hub[bytes], payload: bytes, key: str | None = None, **label: Any) -
 
 
 def lease(session: Session[bytes], n: int, version: int = 0) -> list[GroupRecord[bytes]]:
-    entries = session.try_lease(Want(groups=n), version)
+    entries = session.try_lease(BatchSize(groups=n), version)
     assert entries is not None
     return entries
 

@@ -11,7 +11,8 @@ import sys
 import time
 from pathlib import Path
 
-from atropos_core.hub.hub import Hub, Limits, Want
+from atropos_core.hub.hub import Hub
+from atropos_core.hub.records import BatchSize, Limits
 from atropos_trajectory_api.journal.store import JournalStore
 from tests.unit import putting
 
@@ -42,7 +43,7 @@ def test_what_was_acknowledged_survives_a_kill_at_any_moment_exactly_once(tmp_pa
         assert all(hub.knows(str(key)) for key in put.values())
         _check_unsaid_commits(lost, there, committed)
         session = hub.open("reader")
-        entries = session.try_lease(Want(groups=len(there)), 0) if there else []
+        entries = session.try_lease(BatchSize(groups=len(there)), 0) if there else []
         assert entries is not None
         for entry in entries:
             key = int(entry.payload.split(b":")[0])

@@ -15,7 +15,7 @@ import pytest
 
 from atropos_core.codec import decode, encode_bytes
 from atropos_core.errors import ConfigError
-from atropos_core.hub.hub import Want
+from atropos_core.hub.records import BatchSize
 from atropos_core.types import Draw, Sampling
 from atropos_trajectory_api.legacy.retries import digest
 from atropos_trajectory_api.legacy.routes import LegacyRoutes
@@ -120,7 +120,7 @@ async def test_a_group_that_was_let_in_as_its_client_gave_up_is_not_stored_again
         return sent[0]["status"] if sent else None
 
     def settle_one() -> bool:
-        entries = service.hub.open("old").try_lease(Want(groups=1), 0)
+        entries = service.hub.open("old").try_lease(BatchSize(groups=1), 0)
         if entries and service.hub.current is not None:
             service.hub.current.commit([entries[0].id])
         return bool(entries)

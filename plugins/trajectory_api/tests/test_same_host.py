@@ -15,7 +15,7 @@ import pytest
 
 from atropos_core.codec import encode, encode_bytes
 from atropos_core.errors import DataError, HubFull, ProcessDied
-from atropos_core.hub.hub import Want
+from atropos_core.hub.records import BatchSize
 from atropos_http_server.body_limits import Budget
 from atropos_trajectory_api.native import same_host
 from atropos_trajectory_api.server.answers import REFUSALS
@@ -50,7 +50,7 @@ async def test_a_frame_is_put_once_for_its_key_and_answered_with_its_id(tmp_path
         assert (await ring.put(encode(groups[5]), key="5")).value == acks[5].value
         assert service.hub.status().groups == 20
         session = service.hub.open("test")
-        entries = session.try_lease(Want(groups=20), 0)
+        entries = session.try_lease(BatchSize(groups=20), 0)
         assert entries is not None
         assert [entry.id for entry in entries] == [ack.value for ack in acks]
         assert [entry.payload for entry in entries] == [encode_bytes(group) for group in groups]
@@ -115,7 +115,7 @@ async def test_groups_that_wait_for_room_count_as_bodies_in_flight_and_the_rest_
         session = service.hub.open("test")
         for _ in range(5):
             async with asyncio.timeout(10):
-                while (entries := session.try_lease(Want(groups=1), 0)) is None:
+                while (entries := session.try_lease(BatchSize(groups=1), 0)) is None:
                     await asyncio.sleep(0.01)
             session.commit([entry.id for entry in entries])
         assert len({(await put).value for put in puts}) == 4
@@ -141,7 +141,7 @@ async def test_a_server_that_ends_is_seen_by_the_ring_at_once(tmp_path):
     async with door(tmp_path, hub_mb=0.01) as (service, ring):
         puts = [asyncio.create_task(ring.put(encode(group_of(drawn(-1), length=200)), key=str(n))) for n in range(5)]
         await asyncio.sleep(0.1)
-        await service.hub.close()
+        service.hub.stop()
         ended = await asyncio.wait_for(asyncio.gather(*puts, return_exceptions=True), 10)
         assert any(isinstance(one, ProcessDied) for one in ended)
 

@@ -12,7 +12,7 @@ import pytest
 
 from atropos_core.codec import encode_bytes
 from atropos_core.errors import DataError, HubFull, LeaseLost, TokenizerMismatch
-from atropos_core.hub.hub import Label
+from atropos_core.hub.records import Label
 from atropos_core.types import Draw, ScoredGroup
 from atropos_trajectory_api.native.workers import Policy
 from atropos_trajectory_api.server.options import ServeOptions

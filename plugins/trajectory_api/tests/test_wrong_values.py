@@ -204,7 +204,7 @@ async def test_a_trainer_drops_by_name_what_a_server_hands_out_that_does_not_loo
         dropped += (await session.lease(1, 0, 0.2)).dropped
         assert [number for number, _ in got] == [0, damaged + 1]
         assert [cause for _, cause in dropped] == ["damaged"] * damaged
-        assert service.hub.ledger.dropped["damaged"] == damaged
+        assert service.hub.status().dropped.get("damaged", 0) == damaged
         await session.close()
     finally:
         await api.close()

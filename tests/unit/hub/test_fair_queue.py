@@ -11,7 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atropos_core.errors import DataError, DeadlineExceeded
-from atropos_core.hub.hub import GroupRecord, Hub, Session, Want
+from atropos_core.hub.hub import Hub
+from atropos_core.hub.records import BatchSize, GroupRecord
+from atropos_core.hub.session import Session
 from tests.unit.hubs import Clock, hub, ids, label, opened, payloads, settle
 
 
@@ -22,7 +24,7 @@ def fill(one: Hub[str], *environments: str, each: int, sequences: int = 1) -> No
 
 
 def leased_now(session: Session[str], groups: int) -> list[GroupRecord[str]]:
-    batch = session.try_lease(Want(groups=groups), 0)
+    batch = session.try_lease(BatchSize(groups=groups), 0)
     assert batch is not None, "there is a batch now"
     return batch
 
@@ -35,7 +37,7 @@ async def test_without_shares_the_oldest_is_next_whatever_its_environment():
     order = "aabacbca"
     for environment in order:
         await one.put(environment, label(environment))
-    assert payloads(await session.lease(Want(groups=len(order)), 0, 1)) == list(order)
+    assert payloads(await session.lease(BatchSize(groups=len(order)), 0, 1)) == list(order)
 
 
 async def test_batches_follow_the_weights_in_sequences_not_in_groups():
@@ -46,7 +48,7 @@ async def test_batches_follow_the_weights_in_sequences_not_in_groups():
     fill(one, "large", each=100, sequences=8)
     taken: Counter[str] = Counter()
     for _ in range(10):
-        for entry in await session.lease(Want(groups=6), 0, 1):
+        for entry in await session.lease(BatchSize(groups=6), 0, 1):
             taken[entry.payload] += entry.label.sequences
     assert taken["large"] / taken["small"] == pytest.approx(2.0, rel=0.1)
 
@@ -57,9 +59,9 @@ async def test_silence_earns_nothing():
     one.share("late")
     fill(one, "always", each=80)
     for _ in range(10):
-        await session.lease(Want(groups=4), 0, 1)
+        await session.lease(BatchSize(groups=4), 0, 1)
     fill(one, "late", each=40)
-    taken = Counter(payloads(await session.lease(Want(groups=20), 0, 1)))
+    taken = Counter(payloads(await session.lease(BatchSize(groups=20), 0, 1)))
     assert abs(taken["late"] - taken["always"]) <= 4 + 1, "no more ahead than by one batch and one group"
 
 
@@ -86,7 +88,7 @@ async def test_a_flood_does_not_starve_a_trickle():
     fill(one, "flood", each=1000)
     for _ in range(20):
         await one.put("trickle", label("trickle"))
-        assert "trickle" in payloads(await session.lease(Want(groups=4), 0, 1))
+        assert "trickle" in payloads(await session.lease(BatchSize(groups=4), 0, 1))
 
 
 async def test_an_environment_that_is_forgotten_keeps_what_it_sent_in_the_queue():
@@ -96,7 +98,7 @@ async def test_an_environment_that_is_forgotten_keeps_what_it_sent_in_the_queue(
     one.forget("gone")
     one.forget("never known")
     assert one.status().environments["gone"].weight == 1.0
-    session.commit(ids(await session.lease(Want(groups=2), 0, 1)))
+    session.commit(ids(await session.lease(BatchSize(groups=2), 0, 1)))
     assert one.status().environments == {}
 
 
@@ -181,7 +183,7 @@ def test_every_batch_is_the_one_that_start_time_fair_queuing_chooses(weights, st
                 assert id is not None
                 reference.put(name, id, sequences)
         elif what == "lease":
-            entries = session.try_lease(Want(groups=arguments[0]), 0)
+            entries = session.try_lease(BatchSize(groups=arguments[0]), 0)
             assert (None if entries is None else ids(entries)) == reference.lease(arguments[0])
         else:
             some = list(reference.leased)[-arguments[0] :]
@@ -199,9 +201,9 @@ async def test_a_minimum_is_kept_although_the_weight_is_small():
     fill(one, "common", each=100)
     fill(one, "rare", each=100)
     for _ in range(5):
-        assert Counter(payloads(await session.lease(Want(groups=8), 0, 1)))["rare"] >= 2
+        assert Counter(payloads(await session.lease(BatchSize(groups=8), 0, 1)))["rare"] >= 2
     for _ in range(5):
-        assert Counter(payloads(await session.lease(Want(sequences=8), 0, 1)))["rare"] >= 2
+        assert Counter(payloads(await session.lease(BatchSize(sequences=8), 0, 1)))["rare"] >= 2
 
 
 async def test_minima_beyond_a_whole_are_scaled_down():
@@ -209,7 +211,7 @@ async def test_minima_beyond_a_whole_are_scaled_down():
     one.share("a", minimum=0.8, weight=0.01)
     one.share("b", minimum=0.8)
     fill(one, "a", "b", each=50)
-    taken = Counter(payloads(await session.lease(Want(groups=10), 0, 1)))
+    taken = Counter(payloads(await session.lease(BatchSize(groups=10), 0, 1)))
     assert taken == {"a": 5, "b": 5}
 
 
@@ -221,22 +223,22 @@ async def test_an_environment_with_a_minimum_is_waited_for_then_loses_its_share_
     fill(one, "common", each=50)
     clock.now = 29.0
     with pytest.raises(DeadlineExceeded, match=r"50% of a batch is kept for environment 'rare', which has nothing"):
-        await session.lease(Want(groups=4), 0, 0)
+        await session.lease(BatchSize(groups=4), 0, 0)
     clock.now = 31.0
-    assert payloads(await session.lease(Want(groups=4), 0, 1)) == ["common"] * 4
-    await session.lease(Want(groups=4), 0, 1)
+    assert payloads(await session.lease(BatchSize(groups=4), 0, 1)) == ["common"] * 4
+    await session.lease(BatchSize(groups=4), 0, 1)
     assert capsys.readouterr().err.count("'rare' has sent nothing for 30 s and loses its 50% of a batch") == 1
     fill(one, "rare", each=2)
-    assert Counter(payloads(await session.lease(Want(groups=4), 0, 1))) == {"common": 2, "rare": 2}
+    assert Counter(payloads(await session.lease(BatchSize(groups=4), 0, 1))) == {"common": 2, "rare": 2}
     clock.now = 60.0
-    assert session.try_lease(Want(groups=4), 0) is None, "it has sent within the last 30 s"
+    assert session.try_lease(BatchSize(groups=4), 0) is None, "it has sent within the last 30 s"
 
 
 async def test_a_lease_that_waits_for_a_minimum_goes_on_by_itself_when_the_grace_is_over():
     one, session = opened(allocation_grace_s=0.1)
     one.share("rare", minimum=0.5)
     fill(one, "common", each=4)
-    assert payloads(await session.lease(Want(groups=4), 0, 10)) == ["common"] * 4
+    assert payloads(await session.lease(BatchSize(groups=4), 0, 10)) == ["common"] * 4
 
 
 # -- exact sums
@@ -246,7 +248,7 @@ async def lease_sizes(wanted: int, *sizes: int, **more: object) -> list[int]:
     one, session = opened(**more)  # type: ignore[arg-type]
     for size in sizes:
         await one.put(str(size), label(sequences=size))
-    return [entry.label.sequences for entry in await session.lease(Want(sequences=wanted), 0, 0)]
+    return [entry.label.sequences for entry in await session.lease(BatchSize(sequences=wanted), 0, 0)]
 
 
 async def test_whole_groups_add_up_to_the_requested_sequences_oldest_first():
@@ -267,12 +269,12 @@ async def test_where_more_of_the_same_sizes_could_add_up_they_are_waited_for_but
     for size in (8, 8, 6):
         await one.put(str(size), label(sequences=size))
     with pytest.raises(DeadlineExceeded, match=r"groups of 6, 8 do not add up to it yet"):
-        await session.lease(Want(sequences=20), 0, 0)
+        await session.lease(BatchSize(sequences=20), 0, 0)
     clock.now = 31.0
-    assert payloads(await session.lease(Want(sequences=20), 0, 0)) == ["8", "8"]
+    assert payloads(await session.lease(BatchSize(sequences=20), 0, 0)) == ["8", "8"]
     await one.put("6", label(sequences=6))
     await one.put("8", label(sequences=8))
-    assert payloads(await session.lease(Want(sequences=20), 0, 0)) == ["6", "6", "8"]
+    assert payloads(await session.lease(BatchSize(sequences=20), 0, 0)) == ["6", "6", "8"]
 
 
 async def test_a_group_that_fits_no_batch_holds_up_none_and_is_not_passed_over_for_ever():
@@ -280,12 +282,12 @@ async def test_a_group_that_fits_no_batch_holds_up_none_and_is_not_passed_over_f
     one, session = opened(clock=clock)
     for size in (4, *[8] * 10):
         await one.put(str(size), label(sequences=size))
-    assert payloads(await session.lease(Want(sequences=16), 0, 0)) == ["8", "8"], "at once"
+    assert payloads(await session.lease(BatchSize(sequences=16), 0, 0)) == ["8", "8"], "at once"
     clock.now = 29.0
-    assert payloads(await session.lease(Want(sequences=16), 0, 0)) == ["8", "8"]
+    assert payloads(await session.lease(BatchSize(sequences=16), 0, 0)) == ["8", "8"]
     clock.now = 31.0
-    assert payloads(await session.lease(Want(sequences=16), 0, 0)) == ["4", "8"], "a smaller one"
-    assert payloads(await session.lease(Want(sequences=16), 0, 0)) == ["8", "8"]
+    assert payloads(await session.lease(BatchSize(sequences=16), 0, 0)) == ["4", "8"], "a smaller one"
+    assert payloads(await session.lease(BatchSize(sequences=16), 0, 0)) == ["8", "8"]
 
 
 async def test_a_minimum_is_kept_by_groups_that_are_not_the_oldest_where_those_make_no_whole_batch():
@@ -295,7 +297,7 @@ async def test_a_minimum_is_kept_by_groups_that_are_not_the_oldest_where_those_m
         await one.put("rare", label("rare", sequences=size))
     for _ in range(3):
         await one.put("common", label("common", sequences=6))
-    batch = await session.lease(Want(sequences=10), 0, 0)
+    batch = await session.lease(BatchSize(sequences=10), 0, 0)
     assert sorted((entry.payload, entry.label.sequences) for entry in batch) == [
         ("common", 6),
         ("rare", 2),
@@ -307,7 +309,7 @@ async def test_a_minimum_is_kept_by_groups_that_are_not_the_oldest_where_those_m
         await one.put("rare", label("rare", sequences=size))
     for _ in range(3):
         await one.put("common", label("common", sequences=6))
-    batch = await session.lease(Want(sequences=10), 0, 0)
+    batch = await session.lease(BatchSize(sequences=10), 0, 0)
     assert sorted((entry.payload, entry.label.sequences) for entry in batch) == [("common", 6), ("rare", 4)]
 
 
@@ -317,7 +319,7 @@ async def test_a_full_hub_gives_a_smaller_batch_rather_than_none():
         await one.put(str(size), label(sequences=size))
     waiting = asyncio.ensure_future(one.put("late", label(sequences=2)))
     await settle()
-    assert payloads(await session.lease(Want(sequences=20), 0, 1)) == ["8", "8"]
+    assert payloads(await session.lease(BatchSize(sequences=20), 0, 1)) == ["8", "8"]
     waiting.cancel()
 
 
@@ -342,7 +344,7 @@ async def test_an_environment_that_nobody_knew_gets_room_before_one_that_has_muc
     await settle()
     new = asyncio.ensure_future(one.put("new", label("new")))
     await settle()
-    session.commit(ids(await session.lease(Want(groups=1), 0, 1)))
+    session.commit(ids(await session.lease(BatchSize(groups=1), 0, 1)))
     await asyncio.wait_for(new, 1)
     assert not any(put.done() for put in flood)
     for put in flood:
@@ -357,7 +359,7 @@ async def test_the_reserve_does_not_stand_between_a_trainer_and_its_batch():
     waiting = [asyncio.ensure_future(one.put("only", label("only"))) for _ in range(2)]
     await settle()
     assert not any(put.done() for put in waiting)
-    assert len(await session.lease(Want(groups=9), 0, 1)) == 9
+    assert len(await session.lease(BatchSize(groups=9), 0, 1)) == 9
 
 
 async def test_everyone_who_waits_for_room_gets_in_in_proportion():
@@ -368,7 +370,7 @@ async def test_everyone_who_waits_for_room_gets_in_in_proportion():
     seen: list[str] = []
     for _ in range(20):
         await settle()
-        leased = await session.lease(Want(groups=2), 0, 1)
+        leased = await session.lease(BatchSize(groups=2), 0, 1)
         seen += payloads(leased)
         session.commit(ids(leased))
     assert abs(Counter(seen)["a"] - 20) <= 3

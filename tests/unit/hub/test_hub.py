@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from atropos_core.errors import DataError, DeadlineExceeded, HubClosed, HubFull
-from atropos_core.hub.hub import Label, Want
+from atropos_core.hub.records import BatchSize, Label
 from tests.unit.hubs import Clock, hub, ids, label, opened, payloads, settle
 from tests.unit.parts import episode, group, rollout
 
-ONE, TWO, THREE = Want(groups=1), Want(groups=2), Want(groups=3)
+ONE, TWO, THREE = BatchSize(groups=1), BatchSize(groups=2), BatchSize(groups=3)
 
 
 def test_a_label_counts_rollouts_and_the_oldest_sampled_token():
@@ -30,7 +30,7 @@ def test_a_label_counts_rollouts_and_the_oldest_sampled_token():
 @pytest.mark.parametrize("wrong", [{}, {"groups": 1, "sequences": 1}, {"groups": 0}, {"sequences": -1}])
 def test_a_batch_is_wanted_in_groups_or_in_sequences(wrong):
     with pytest.raises(DataError, match="a batch is one or more"):
-        Want(**wrong)
+        BatchSize(**wrong)
 
 
 # -- leases
@@ -93,7 +93,7 @@ async def test_what_is_given_back_comes_first_again_in_its_old_order():
     for number in "01234":
         await one.put(number, label())
     session.give_back(reversed(ids(await session.lease(THREE, 0, 1))))
-    assert payloads(await session.lease(Want(groups=5), 0, 1)) == list("01234")
+    assert payloads(await session.lease(BatchSize(groups=5), 0, 1)) == list("01234")
 
 
 async def test_leases_given_back_one_after_another_still_come_out_oldest_first():
@@ -103,7 +103,7 @@ async def test_leases_given_back_one_after_another_still_come_out_oldest_first()
     first, second = await session.lease(TWO, 0, 1), await session.lease(ONE, 0, 1)
     session.give_back(ids(first))
     session.give_back(ids(second))
-    assert payloads(await session.lease(Want(groups=4), 0, 1)) == list("0123")
+    assert payloads(await session.lease(BatchSize(groups=4), 0, 1)) == list("0123")
 
 
 async def test_a_group_given_back_can_fill_a_lease_that_waits():
@@ -145,11 +145,11 @@ async def test_a_large_group_that_waits_for_room_does_not_keep_from_the_trainer_
     beside = [asyncio.ensure_future(one.put(f"beside {number}", label("code"))) for number in range(9)]
     await settle()
     assert len(one) == 10, "as long as nobody needs them they wait behind it"
-    batch = payloads(await session.lease(Want(groups=16), 0, 5))
+    batch = payloads(await session.lease(BatchSize(groups=16), 0, 5))
     assert len(batch) == 16
     await settle()
     assert sum(put.done() for put in behind + beside) == 6, "no more pass it than the batch lacked"
-    session.commit(one.ledger.out)
+    session.commit(session.holds)
     await asyncio.wait_for(large, 1)
     for put in behind + beside:
         put.cancel()
@@ -306,7 +306,7 @@ async def test_a_checkpoint_is_due_once_trained_groups_take_more_than_half():
     one, session = opened(1000)
     for number in range(6):
         await one.put(str(number), label())
-    leased = ids(await session.lease(Want(groups=6), 0, 1))
+    leased = ids(await session.lease(BatchSize(groups=6), 0, 1))
     session.trained(leased[:5])
     assert not session.commit_due
     session.trained(leased)
@@ -363,7 +363,7 @@ async def test_no_group_is_leased_that_is_older_than_the_bound(max_staleness, ke
     for version in (1, 2, 3):
         await one.put(str(version), label(version=version))
     await one.put("unknown", label())
-    assert payloads(await session.lease(Want(groups=len(kept) + 1), 3, 1)) == [*kept, "unknown"]
+    assert payloads(await session.lease(BatchSize(groups=len(kept) + 1), 3, 1)) == [*kept, "unknown"]
     assert dropped == [(number, "stale") for number in "123" if number not in kept]
     status = one.status()
     assert status.dropped.get("stale", 0) == len(dropped)
@@ -406,12 +406,12 @@ async def test_versions_are_not_remembered_of_groups_that_have_left():
     for number in range(5000):
         one.try_put("a", label(version=number))
         session.commit(ids(session.try_lease(ONE, number) or []))
-    assert len(one.ledger.by_version) <= 1001
+    assert len(one._by_version) <= 1001
     for version in (0, 1):
         one.try_put(str(version), label(version=version))
     for _ in range(2000):
         session.give_back(ids(session.try_lease(TWO, 2) or []))
-    assert len(one.ledger.by_version) <= 1005
+    assert len(one._by_version) <= 1005
     one.max_staleness = 0
     assert payloads(session.try_lease(ONE, 1) or []) == ["1"], "what waits is still found stale"
 
@@ -454,14 +454,14 @@ async def test_closing_wakes_everyone_who_waits():
     waiting = [asyncio.ensure_future(full.put("b", label())), asyncio.ensure_future(session.lease(TWO, 0, 60))]
     await settle()
     for one in (full, empty):
-        await one.close()
+        one.stop()
     for task in waiting:
         with pytest.raises(HubClosed):
             await asyncio.wait_for(task, 1)
     for late in (full.put("c", label()), session.lease(ONE, 0, 1)):
         with pytest.raises(HubClosed):
             await late
-    await full.close()
+    full.stop()
 
 
 async def test_status_says_what_is_where():
@@ -487,6 +487,6 @@ async def test_what_comes_in_for_a_stale_group_is_not_leased_where_it_is_stale_i
     await one.put("old", label(version=0))
     others = [asyncio.ensure_future(one.put(name, label(version=at))) for name, at in (("as old", 0), ("fresh", 5))]
     await settle()
-    assert payloads(await session.lease(Want(groups=1), 5, 1)) == ["fresh"]
+    assert payloads(await session.lease(BatchSize(groups=1), 5, 1)) == ["fresh"]
     assert dropped == [("old", "stale"), ("as old", "stale")]
     await asyncio.gather(*others)

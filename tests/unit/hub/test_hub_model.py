@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from atropos_core.errors import DataError, DeadlineExceeded, HubFull, LeaseLost
-from atropos_core.hub.hub import GroupRecord, Hub, Label, Limits, Want
+from atropos_core.hub.hub import Hub
+from atropos_core.hub.records import BatchSize, GroupRecord, Label, Limits
 from atropos_trajectory_api.journal.store import JournalStore
 from tests.unit.hubs import Clock, settle
 
@@ -169,11 +170,11 @@ class HubModel(RuleBasedStateMachine):
         entries: list[GroupRecord[bytes]] | None
         if waits:
             try:
-                entries = self.run(lambda: self.session.lease(Want(groups=n), self.version, 0))
+                entries = self.run(lambda: self.session.lease(BatchSize(groups=n), self.version, 0))
             except (DeadlineExceeded, HubFull):
                 entries = None
         else:
-            entries = self.session.try_lease(Want(groups=n), self.version)
+            entries = self.session.try_lease(BatchSize(groups=n), self.version)
             self.run()  # who came in for what was dropped may be part of it
         self.forget_dropped()
         self.unmet = None if entries is not None else n
@@ -245,7 +246,7 @@ class HubModel(RuleBasedStateMachine):
         self.hub.tick()
         if seconds > LEASE_S:
             with pytest.raises(LeaseLost):
-                self.session.try_lease(Want(groups=1), self.version)
+                self.session.try_lease(BatchSize(groups=1), self.version)
             self.over()
             self.session = self.hub.open("trainer")
         self.run()
@@ -259,7 +260,8 @@ class HubModel(RuleBasedStateMachine):
     @rule()
     def the_process_dies(self) -> None:
         waiting, self.waiting = self.waiting, {}
-        self.run(self.hub.close)  # so that nobody comes in by another's end
+        self.hub.stop()  # so that no put is admitted by the end of another
+        self.run()
         assert all(task.exception() for task in waiting)
         assert self.store is not None
         self.store.close()  # writes nothing
@@ -302,7 +304,7 @@ class HubModel(RuleBasedStateMachine):
             assert self.store.size_bytes <= 2 * self.store.live_bytes + 2 * (1500 + 600)
 
     def teardown(self) -> None:
-        self.loop.run_until_complete(self.hub.close())
+        self.hub.stop()
         self.loop.run_until_complete(settle())
         assert all(task.done() for task in self.waiting), "closing lets everyone go"
         for task in self.waiting:

@@ -11,7 +11,8 @@ import pytest
 from atropos_core.builtin.curricula import OrderedCurriculum
 from atropos_core.builtin.rewards import EnvironmentReward
 from atropos_core.errors import DataError, HubClosed, NoProgress, ProcessDied
-from atropos_core.hub.hub import Hub, Limits, Want
+from atropos_core.hub.hub import Hub
+from atropos_core.hub.records import BatchSize, Limits
 from atropos_core.interfaces import TaskSource
 from atropos_core.rollouts.producer import PATIENCE, Producer
 from atropos_core.rollouts.runner import RolloutRunner, WeightedReward
@@ -65,7 +66,7 @@ class Scene:
         )
 
     async def lease(self, n: int) -> list[int]:
-        return sorted(entry.payload.draw.id for entry in await self.session.lease(Want(groups=n), 0, 5))
+        return sorted(entry.payload.draw.id for entry in await self.session.lease(BatchSize(groups=n), 0, 5))
 
     def unsettled(self) -> list[int]:
         return [fields[0] for fields in self.curriculum.state()["unsettled"]]
@@ -168,7 +169,7 @@ async def test_a_success_now_and_then_is_progress():
     scene = Scene(how)
     scene.producer.want(1)
     for _ in range(8):
-        [entry] = await scene.session.lease(Want(groups=1), 0, 5)
+        [entry] = await scene.session.lease(BatchSize(groups=1), 0, 5)
         scene.session.trained([entry.id])
         scene.producer.want(1)
     assert not scene.producer.broken.done()
@@ -197,7 +198,7 @@ async def test_a_hub_that_closes_under_a_waiting_group_is_no_surprise_to_stop():
     scene = Scene(size_bytes=6000)  # room for one group
     scene.producer.want(2)
     await settle()
-    await scene.hub.close()
+    scene.hub.stop()
     with pytest.raises(HubClosed):
         await asyncio.wait_for(asyncio.shield(scene.producer.broken), 5)
     await scene.producer.stop()

@@ -17,7 +17,7 @@ import numpy as np
 
 from atropos_core import console
 from atropos_core.errors import DataError, StoreFull
-from atropos_core.hub.hub import KEYS
+from atropos_core.hub.ledger import KEYS
 from atropos_core.hub.records import GroupRecord, Label, Restored, State
 from atropos_trajectory_api.journal.log import RESERVE_BYTES, SEGMENT_BYTES, Journal, RecordPosition, Sync
 

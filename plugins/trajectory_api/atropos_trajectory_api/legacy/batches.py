@@ -17,7 +17,8 @@ from starlette.types import Scope, Send
 
 from atropos_core import console
 from atropos_core.errors import DataError, DeadlineExceeded, HubFull, LeaseLost, StoreFull
-from atropos_core.hub.hub import GroupRecord, Session, Want
+from atropos_core.hub.records import BatchSize, GroupRecord
+from atropos_core.hub.session import Session
 from atropos_http_server.answers import start
 from atropos_http_server.connection import SCOPE_KEY, Connection
 from atropos_trajectory_api.legacy.incoming_groups import dumps
@@ -137,7 +138,7 @@ class OldTrainer:
     @staticmethod
     def _drop_some(session: Session[bytes]) -> list[int]:
         ids: list[int] = []
-        while len(ids) < MOST_AT_ONCE and (entries := session.try_lease(Want(groups=1), 0)):
+        while len(ids) < MOST_AT_ONCE and (entries := session.try_lease(BatchSize(groups=1), 0)):
             ids += [entry.id for entry in entries]
         session.drop(ids, "reset")
         return ids
@@ -192,7 +193,7 @@ class OldTrainer:
         for _ in range(2):
             session = self._open()
             try:
-                return session, await session.lease(Want(sequences=batch_size), 0, 0.0)
+                return session, await session.lease(BatchSize(sequences=batch_size), 0, 0.0)
             except LeaseLost:
                 self._session = None
             except (DeadlineExceeded, HubFull) as error:

@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope
 
 from atropos_core import console
 from atropos_core.errors import DataError, HubClosed, HubFull, StoreFull
-from atropos_core.hub.hub import Label
+from atropos_core.hub.records import Label
 from atropos_http_server.body_limits import SHARE_KEY, GoneAway
 from atropos_http_server.connection import SCOPE_KEY, Connection
 from atropos_trajectory_api.legacy.incoming_groups import parse, read

@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from atropos_core import console
 from atropos_core.errors import DataError, HubClosed, HubFull
-from atropos_core.hub.hub import HubStatus
+from atropos_core.hub.records import HubStatus
 from atropos_http_server.answers import send_whole
 from atropos_http_server.body_limits import GoneAway
 from atropos_trajectory_api.legacy.batches import OldTrainer

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from atropos_core.errors import DeadlineExceeded
-from atropos_core.hub.hub import GroupRecord, Session, Want
+from atropos_core.hub.records import BatchSize, GroupRecord
+from atropos_core.hub.session import Session
 from atropos_core.types import ScoredGroup
 
 KEPT = 10_000  # notices for a trainer that does not lease
@@ -68,7 +69,7 @@ class Leasing:
             self._waiting.cancel()
 
     async def lease(
-        self, session: Session[bytes], want: Want, version: int, wait_s: float, holding: set[int]
+        self, session: Session[bytes], want: BatchSize, version: int, wait_s: float, holding: set[int]
     ) -> tuple[list[GroupRecord[bytes]], str | None]:
         """A batch; or, no later than a notice arrives, no batch and the reason. What the session has leased beyond `holding` is
         returned first, because the trainer never received it."""

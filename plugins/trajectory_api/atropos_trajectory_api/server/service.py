@@ -13,7 +13,9 @@ from typing import Any
 from atropos_core import console
 from atropos_core.errors import AtroposError, DataError, LeaseLost, StoreFull
 from atropos_core.guards.apart import apart
-from atropos_core.hub.hub import GroupRecord, Hub, Label, Limits, Session, Want
+from atropos_core.hub.hub import Hub
+from atropos_core.hub.records import BatchSize, GroupRecord, Label, Limits
+from atropos_core.hub.session import Session
 from atropos_core.types import Draw, Sampling, ScoredGroup
 from atropos_trajectory_api.legacy.state import OldState
 from atropos_trajectory_api.legacy.stored_group import check_stored
@@ -118,7 +120,7 @@ class Service:
         self.hub.stop()
 
     async def close(self) -> None:
-        await self.hub.close()
+        self.hub.stop()
         if self._store is not None:
             self._store.close()
 
@@ -368,7 +370,7 @@ class Service:
         until = asyncio.get_running_loop().time() + wait_s
         while True:
             left = max(until - asyncio.get_running_loop().time(), 0.0)
-            entries, why = await self._leasing.lease(session, Want(groups=groups), version, left, holding)
+            entries, why = await self._leasing.lease(session, BatchSize(groups=groups), version, left, holding)
             foreign = [entry.id for entry in entries if self._is_foreign(entry)]
             if not foreign:
                 break

@@ -7,23 +7,23 @@ import asyncio
 import pytest
 
 from atropos_core.errors import DataError, LeaseLost
-from atropos_core.hub.hub import Want
-from atropos_core.hub.lease_session import RESUME
+from atropos_core.hub.ledger import RESUME
+from atropos_core.hub.records import BatchSize
 from tests.unit.hubs import Clock, ids, label, opened, payloads, settle
 
-ONE, ALL = Want(groups=1), Want(groups=4)
+ONE, ALL = BatchSize(groups=1), BatchSize(groups=4)
 
 
 async def test_a_new_session_takes_over_what_the_one_before_had_not_committed():
     one, first = opened()
     for number in "0123":
         await one.put(number, label())
-    leased = ids(await first.lease(Want(groups=3), 0, 1))
+    leased = ids(await first.lease(BatchSize(groups=3), 0, 1))
     first.trained(leased[:2])
     second = one.open("trainer", committed=leased[:1])
     assert second.number == first.number + 1
     assert one.status().committed == 1, "what the opener has in its checkpoint is settled"
-    assert payloads(await second.lease(Want(groups=3), 0, 1)) == ["1", "2", "3"]
+    assert payloads(await second.lease(BatchSize(groups=3), 0, 1)) == ["1", "2", "3"]
     for call in (first.give_back, first.trained, first.commit):
         with pytest.raises(LeaseLost, match=r"session 1 of 'trainer' is over: session 2 was opened"):
             call(leased)
@@ -54,7 +54,7 @@ async def test_a_session_that_is_silent_for_too_long_is_over_and_its_groups_wait
     one, session = opened(clock=clock, lease_s=10.0)
     for number in "01":
         await one.put(number, label())
-    leased = ids(await session.lease(Want(groups=2), 0, 1))
+    leased = ids(await session.lease(BatchSize(groups=2), 0, 1))
     for clock.now in (9.0, 18.0, 27.0):
         session.renew()
     session.trained(leased[:1])
@@ -127,7 +127,7 @@ async def test_what_is_dropped_is_counted_under_its_cause_and_never_as_committed
     one, session = opened(300, dropped=dropped)
     for number in "012":
         await one.put(number, label())
-    leased = ids(await session.lease(Want(groups=2), 0, 1))
+    leased = ids(await session.lease(BatchSize(groups=2), 0, 1))
     session.trained(leased[:1])
     waiting = asyncio.ensure_future(one.put("3", label()))
     await settle()
@@ -184,5 +184,5 @@ def test_an_environment_that_is_forgotten_keeps_no_share_of_batches() -> None:
     one.share("words", weight=3.0, minimum=0.5)
     assert one.try_put("a", label("words")) is not None, "what it has sent stays, and with it its queue"
     one.forget("words")
-    queue = one.ledger.queues.queue("words", 0.0)
+    queue = one._queues.queue("words", 0.0)
     assert (queue.weight, queue.minimum, queue.registered) == (1.0, 0.0, False)
