@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import ast
 import fcntl
+import json
 import os
 import re
 import subprocess
@@ -27,6 +28,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 UV = REPOSITORY / ".venv-uv/bin/uv"
 PINS = REPOSITORY / "environments"
 CONSTRAINTS = ["-c", "environments/constraints.txt"]
+EXTRAS = {"sinks": "[mlflow,tensorboard,trackio,wandb]"}  # also installed, with a plugin
 WORLDS = {"env_gem", "env_reasoning_gym", "env_textarena", "env_verifiers"}  # want versions of their own
 UV_VARIABLES = {  # pip's setting -> uv's variable
     "find-links": "UV_FIND_LINKS",
@@ -76,6 +78,12 @@ def uv_environment() -> dict[str, str]:
     return {**os.environ, **uv_variables(said_by([*pip, "config", "list"]), help_text.read_text(), os.environ)}
 
 
+def without_folder(listed: str) -> list[str]:
+    """Return the editable packages whose folder is gone, because a plugin was merged or renamed, from `uv pip list --format json`."""
+    packages = json.loads(listed or "[]")
+    return [one["name"] for one in packages if not Path(one["editable_project_location"], "pyproject.toml").is_file()]
+
+
 def said_by(command: list[str | Path]) -> str:
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
 
@@ -95,6 +103,8 @@ def install(target: Path, arguments: Sequence[str]) -> None:
     if not os.access(python, os.X_OK):
         run([UV, "venv", "-q", "--seed", "--allow-existing", "--python", sys.executable, target], environment)
     run([UV, "pip", "install", "-q", "--python", python, *arguments], environment)
+    if gone := without_folder(said_by([UV, "pip", "list", "--editable", "--format", "json", "--python", python])):
+        run([UV, "pip", "uninstall", "-q", "--python", python, *gone])
 
 
 def make(name: str, how: Mapping[str, Any]) -> None:
@@ -126,7 +136,7 @@ def editable(packages: Iterable[str]) -> list[str]:
     """Return uv's arguments that install these packages of the checkout. packages.toml says what the names mean."""
     libraries, plugins = (
         {
-            path.parent.name: f"./{folder}/{path.parent.name}"
+            path.parent.name: f"./{folder}/{path.parent.name}{EXTRAS.get(path.parent.name, '')}"
             for path in sorted(REPOSITORY.glob(f"{folder}/*/pyproject.toml"))
         }
         for folder in ("libs", "plugins")

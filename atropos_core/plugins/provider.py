@@ -195,6 +195,7 @@ class Provider(Generic[T_co]):
     # launcher: the files by which a scheduler starts the run; None to start here and now
     render: Callable[[Any, PlannedRun], SchedulerFiles | None] = lambda options, run: None
     requires: frozenset[str] = frozenset()  # modules that must be installed ("vllm"), packages ("gem-llm"), or "cuda"
+    extra: str = ""  # the extra of its distribution that installs what `requires` names; "": pip install NAME
     runs_in: Literal["here", "process"] = "here"  # "process": a child process, behind the same interface
     core_api: str = CORE_API  # refused by name if core has another version
     argument: str = ""  # the option that takes what follows a colon, as in `--env NAME:ARGUMENT`; "": none

@@ -53,9 +53,10 @@ def check_requires(offer: Offer, devices: Iterable[str] = ()) -> None:
                 raise FitError(f"{offer.kind} {offer.provider.name!r} needs a CUDA device, and this machine has none.")
         elif not is_installed(need):
             what = "package" if "-" in need else "module"
+            extra = offer.provider.extra
             raise FitError(
                 f"{offer.kind} {offer.provider.name!r} needs the {what} {need!r}, which is not installed.",
-                remedy=f"pip install {need}",
+                remedy=f"pip install '{offer.distribution}[{extra}]'" if extra else f"pip install {need}",
             )
 
 

@@ -727,29 +727,29 @@ plugins/reward_ensemble/tests/test_judge.py::test_the_cache_forgets_what_was_use
   reward judge: cache
 plugins/reward_ensemble/tests/test_judge.py::test_a_spent_budget_is_a_missing_rating_that_says_so_also_after_a_resume
   reward judge: max_requests max_total_tokens
-plugins/sink_csv/tests/test_csv.py::test_the_file_is_in_the_run_directory
+plugins/sinks/tests/test_csv.py::test_the_file_is_in_the_run_directory
   sink csv: file
-plugins/sink_tensorboard/tests/test_tensorboard.py::test_an_absolute_directory_is_taken
+plugins/sinks/tests/test_tensorboard.py::test_an_absolute_directory_is_taken
   sink tensorboard: directory
-plugins/sink_tensorboard/tests/test_tensorboard.py::test_what_is_flushed_is_seen_while_the_run_goes_on
+plugins/sinks/tests/test_tensorboard.py::test_what_is_flushed_is_seen_while_the_run_goes_on
   sink tensorboard: flush_s
-plugins/sink_mlflow/tests/test_mlflow.py::test_a_run_has_its_metrics_parameters_tags_end_and_files
+plugins/sinks/tests/test_mlflow.py::test_a_run_has_its_metrics_parameters_tags_end_and_files
   sink mlflow: experiment tags config artifacts name
-plugins/sink_mlflow/tests/test_mlflow.py::test_where_runs_are_kept_must_be_said
+plugins/sinks/tests/test_mlflow.py::test_where_runs_are_kept_must_be_said
   sink mlflow: tracking_uri
-plugins/sink_mlflow/tests/test_mlflow.py::test_a_server_that_is_not_there_and_a_uri_that_cannot_be_are_refused_before_the_first_step
+plugins/sinks/tests/test_mlflow.py::test_a_server_that_is_not_there_and_a_uri_that_cannot_be_are_refused_before_the_first_step
   sink mlflow: start_deadline_s
-plugins/sink_mlflow/tests/test_mlflow.py::test_a_store_that_stays_away_is_named_at_the_end_with_what_it_lacks
+plugins/sinks/tests/test_mlflow.py::test_a_store_that_stays_away_is_named_at_the_end_with_what_it_lacks
   sink mlflow: finish_deadline_s
-plugins/sink_trackio/tests/test_trackio.py::test_a_run_has_its_metrics_and_settings
+plugins/sinks/tests/test_trackio.py::test_a_run_has_its_metrics_and_settings
   sink trackio: project name group
-plugins/sink_trackio/tests/test_trackio.py::test_after_a_resume_each_step_is_there_once_with_the_values_that_count
+plugins/sinks/tests/test_trackio.py::test_after_a_resume_each_step_is_there_once_with_the_values_that_count
   sink trackio: config
-plugins/sink_wandb/tests/test_wandb.py::test_disabled_writes_nothing
+plugins/sinks/tests/test_wandb.py::test_disabled_writes_nothing
   sink wandb: mode
-plugins/sink_wandb/tests/test_wandb.py::test_an_offline_run_is_written_with_all_that_was_requested
+plugins/sinks/tests/test_wandb.py::test_an_offline_run_is_written_with_all_that_was_requested
   sink wandb: project group tags config
-plugins/sink_wandb/tests/test_wandb.py::test_a_server_that_does_not_answer_is_an_error_within_the_deadline_and_the_key_is_printed_nowhere
+plugins/sinks/tests/test_wandb.py::test_a_server_that_does_not_answer_is_an_error_within_the_deadline_and_the_key_is_printed_nowhere
   sink wandb: start_deadline_s
 plugins/distillation/tests/test_teacher.py::test_options_that_contradict_each_other_say_which
   teacher distillation: model url served_model tokenizer
@@ -803,9 +803,9 @@ plugins/optimizer_gepa/tests/test_trainer.py::test_a_child_is_made_from_the_wors
   trainer gepa: proposer examples deadline_s
 tests/e2e/test_roles.py::test_the_trainer_waits_for_workers_aloud_and_not_for_ever
   run: api.wait_s
-plugins/sink_wandb/tests/test_wandb.py::test_an_offline_run_is_written_with_all_that_was_requested
+plugins/sinks/tests/test_wandb.py::test_an_offline_run_is_written_with_all_that_was_requested
   sink wandb: entity
-plugins/sink_wandb/tests/test_wandb.py::test_a_resumed_run_goes_on_under_the_same_id
+plugins/sinks/tests/test_wandb.py::test_a_resumed_run_goes_on_under_the_same_id
   sink wandb: name
 tests/skyrl/test_entrypoint.py::test_skyrls_own_main_passes_on_before_it_parses_and_a_wrong_option_is_named
   adapter skyrl: run

@@ -106,7 +106,7 @@ def test_a_plugin_adds_a_command_and_a_broken_one_leaves_the_rest(atropos, tmp_p
 
 def test_what_is_installed_changes_no_bit_of_a_deterministic_run_that_names_none_of_it(atropos, sevens, tmp_path):
     names = ",".join(sorted(entry.name for entry in entry_points(group="atropos")))
-    assert {"curriculum", "distillation", "normalization", "reward_ensemble", "sink_csv"} <= set(names.split(","))
+    assert {"curriculum", "distillation", "normalization", "reward_ensemble", "sinks"} <= set(names.split(","))
     run = (
         "run",
         "--model",

@@ -45,11 +45,11 @@ def test_a_run_says_what_the_readme_shows(a_run):
 
 def test_what_the_sinks_write_is_read_as_their_pages_say(a_run):
     typed, _ = a_run
-    source = the_block("plugins/sink_csv/README.md", "import pandas").text.replace("...", "gsm8k-20260131-120000")
+    source = the_block("plugins/sinks/README.md", "import pandas").text.replace("...", "gsm8k-20260131-120000")
     read, _, _ = source.partition("table[")  # the last line draws, which needs matplotlib
     (typed.folder / "read.py").write_text(f"{read}print(table.index.max())\n")
     assert typed.type("python read.py").split()[-1] == "2"
-    [board] = the_block("plugins/sink_tensorboard/README.md", ".venv/bin/tensorboard").commands
+    [board] = the_block("plugins/sinks/README.md", ".venv/bin/tensorboard").commands
     typed.says(typed.begin(board.removeprefix(".venv/bin/") + " --port 6006"), "6006")
 
 

@@ -273,13 +273,12 @@ def sinks() -> Figures:
         return f"{one['step_ms_median']:.2f} ms a step, {one['step_ms_p99']:.2g} ms at p99"
 
     return {
-        "plugins/sink_csv/README.md": [step("csv"), f"{found['csv']['bytes_per_step']:.0f} bytes a step"],
-        "plugins/sink_tensorboard/README.md": [
+        "plugins/sinks/README.md": [
+            step("csv"),
+            f"{found['csv']['bytes_per_step']:.0f} bytes a step",
             step("tensorboard"),
             f"{found['tensorboard']['bytes_per_step']:.0f} bytes a step",
             f"{found['tensorboard']['open_s']:.1f} s to open",
-        ],
-        "plugins/sink_wandb/README.md": [
             step("wandb"),
             f"{found['wandb']['bytes_per_step'] / 1e3:.1f} kB a step",
             f"{found['wandb']['open_s']:.1f} s to open and {found['wandb']['close_s']:.2f} s to close",

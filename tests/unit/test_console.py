@@ -149,7 +149,7 @@ ROWS = [
         "event files in tensorboard/ of the run directory, and what else there is to be said of it",
         "core 0.1",
     ),
-    ("", "csv", "a row a step", "atropos-plugin-sink-csv 0.1.0"),
+    ("", "csv", "a row a step", "atropos-plugin-engine-hf 0.1.0"),
 ]
 
 
@@ -217,9 +217,9 @@ def test_a_table_on_a_terminal_is_broken_between_words() -> None:
 
 
 def test_names_are_whole_where_a_word_of_the_text_is_longer_than_its_column() -> None:
-    rows = [("environment", "learning_progress", "x" * 40 + " and more", "atropos-plugin-sink-tensorboard 0.1.0")]
+    rows = [("environment", "learning_progress", "x" * 40 + " and more", "atropos-plugin-launcher-kubernetes 0.1.0")]
     text = sent_to_a_terminal(f"from atropos_core import console; console.table({COLUMNS!r}, {rows!r})", 80)
-    assert {"environment", "learning_progress", "atropos-plugin-sink-tensorboard", "0.1.0"} <= set(text.split())
+    assert {"environment", "learning_progress", "atropos-plugin-launcher-kubernetes", "0.1.0"} <= set(text.split())
     assert max(map(len, text.splitlines()[2:])) <= 80 and text.count("x") == 40
 
 

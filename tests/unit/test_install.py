@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -9,7 +10,7 @@ import tomllib
 
 import pytest
 
-from tools.install import PINS, REPOSITORY, editable, make, uv_variables
+from tools.install import PINS, REPOSITORY, editable, make, uv_variables, without_folder
 
 HELP = """
   -i, --index-url <url>       Base URL of the Python Package Index (default
@@ -78,7 +79,9 @@ def test_each_package_of_a_table_is_in_the_checkout():
 def test_sets_of_packages():
     everything = {*editable(["all"]), *editable(["worlds"]), *editable(["launcher_ray"])}
     projects = {f"./{path.parent.relative_to(REPOSITORY)}" for path in REPOSITORY.glob("*/*/pyproject.toml")}
-    assert everything - {"-e"} == {one for one in projects if one.startswith(("./libs/", "./plugins/"))} | {"."}
+    assert {one.partition("[")[0] for one in everything - {"-e"}} == {
+        one for one in projects if one.startswith(("./libs/", "./plugins/"))
+    } | {"."}
     assert editable(["core"])[:2] == ["-e", "."] and "./plugins/env_gem" not in editable(["all"])
 
 
@@ -87,3 +90,11 @@ def test_a_python_that_the_pins_are_not_for_is_refused_before_anything_is_instal
     with pytest.raises(SystemExit, match="the pins are for an older one; this is"):
         make("old", {"python": [3.2, 3.3], "because": "the pins are for an older one"})
     assert not list(tmp_path.iterdir())
+
+
+def test_a_package_whose_folder_was_removed_is_to_be_uninstalled(tmp_path):
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here/pyproject.toml").touch()
+    (tmp_path / "gone/__pycache__").mkdir(parents=True)
+    listed = [{"name": name, "editable_project_location": str(tmp_path / name)} for name in ("here", "gone", "never")]
+    assert without_folder(json.dumps(listed)) == ["gone", "never"]

@@ -71,7 +71,7 @@ def checkout(tmp_path, monkeypatch) -> Path:
         "--",
         *kept,
         "distribution",
-        "plugins/sink_csv",
+        "plugins/sinks",
         "libs/*/pyproject.toml",
         "plugins/*/pyproject.toml",
     ).splitlines()
@@ -100,8 +100,8 @@ def test_a_release_is_one_commit_and_one_tag_and_the_version_of_wheels_that_an_e
     with zipfile.ZipFile(tmp_path / "export.zip") as packed:
         packed.extractall(tmp_path / "export")
     [core] = wheels.build(tmp_path / "core", tmp_path / "export")
-    [plugin] = wheels.build(tmp_path / "plugin", tmp_path / "export/plugins/sink_csv")
-    assert core.name.startswith("atropos_core-9.9.0-") and plugin.name.startswith("atropos_plugin_sink_csv-9.9.0-")
+    [plugin] = wheels.build(tmp_path / "plugin", tmp_path / "export/plugins/sinks")
+    assert core.name.startswith("atropos_core-9.9.0-") and plugin.name.startswith("atropos_plugin_sinks-9.9.0-")
     with zipfile.ZipFile(plugin) as packed:
         [metadata] = [name for name in packed.namelist() if name.endswith("METADATA")]
         assert "Requires-Dist: atropos-core<10,>=9.9" in packed.read(metadata).decode()
@@ -115,7 +115,7 @@ def test_a_release_is_one_commit_and_one_tag_and_the_version_of_wheels_that_an_e
         ("nonsense", None, "'nonsense' is no version"),
         ("0.0.1", None, "0.0.1 is below"),
         ("9.9.0", "README.md", "uncommitted changes"),
-        ("9.9.0", "plugins/sink_csv/pyproject.toml", "several versions"),
+        ("9.9.0", "plugins/sinks/pyproject.toml", "several versions"),
         ("9.9.0", "CHANGELOG.md", "no heading"),
         ("9.9.0", "tag", "a tag v9.9.0 already"),
         ("9.9.0", "changes/sink.md", "lacks sink.md of changes/"),
@@ -158,9 +158,9 @@ def test_a_package_that_says_something_else_is_named(checkout):
     for project in metadata.projects(checkout):
         shutil.copy(REPOSITORY / "LICENSE", project)
     metadata.main(["--check"], checkout)
-    path = checkout / "plugins/sink_csv/pyproject.toml"
+    path = checkout / "plugins/sinks/pyproject.toml"
     path.write_text(path.read_text().replace("Typing :: Typed", "Typing :: Stubs Only"))
-    with pytest.raises(SystemExit, match="sink_csv/pyproject.toml"):
+    with pytest.raises(SystemExit, match="sinks/pyproject.toml"):
         metadata.main(["--check"], checkout)
     metadata.main([], checkout)
     assert "Typing :: Typed" in path.read_text()

@@ -1,1 +1,0 @@
-"""The metrics of a run in Weights & Biases."""
