@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from atropos_core.cli import OWN
+from atropos_core.plugins.provider import KINDS
 from tests.conftest import REPOSITORY
 
 CORE = REPOSITORY / "atropos_core"
@@ -58,8 +59,11 @@ def copied(tmp_path_factory: pytest.TempPathFactory) -> Copy:
 
 def names_a_plugin(path: Path, own: str = "", also: Iterable[str] = ()) -> str | None:
     """The first package of a plugin, other than `own`, or of `also`, that is named anywhere in a file."""
-    others = "|".join(sorted({*PACKAGES, *also} - {own}))
-    found = re.search(rf"\batropos_({others})\b", path.read_text())
+    others = [f"atropos_{name}" for name in sorted({*PACKAGES, *also} - {own})]
+    hooks = set(KINDS.values())  # `atropos_sinks` is a hook too: only a module of it names the plugin
+    found = re.search(
+        rf"\b({'|'.join(rf'{one}[.]' if one in hooks else rf'{one}\b' for one in others)})", path.read_text()
+    )
     return found[0] if found else None
 
 
