@@ -59,11 +59,10 @@ def copied(tmp_path_factory: pytest.TempPathFactory) -> Copy:
 
 def names_a_plugin(path: Path, own: str = "", also: Iterable[str] = ()) -> str | None:
     """The first package of a plugin, other than `own`, or of `also`, that is named anywhere in a file."""
-    others = [f"atropos_{name}" for name in sorted({*PACKAGES, *also} - {own})]
     hooks = set(KINDS.values())  # `atropos_sinks` is a hook too: only a module of it names the plugin
-    found = re.search(
-        rf"\b({'|'.join(rf'{one}[.]' if one in hooks else rf'{one}\b' for one in others)})", path.read_text()
-    )
+    others = [f"atropos_{name}" for name in sorted({*PACKAGES, *also} - {own})]
+    patterns = "|".join(one + (r"\.\w" if one in hooks else r"\b") for one in others)
+    found = re.search(rf"\b({patterns})", path.read_text())
     return found[0] if found else None
 
 
