@@ -16,10 +16,9 @@ from inspect import isawaitable
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from atropos_core.conversation import Conversation
+from atropos_core.conversation import Conversation, Policy
 from atropos_core.errors import PluginError
 from atropos_core.launchers import Launcher as Launcher  # documented there
-from atropos_core.policy import Policy
 from atropos_core.sandboxes import Sandbox as Sandbox  # documented there
 from atropos_core.types import (
     Batch,

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from pydantic import Field
 
+from atropos_core.conversation import Policy
 from atropos_core.plugins.provider import RunContext
-from atropos_core.policy import Policy
 from atropos_core.rollouts.tokenizer import ChatTokenizer
 from atropos_core.types import Completion, Floats, Message, Sampling, Tokens
 from atropos_engine_hf.config import HFOptions

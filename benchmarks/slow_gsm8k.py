@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from pydantic import Field
 
+from atropos_core.conversation import Policy
 from atropos_core.interfaces import Episode
-from atropos_core.policy import Policy
 from atropos_core.types import Task
 from atropos_env_gsm8k.config import Gsm8kOptions
 from atropos_env_gsm8k.environment import Gsm8k

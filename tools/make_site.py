@@ -59,8 +59,8 @@ INDEX = Path(
 )  # the same pages for a reader of the repository, each with a phrase; a test holds it to NAVIGATION
 INDEXED = re.compile(r"^- \[([^\]]+)\]\(([^)]+)\): (.+)$", re.M)
 MODULES = (
-    "atropos_core.types", "atropos_core.policy", "atropos_core.conversation", "atropos_core.interfaces", "atropos_core.launchers",
-    "atropos_core.services", "atropos_core.errors", "atropos_core.plugins.provider", "atropos_core.plugins.spec",
+    "atropos_core.types", "atropos_core.conversation", "atropos_core.interfaces", "atropos_core.launchers",
+    "atropos_core.plugins.services", "atropos_core.errors", "atropos_core.plugins.provider", "atropos_core.plugins.spec",
 )  # fmt: skip
 
 

@@ -29,6 +29,7 @@ from atropos_core.observe.profile import Profile
 from atropos_core.plugins.manager import Plugins
 from atropos_core.plugins.provider import Offer, ResolvedModel, RunContext
 from atropos_core.plugins.requirements import check_core_api, check_requires
+from atropos_core.plugins.services import OpenSource, ServeEngine
 from atropos_core.processes.child import CALL_DEADLINE_S, Child
 from atropos_core.processes.endpoints import LocalEndpoint
 from atropos_core.processes.local import LocalLauncher
@@ -38,7 +39,6 @@ from atropos_core.rollouts.evaluation import require_test_tasks
 from atropos_core.rollouts.runner import WeightedReward, check_named_tasks, task_count
 from atropos_core.rollouts.task_weights import with_weight
 from atropos_core.rollouts.tokenizer import ChatTokenizer
-from atropos_core.services import OpenSource, ServeEngine
 from atropos_core.training.parts import CLOSE_DEADLINE_S, Closable, EvaluationParts, Parts
 from atropos_core.types import Split
 

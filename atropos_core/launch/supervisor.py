@@ -40,11 +40,11 @@ from atropos_core.launch.signals import blocked_loop_alarm, interruptible, own_p
 from atropos_core.launch.text_checks import warn_of_prompts
 from atropos_core.observe.memory_usage import Peak, watched_memory
 from atropos_core.observe.profile import Profile, ProfileRow
+from atropos_core.plugins.services import ServeEngine
 from atropos_core.processes.endpoints import LocalEndpoint
 from atropos_core.rollouts.runner import RolloutRunner
 from atropos_core.rollouts.source import LocalSource, Source, refuse_other_tasks
 from atropos_core.rollouts.tokenizer import ChatTokenizer
-from atropos_core.services import ServeEngine
 from atropos_core.storage.atomic import WRITABLE, size_bytes, write_whole
 from atropos_core.storage.checkpoint import Checkpoint, Checkpoints
 from atropos_core.storage.private import make_private, private_files

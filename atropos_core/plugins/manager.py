@@ -27,7 +27,7 @@ from atropos_core.plugins.registry import Registry
 from atropos_core.plugins.requirements import check_core_api
 
 if TYPE_CHECKING:
-    from atropos_core.services import OpenSource, ServeEngine, ServePolicies
+    from atropos_core.plugins.services import OpenSource, ServeEngine, ServePolicies
 
 GROUP = "atropos"
 CORE = "atropos-core"

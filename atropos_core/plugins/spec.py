@@ -23,7 +23,8 @@ import pluggy
 if TYPE_CHECKING:
     import typer
 
-    from atropos_core import interfaces, launchers, services
+    from atropos_core import interfaces, launchers
+    from atropos_core.plugins import services
     from atropos_core.plugins.provider import Provider, ResolvedModel
 
 hookimpl = pluggy.HookimplMarker("atropos")

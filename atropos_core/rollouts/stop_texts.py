@@ -11,8 +11,8 @@ from typing import Protocol
 
 import numpy as np
 
+from atropos_core.conversation import Policy
 from atropos_core.group_schema import MOST_STOP_IDS
-from atropos_core.policy import Policy
 from atropos_core.seeds import derive
 from atropos_core.types import Completion, Sampling, Tokens
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from atropos_core.policy import Policy
+from atropos_core.conversation import Policy
 from atropos_core.rollouts.tokenizer import ChatTokenizer
 from atropos_core.types import Completion, Message, Sampling, Tokens
 

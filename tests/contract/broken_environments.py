@@ -11,9 +11,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from atropos_core.conversation import Conversation
+from atropos_core.conversation import Conversation, Policy
 from atropos_core.interfaces import Environment
-from atropos_core.policy import Policy
 from atropos_core.types import Episode, Message, Rollout, Score, Split, Task
 
 

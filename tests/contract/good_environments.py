@@ -11,9 +11,8 @@ import subprocess
 import time
 from collections.abc import Sequence
 
-from atropos_core.conversation import Conversation
+from atropos_core.conversation import Conversation, Policy
 from atropos_core.interfaces import Environment
-from atropos_core.policy import Policy
 from atropos_core.seeds import derive
 from atropos_core.types import Episode, Failed, Message, Score, Split, Task
 

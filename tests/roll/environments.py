@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel
 
-from atropos_core.conversation import Conversation
+from atropos_core.conversation import Conversation, Policy
 from atropos_core.interfaces import Environment
-from atropos_core.policy import Policy
 from atropos_core.types import Completion, Episode, Failed, Message, Rollout, Score, Split, Task, Tokens
 
 HERE = "tests.roll.environments"

@@ -9,9 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from atropos_core.conversation import Conversation
+from atropos_core.conversation import Conversation, Policy
 from atropos_core.interfaces import Environment
-from atropos_core.policy import Policy
 from atropos_core.types import Episode, Message, Score, Split, Task
 
 

@@ -14,11 +14,10 @@ from typing import Any, Literal, Protocol
 
 from pydantic import Field, model_validator
 
-from atropos_core.conversation import Conversation
+from atropos_core.conversation import Conversation, Policy
 from atropos_core.errors import DataError
 from atropos_core.interfaces import Environment
 from atropos_core.plugins.provider import Options
-from atropos_core.policy import Policy
 from atropos_core.seeds import derive
 from atropos_core.types import Episode, Message, Score, Split, Task
 from atropos_env_kit.actions import ActionReader

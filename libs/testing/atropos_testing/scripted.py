@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from atropos_core.conversation import Policy
 from atropos_core.errors import DataError, DeadlineExceeded
-from atropos_core.policy import Policy
 from atropos_core.rollouts.replies import message_of, opening_of
 from atropos_core.seeds import derive, of_replies
 from atropos_core.types import Completion, Finish, Message, Sampling, Task, Tokens

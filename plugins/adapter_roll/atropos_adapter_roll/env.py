@@ -20,9 +20,9 @@ from atropos_adapter_roll.observation import Observation, show
 from atropos_adapter_roll.reward import parts_of, warn_where_wrong_may_win
 from atropos_adapter_roll.shared import shared_loop
 from atropos_adapter_roll.threaded_rollout import Event, PendingReply, ThreadedRollout
+from atropos_core.conversation import Policy
 from atropos_core.errors import AtroposError, DataError
 from atropos_core.interfaces import Environment
-from atropos_core.policy import Policy
 from atropos_core.rollouts.runner import failed_by, runs_groups
 from atropos_core.seeds import derive
 from atropos_core.types import ABSTAINED, Episode, Failed, Split, Task, Tokens

@@ -16,9 +16,9 @@ import numpy as np
 
 from atropos_adapter_roll import texts
 from atropos_adapter_roll.shared import Loop
+from atropos_core.conversation import Policy
 from atropos_core.errors import DataError, DeadlineExceeded
 from atropos_core.guards.deadlines import within
-from atropos_core.policy import Policy
 from atropos_core.rollouts.replies import message_of
 from atropos_core.rollouts.runner import checked, failed_by
 from atropos_core.types import Completion, Episode, Failed, Message, Sampling, Tokens

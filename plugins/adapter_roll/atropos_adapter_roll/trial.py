@@ -8,9 +8,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 
-from atropos_core.conversation import Conversation
+from atropos_core.conversation import Conversation, Policy
 from atropos_core.interfaces import Environment
-from atropos_core.policy import Policy
 from atropos_core.seeds import derive
 from atropos_core.types import Episode, Message, Score, Split, Task
 

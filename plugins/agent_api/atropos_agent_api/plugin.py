@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from atropos_agent_api.config import AgentOptions
     from atropos_agent_api.sandboxes.config import BubblewrapOptions, DockerOptions, ExternalOptions
     from atropos_core.interfaces import Environment, Sandbox
-    from atropos_core.services import PolicyServer, ServePolicies
+    from atropos_core.plugins.services import PolicyServer, ServePolicies
 
 
 def build_agent(options: AgentOptions, context: RunContext) -> Environment:

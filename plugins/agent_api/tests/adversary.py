@@ -19,8 +19,8 @@ from atropos_agent_api.calls import Answer, Call, CallRefused
 from atropos_agent_api.sessions.options import SessionOptions, trained_calls
 from atropos_agent_api.sessions.session import Session
 from atropos_agent_api.tokens.formats import ChatFormat
+from atropos_core.conversation import Policy
 from atropos_core.group_schema import check_episode
-from atropos_core.policy import Policy
 from atropos_core.rollouts.tokenizer import ChatTokenizer
 from atropos_core.types import Episode, Message, Tokens
 from plugins.agent_api.tests.ledger_engine import LedgerEngine, policy_of

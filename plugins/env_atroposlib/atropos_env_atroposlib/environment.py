@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from atropos_core import console
+from atropos_core.conversation import Policy
 from atropos_core.errors import ConfigError, DataError, ProcessDied, RemoteError
 from atropos_core.group_schema import check_metric_name
 from atropos_core.interfaces import Environment
 from atropos_core.plugins.provider import RunContext
-from atropos_core.policy import Policy
 from atropos_core.processes.child import Child
 from atropos_core.rollouts.stop_texts import end_at_stop
 from atropos_core.rollouts.tokenizer import ChatTokenizer

@@ -10,7 +10,7 @@ from typing import Any
 
 from atropos_core import Conversation, Environment, Episode, Score, Task
 from atropos_core.builtin.rewards import last_number
-from atropos_core.policy import Policy
+from atropos_core.conversation import Policy
 from atropos_core.types import Split
 
 CALCULATE = {

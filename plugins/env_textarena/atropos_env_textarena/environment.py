@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from atropos_core.policy import Policy
+from atropos_core.conversation import Policy
 from atropos_core.seeds import derive
 from atropos_core.types import Episode, Failed, Task
 from atropos_env_kit.step_process import StepProcess

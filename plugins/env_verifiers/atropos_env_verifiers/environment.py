@@ -9,14 +9,14 @@ from dataclasses import replace
 from typing import Any
 
 from atropos_core import console
+from atropos_core.conversation import Policy
 from atropos_core.errors import AtroposError, ConfigError, DataError, ProcessDied, RemoteError
 from atropos_core.interfaces import Environment
 from atropos_core.plugins.manager import load_plugins
 from atropos_core.plugins.provider import RunContext
-from atropos_core.policy import Policy
+from atropos_core.plugins.services import PolicyServer, PolicySession
 from atropos_core.processes.child import Child
 from atropos_core.seeds import derive
-from atropos_core.services import PolicyServer, PolicySession
 from atropos_core.types import Episode, Failed, Message, Split, Task
 from atropos_env_verifiers.config import VerifiersOptions
 from atropos_env_verifiers.contract import Part, digest

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from atropos_core.builtin.local import LocalBridge
+from atropos_core.conversation import Policy
 from atropos_core.errors import ConfigError, DataError
 from atropos_core.interfaces import Endpoint, Engine, Environment
 from atropos_core.plugins.provider import RunContext
-from atropos_core.policy import Policy
 from atropos_core.types import Episode, Failed, Message, Score, Split, Task
 from atropos_optimizer_gepa.config import PromptedOptions
 

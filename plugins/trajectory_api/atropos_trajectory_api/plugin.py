@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from atropos_core.interfaces import Engine, ModelInfo, Transport
-    from atropos_core.services import EngineServer, OpenSource, ServeEngine
+    from atropos_core.plugins.services import EngineServer, OpenSource, ServeEngine
     from atropos_trajectory_api.engine_http.config import RemoteEngineOptions
 
 

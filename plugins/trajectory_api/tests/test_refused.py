@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from atropos_core.conversation import Policy
 from atropos_core.interfaces import Environment
-from atropos_core.policy import Policy
 from atropos_core.rollouts.runner import RolloutRunner
 from atropos_core.types import Episode, Failed, Task
 from atropos_trajectory_api.roles.environment_worker import Shift, WorkerOptions

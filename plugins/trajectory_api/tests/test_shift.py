@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from atropos_core.conversation import Policy
 from atropos_core.errors import AccessRefused, HubFull
 from atropos_core.interfaces import Environment
-from atropos_core.policy import Policy
 from atropos_core.rollouts.runner import RolloutRunner
 from atropos_core.types import Draw, Sampling, ScoredGroup, Task
 from atropos_trajectory_api.native.draws import Draws, Rules

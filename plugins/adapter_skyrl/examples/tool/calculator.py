@@ -10,8 +10,7 @@ from typing import Any
 
 from atropos_core import Environment, Score, Task
 from atropos_core.builtin.rewards import last_number
-from atropos_core.conversation import Conversation
-from atropos_core.policy import Policy
+from atropos_core.conversation import Conversation, Policy
 from atropos_core.types import Episode, Split
 
 TOOL = {

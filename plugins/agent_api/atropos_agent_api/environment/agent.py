@@ -36,10 +36,10 @@ from atropos_agent_api.tokens.formats import ChatFormat
 from atropos_agent_api.tokens.model_formats import ModelFormats
 from atropos_core import console
 from atropos_core.builtin.rewards import last_reply
+from atropos_core.conversation import Policy
 from atropos_core.errors import AtroposError, ConfigError, DataError, DeadlineExceeded, ProcessDied, RemoteError
 from atropos_core.guards.endings import raise_first
 from atropos_core.interfaces import Environment, Finding
-from atropos_core.policy import Policy
 from atropos_core.rollouts.runner import failed_by
 from atropos_core.sandboxes import Exit, Network, RunningProgram, Sandbox
 from atropos_core.storage.tempdirs import owned_prefix, sweep

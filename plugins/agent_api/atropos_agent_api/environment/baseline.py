@@ -23,8 +23,8 @@ from atropos_agent_api.sessions.session import Session
 from atropos_agent_api.tokens.account import Account
 from atropos_agent_api.tokens.canonical import plain_message
 from atropos_agent_api.tokens.formats import ChatFormat
+from atropos_core.conversation import Policy
 from atropos_core.errors import ApiError, ConfigError, DataError
-from atropos_core.policy import Policy
 from atropos_core.types import Message, Rollout, Tokens
 
 CALL_DEADLINE_S = 300.0

@@ -11,9 +11,9 @@ from atropos_agent_api.sessions.options import SessionOptions
 from atropos_agent_api.sessions.session import Session
 from atropos_agent_api.sessions.sessions import Sessions
 from atropos_agent_api.tokens.model_formats import ModelFormats
+from atropos_core.conversation import Policy
 from atropos_core.errors import AtroposError
 from atropos_core.models.model_size import context_tokens
-from atropos_core.policy import Policy
 from atropos_core.types import Episode
 from atropos_http_server.server import RunningServer
 

@@ -32,8 +32,8 @@ from atropos_agent_api.tokens.account import account_of, is_trained, name_of
 from atropos_agent_api.tokens.canonical import digest
 from atropos_agent_api.tokens.formats import ChatFormat
 from atropos_agent_api.tokens.token_tree import Reply, TokenTree, Turn
+from atropos_core.conversation import Policy
 from atropos_core.errors import AtroposError
-from atropos_core.policy import Policy
 from atropos_core.rollouts.stop_texts import sample_to_stop
 from atropos_core.seeds import derive
 from atropos_core.types import Sampling

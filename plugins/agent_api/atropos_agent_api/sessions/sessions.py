@@ -9,7 +9,7 @@ from atropos_agent_api.calls import CallRefused
 from atropos_agent_api.sessions.options import SessionOptions
 from atropos_agent_api.sessions.session import Session
 from atropos_agent_api.tokens.formats import ChatFormat
-from atropos_core.policy import Policy
+from atropos_core.conversation import Policy
 
 MOST_ENDED = 10_000  # latest ended sessions whose calls are answered with 409; older ones get 404
 

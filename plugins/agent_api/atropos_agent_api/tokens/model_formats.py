@@ -14,8 +14,8 @@ import numpy as np
 
 from atropos_agent_api.tokens.formats import ChatFormat, TemplateFormat
 from atropos_agent_api.tokens.renderer_format import FETCHES, RendererFormat, renderer_names
+from atropos_core.conversation import Policy
 from atropos_core.errors import ConfigError, DataError
-from atropos_core.policy import Policy
 from atropos_core.rollouts.tokenizer import ChatTokenizer
 from atropos_core.types import Message, Tokens
 

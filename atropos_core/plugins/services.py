@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Protocol
 
+from atropos_core.conversation import Policy
 from atropos_core.errors import AtroposError
 from atropos_core.interfaces import Curriculum, Engine, ModelInfo
-from atropos_core.policy import Policy
 from atropos_core.types import Episode
 
 
