@@ -134,7 +134,7 @@ test-view: .venv-view/stamp ## the viewer's page in Chromium: three minutes
 dist: .venv/test.stamp ## a wheel and a source distribution of each package, in dist/
 	rm -rf dist
 	$(BIN)/python -m tools.dist dist
-test-dist: dist ## pip installs the wheels into a clean environment, and a policy trains there: three minutes
+test-dist: dist ## pip installs the wheels into a clean environment, uv a checkout, and a policy trains in each: five minutes
 	DIST=dist $(BIN)/python -m pytest tests/dist
 site: .venv/test.stamp .venv-docs/stamp ## docs/, the READMEs and a reference made from the code, in build/site/site; a broken link fails
 	rm -rf build/site

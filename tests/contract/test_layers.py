@@ -106,6 +106,18 @@ def test_every_package_is_in_the_contracts_of_imports():
     )
 
 
+def test_every_package_is_in_uvs_workspace():
+    sources = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["tool"]["uv"]["sources"]
+    projects = [
+        *REPOSITORY.glob("*/*/pyproject.toml"),
+        REPOSITORY / "distribution/pyproject.toml",
+        REPOSITORY / "pyproject.toml",
+    ]
+    names = {tomllib.loads(path.read_text())["project"]["name"] for path in projects}
+    assert set(sources) == names, "[tool.uv.sources] in pyproject.toml has a line for each package"
+    assert all(source == {"workspace": True} for source in sources.values())
+
+
 PLANTED = {
     "core and a plugin": (
         "atropos_core/launch/awake.py",
