@@ -1,8 +1,8 @@
-"""What the first call of `cos` gives in fresh processes, with and without `first_calls.settle`: python -m benchmarks.first_calls
+"""Compare the first call of `cos` in fresh processes, with and without `cpu_warmup.warm_up`: python -m benchmarks.first_calls
 
 Thousands of processes are forked from one that has imported torch and computed nothing, a few at a time on few cores, so
 that threads are often interrupted. Each computes the cosines of a rotary table with two threads, and compares them with
-float64. Writes benchmarks/results/first_calls.json. Ends with 1 where a process that settled its first calls was wrong.
+float64. Writes benchmarks/results/first_calls.json. Ends with 1 if a process that warmed up was wrong.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from atropos_core import console
-from atropos_core.models.cpu_warmup import settle
+from atropos_torch_models.cpu_warmup import warm_up
 from benchmarks.machine import RESULTS, described
 
 ANGLES = np.outer(np.arange(256, dtype=np.float32), np.float32(10_000) ** (-np.arange(16, dtype=np.float32) / 16))
@@ -23,25 +23,25 @@ EXACT = np.cos(ANGLES.astype(np.float64))
 AT_ONCE = 4
 
 
-def worst(settled: bool) -> float:
+def worst(warm: bool) -> float:
     """In a process of its own, which ends with it: the largest error of its first cosines."""
     import torch
 
     torch.set_num_threads(2)
     angles = torch.from_numpy(ANGLES.copy())
-    if settled:
-        settle(torch)
+    if warm:
+        warm_up()
     return float(np.abs(torch.cos(angles).numpy() - EXACT).max())
 
 
-def storm(processes: int, settled: bool) -> list[float]:
+def storm(processes: int, warm: bool) -> list[float]:
     errors: list[float] = []
     running: dict[int, int] = {}
     for number in range(processes + AT_ONCE):
         if number < processes:
             read, write = os.pipe()
             if (pid := os.fork()) == 0:
-                os.write(write, repr(worst(settled)).encode())
+                os.write(write, repr(worst(warm)).encode())
                 os._exit(0)
             os.close(write)
             running[pid] = read
@@ -59,15 +59,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     import torch  # noqa: F401 # before the first fork
 
     found, rows = {}, []
-    for name, settled in (("as torch comes", False), ("settled", True)):
-        errors = storm(wanted.processes, settled)
+    for name, warm in (("as torch comes", False), ("warmed up", True)):
+        errors = storm(wanted.processes, warm)
         wrong = [error for error in errors if error > 1e-6]
         found[name] = {"processes": len(errors), "wrong": len(wrong), "largest": max(errors)}
         rows.append((name, len(errors), len(wrong), f"{max(errors):.1e}"))
     console.table(("first call of cos", "processes", "wrong", "largest error"), rows)
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / "first_calls.json").write_text(json.dumps({"machine": described()} | found, indent=1) + "\n")
-    raise SystemExit(1 if found["settled"]["wrong"] else 0)
+    raise SystemExit(1 if found["warmed up"]["wrong"] else 0)
 
 
 if __name__ == "__main__":

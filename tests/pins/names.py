@@ -20,7 +20,7 @@ from pydantic import BaseModel
 
 from tests.conftest import REPOSITORY
 
-SHARED = {"atropos_core", "atropos_env_kit", "atropos_http_server", "atropos_testing", "atropos_trajectory_client"}
+SHARED = {"atropos_core", *(f"atropos_{path.parent.name}" for path in REPOSITORY.glob("libs/*/pyproject.toml"))}
 RECORDED = Path(__file__).with_name("names.txt")
 
 

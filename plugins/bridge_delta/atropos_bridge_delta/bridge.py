@@ -15,9 +15,9 @@ from atropos_bridge_delta.config import DeltaBridgeOptions
 from atropos_core import console
 from atropos_core.errors import AtroposError
 from atropos_core.interfaces import Endpoint, Engine, Publication
-from atropos_core.models.tensors import of_all
 from atropos_core.plugins.provider import RunContext
 from atropos_core.training.publishing_bridge import PublishingBridge, all_or_none
+from atropos_torch_models.tensors import of_all
 
 PIECE_BYTES = 1 << 20
 CLOSE_S = 5.0

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from atropos_bridge_delta import update
 from atropos_bridge_delta.tensors import bits, digest
-from atropos_core.models.tensors import check_same, describe, tensors_of
+from atropos_torch_models.tensors import check_same, describe, tensors_of
 
 
 class LoadedModel:

@@ -15,7 +15,7 @@ from atropos_bridge_delta.tensors import bits, digest, named_dtype
 from atropos_bridge_delta.update import Writer
 from atropos_core.errors import AtroposError, CheckpointError
 from atropos_core.interfaces import WeightHolder
-from atropos_core.models.tensors import check_same, describe, tensors_of
+from atropos_torch_models.tensors import check_same, describe, tensors_of
 
 
 class TrainerExtension:

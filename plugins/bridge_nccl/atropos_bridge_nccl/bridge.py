@@ -17,9 +17,9 @@ from atropos_core import console
 from atropos_core.errors import DeadlineExceeded, ProcessDied
 from atropos_core.guards.endings import raise_first
 from atropos_core.interfaces import Endpoint, Engine, Publication
-from atropos_core.models.tensors import of_all
 from atropos_core.plugins.provider import RunContext
 from atropos_core.training.publishing_bridge import PublishingBridge, all_or_none
+from atropos_torch_models.tensors import of_all
 
 REASON_S = 10.0  # for the others, once one end has failed: who is gone is known a moment later than who misses it
 SLACK_S = 10.0  # of a call over the deadline of what it does

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from atropos_core.interfaces import WeightHolder, WeightServer
-from atropos_core.models.tensors import describe, tensors_of
+from atropos_torch_models.tensors import describe, tensors_of
 
 if TYPE_CHECKING:
     from atropos_bridge_nccl.group import Group

@@ -19,7 +19,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from atropos_bridge_nccl import BROKE_OFF
 from atropos_core.errors import AtroposError, FitError, WeightsMismatch
-from atropos_core.processes.network import interface_of, own_address
+from atropos_torch_models.network import interface_of, own_address
 
 
 class Group:

@@ -13,8 +13,8 @@ from atropos_bridge_nccl.group import Group
 from atropos_core.errors import WeightsMismatch
 from atropos_core.interfaces import WeightHolder
 from atropos_core.models.model_size import read
-from atropos_core.models.tensors import SAME_MODEL, check_same, describe, tensors_of
-from atropos_core.processes.network import LOOPBACK, listen
+from atropos_torch_models.network import LOOPBACK, listen
+from atropos_torch_models.tensors import SAME_MODEL, check_same, describe, tensors_of
 
 
 class TrainerExtension:

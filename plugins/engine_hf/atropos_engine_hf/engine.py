@@ -19,7 +19,6 @@ import torch
 
 from atropos_core.errors import AtroposError, DataError, DeadlineExceeded, ProcessDied
 from atropos_core.interfaces import Engine, ModelInfo
-from atropos_core.models.cpu_warmup import settle
 from atropos_core.rollouts.tokenizer import fingerprint
 from atropos_core.types import Completion, Floats, Sampling, Tokens, TopK
 from atropos_engine_hf import limits
@@ -28,6 +27,7 @@ from atropos_engine_hf.decoder import Decoder, chunks
 from atropos_engine_hf.loading import ends_of, load_model
 from atropos_engine_hf.scoring import likeliest, score
 from atropos_engine_hf.weights import replace
+from atropos_torch_models.cpu_warmup import warm_up
 
 if TYPE_CHECKING:
     from atropos_core.plugins.provider import RunContext
@@ -69,7 +69,7 @@ class HFEngine(Engine):
         options, directory = self._options, self._context.model
         if self._context.threads:
             torch.set_num_threads(self._context.threads)
-        settle(torch)
+        warm_up()
         self.model = load_model(directory, options.dtype, self._context.devices[0], options.quantization)
         decoder = Decoder(self.model)
         decoder.check()

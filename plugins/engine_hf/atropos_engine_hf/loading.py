@@ -5,17 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import torch
 import transformers.modeling_utils  # noqa: F401 - two thirds of the start-up; imported here, it runs in parallel with the trainer's
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 from transformers.cache_utils import DynamicLayer
 from transformers.utils import logging
 
 from atropos_core.errors import ConfigError, FitError
-from atropos_core.models.devices import refuse_missing
 from atropos_core.models.model_size import OWN_CODE_REMEDY, needs_own_code
-from atropos_core.models.stop_ids import stop_ids
 from atropos_core.storage.reading import base_of_adapter
+from atropos_torch_models.devices import refuse_missing
+from atropos_torch_models.stop_ids import stop_ids
 
 
 def load_model(directory: Path, dtype: str, device: str, quantization: str | None = None) -> Any:
@@ -30,7 +29,7 @@ def load_model(directory: Path, dtype: str, device: str, quantization: str | Non
             raise FitError(f"{own}.", remedy=OWN_CODE_REMEDY) from error
         raise ConfigError(f"engine 'hf' cannot read a model from {directory}: {error}") from error
     refuse_unsupported(config)
-    refuse_missing(torch, device, "engine 'hf'")
+    refuse_missing(device, "engine 'hf'")
     logging.disable_progress_bar()
     chosen = "float32" if dtype == "auto" and device == "cpu" else dtype
     try:

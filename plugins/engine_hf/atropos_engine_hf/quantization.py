@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from atropos_core.errors import FitError
-from atropos_core.models import int8_grid
+from atropos_torch_models import int8_grid
 
 
 class Int8Linear(nn.Linear):
@@ -26,8 +26,7 @@ class Int8Linear(nn.Linear):
 
     def whole(self) -> Tensor:
         """Return the unpacked weight, in the dtype that it was stored in."""
-        found: Tensor = int8_grid.unpack(self.weight, self.scales)
-        return found.to(self.stored)
+        return int8_grid.unpack(self.weight, self.scales).to(self.stored)
 
     def forward(self, input: Tensor) -> Tensor:
         return nn.functional.linear(input, self.whole().to(input.dtype), self.bias)

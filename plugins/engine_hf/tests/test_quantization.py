@@ -13,7 +13,6 @@ from bitsandbytes import functional
 from safetensors.torch import load_file, save_file
 
 from atropos_core.errors import FitError
-from atropos_core.models import int8_grid
 from atropos_core.models.model_size import read
 from atropos_core.plugins.provider import RunContext, Workload
 from atropos_core.types import Sampling, tokens
@@ -22,6 +21,7 @@ from atropos_engine_hf.loading import load_model
 from atropos_engine_hf.nf4_linear import QuantizedLinear
 from atropos_engine_hf.plugin import build, holds
 from atropos_engine_hf.quantization import Int8Linear
+from atropos_torch_models import int8_grid
 from plugins.engine_hf.tests.test_adapter import make_adapter
 
 PROMPT = tokens([5, 9, 33])

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 
-from atropos_core.models.cpu_warmup import settle
 from atropos_engine_vllm.orphan import GUARD_VARIABLE, watch_parent
 
 
@@ -13,7 +12,7 @@ def enter() -> None:
     """Called by vLLM before it loads a model, perhaps several times."""
     if GUARD_VARIABLE not in os.environ:
         return
-    import torch
+    from atropos_torch_models.cpu_warmup import warm_up
 
     watch_parent()
-    settle(torch)
+    warm_up()

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from atropos_core.errors import ConfigError
-from atropos_core.models.stop_ids import stop_ids
 from atropos_core.storage.reading import base_of_adapter, json_object
+from atropos_torch_models.stop_ids import stop_ids
 
 _FLOATS = {"F64", "F32", "F16", "BF16"}
 

@@ -25,9 +25,6 @@ from atropos_core.errors import CheckpointError, DataError
 from atropos_core.guards.deadlines import within
 from atropos_core.health.alignment import compare
 from atropos_core.interfaces import ModelInfo, Trainer, Writing
-from atropos_core.models.cpu_warmup import settle
-from atropos_core.models.devices import refuse_missing
-from atropos_core.models.rounding import measured_rounding
 from atropos_core.plugins.provider import RunContext
 from atropos_core.processes.endpoints import LocalEndpoint
 from atropos_core.rollouts.tokenizer import ChatTokenizer
@@ -38,6 +35,9 @@ from atropos_optimizer_gepa.candidates import Candidate, best, frequencies, tabl
 from atropos_optimizer_gepa.config import GepaOptions
 from atropos_optimizer_gepa.prompted import PROMPT_FILE, Posed, posed, published
 from atropos_optimizer_gepa.proposers import proposer
+from atropos_torch_models.cpu_warmup import warm_up
+from atropos_torch_models.devices import refuse_missing
+from atropos_torch_models.rounding import measured_rounding
 
 STATE = "candidates.json"
 
@@ -93,9 +93,8 @@ class GepaTrainer(Trainer):
         return await asyncio.to_thread(lambda: [self._logprobs(one, temperature or 1.0) for one in sequences])
 
     async def rounding(self, sequences: Sequence[Tokens], temperature: float = 1.0) -> float | None:
-        import torch
 
-        return await measured_rounding(torch, self._model, lambda: self.logprobs(sequences, temperature))
+        return await measured_rounding(self._model, lambda: self.logprobs(sequences, temperature))
 
     async def save(self, directory: Path) -> None:
         """Save the unchanged model, with the best prompt next to it."""
@@ -154,8 +153,8 @@ class GepaTrainer(Trainer):
             torch.set_num_threads(self._context.threads)
         causal: Any = AutoModelForCausalLM
         device = self._context.devices[0]
-        refuse_missing(torch, device, "trainer 'gepa'")
-        settle(torch)
+        refuse_missing(device, "trainer 'gepa'")
+        warm_up()
         dtype = "float32" if device == "cpu" else "auto"
         self._model = (
             causal.from_pretrained(self._context.model, dtype=dtype, trust_remote_code=False).to(device).eval()

@@ -26,12 +26,12 @@ from transformers import AutoModelForCausalLM
 from atropos_core.errors import CheckpointError, ConfigError, DataError
 from atropos_core.health.alignment import compare
 from atropos_core.interfaces import ModelInfo, Trainer, Writing
-from atropos_core.models.cpu_warmup import settle
-from atropos_core.models.devices import refuse_missing
-from atropos_core.models.rounding import measured_rounding
 from atropos_core.rollouts.tokenizer import fingerprint
 from atropos_core.storage.checkpoint import AS_WRITTEN, taking_up
 from atropos_core.types import Batch, Floats, Metrics, Tokens
+from atropos_torch_models.cpu_warmup import warm_up
+from atropos_torch_models.devices import refuse_missing
+from atropos_torch_models.rounding import measured_rounding
 from atropos_trainer_es.generation import fitness_of, noise, reward_of
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class EsTrainer(Trainer):
         return await asyncio.to_thread(lambda: [self._logprobs(one, temperature or 1.0) for one in sequences])
 
     async def rounding(self, sequences: Sequence[Tokens], temperature: float = 1.0) -> float | None:
-        return await measured_rounding(torch, self.model, lambda: self.logprobs(sequences, temperature))
+        return await measured_rounding(self.model, lambda: self.logprobs(sequences, temperature))
 
     async def save(self, directory: Path) -> None:
         """Save the policy itself as a model directory, not the member that engines sample from."""
@@ -107,8 +107,8 @@ class EsTrainer(Trainer):
         if self._context.threads:
             torch.set_num_threads(self._context.threads)
         device = self._context.devices[0]
-        refuse_missing(torch, device, "trainer 'es'")
-        settle(torch)
+        refuse_missing(device, "trainer 'es'")
+        warm_up()
         dtype: Any = torch.float32 if torch.device(device).type == "cpu" else "auto"
         causal: Any = AutoModelForCausalLM
         self.model = causal.from_pretrained(self._context.model, dtype=dtype, trust_remote_code=False).to(device).eval()

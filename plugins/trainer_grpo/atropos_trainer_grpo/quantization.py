@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from atropos_core.errors import FitError
-from atropos_core.models import int8_grid
+from atropos_torch_models import int8_grid
 
 BLOCK = 64  # weights of NF4 that share a scale
 Packed = dict[str, Tensor]
@@ -44,8 +44,7 @@ def _pack_int8(weight: Tensor) -> Packed:
 
 
 def _unpack_int8(parts: Packed, shape: torch.Size) -> Tensor:
-    found: Tensor = int8_grid.unpack(parts["packed"], parts["scales"])
-    return found
+    return int8_grid.unpack(parts["packed"], parts["scales"])
 
 
 class Format(NamedTuple):

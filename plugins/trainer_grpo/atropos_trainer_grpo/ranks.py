@@ -22,10 +22,10 @@ from atropos_core.guards.endings import raise_first
 from atropos_core.interfaces import ModelInfo, Writing
 from atropos_core.processes.child import Child
 from atropos_core.processes.forwarding import ForwardingTrainer, Method
-from atropos_core.processes.network import LOOPBACK, listen
 from atropos_core.processes.proxies import HostedTrainer
 from atropos_core.processes.rpc import as_received
 from atropos_core.types import Batch, Floats, Metrics
+from atropos_torch_models.network import LOOPBACK, listen
 from atropos_trainer_grpo.machines import REASON_FIRST_S, Leader, end, follow
 from atropos_trainer_grpo.process_group import ProcessGroup
 from atropos_trainer_grpo.trainer import GrpoTrainer

@@ -19,7 +19,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-from atropos_core.processes.network import use_the_way_to
+from atropos_torch_models.network import use_the_way_to
 from atropos_trainer_grpo.model import Scorer, language_model
 from atropos_trainer_grpo.process_group import ProcessGroup, full, part
 

@@ -24,10 +24,10 @@ from transformers import PreTrainedModel
 from atropos_core.errors import ConfigError, WeightsMismatch
 from atropos_core.health.alignment import ROUNDING_NATS, largest_rounding
 from atropos_core.interfaces import ModelInfo, Trainer, Writing
-from atropos_core.models.cpu_warmup import settle
-from atropos_core.models.devices import refuse_missing
-from atropos_core.models.rounding import measured_rounding
 from atropos_core.types import Batch, Floats, Metrics, Tokens
+from atropos_torch_models.cpu_warmup import warm_up
+from atropos_torch_models.devices import refuse_missing
+from atropos_torch_models.rounding import measured_rounding
 from atropos_trainer_grpo import checkpointing, parts, saving
 from atropos_trainer_grpo.allocation import LARGE, give_back_large_blocks
 from atropos_trainer_grpo.losses import LOSSES, Loss
@@ -137,7 +137,7 @@ class GrpoTrainer(Trainer):
         return made
 
     async def rounding(self, sequences: Sequence[Tokens], temperature: float = 1.0) -> float | None:
-        return await measured_rounding(torch, self._policy, lambda: self.logprobs(sequences, temperature))
+        return await measured_rounding(self._policy, lambda: self.logprobs(sequences, temperature))
 
     async def save(self, directory: Path) -> None:
         optimizer = self._ready()
@@ -162,8 +162,8 @@ class GrpoTrainer(Trainer):
         self._updates = updates_in_all(self._options, self._context.steps)
         if self._context.threads:
             torch.set_num_threads(self._context.threads)
-        refuse_missing(torch, self._device, "trainer 'grpo'")
-        settle(torch)
+        refuse_missing(self._device, "trainer 'grpo'")
+        warm_up()
         if self._context.deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA starts
             torch.use_deterministic_algorithms(True)

@@ -8,7 +8,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from atropos_core.builtin.plugin import TOY_MODEL
-from atropos_core.models.stop_ids import stop_ids
+from atropos_torch_models.stop_ids import stop_ids
 
 
 @pytest.mark.parametrize("as_mapping", [False, True], ids=["text", "mapping"])

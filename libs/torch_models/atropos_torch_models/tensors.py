@@ -1,4 +1,5 @@
-"""The tensors of a model as both ends of a bridge name them: each storage once, in the model's own order. Does not import torch."""
+"""The tensors of a model as both ends of a bridge name them: each storage once, in the model's own order. Does not import torch: the
+bridge in the supervisor imports it too."""
 
 from __future__ import annotations
 

@@ -10,29 +10,30 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from types import ModuleType
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor, nn
 
 from atropos_core.types import Floats
 
 
-async def measured_rounding(torch: ModuleType, model: Any, logprobs: Callable[[], Awaitable[list[Floats]]]) -> float:
-    """The largest change, in nats, of what `logprobs` computes with `model` when each layer rounds differently."""
+async def measured_rounding(model: nn.Module, logprobs: Callable[[], Awaitable[list[Floats]]]) -> float:
+    """Return the largest change, in nats, of what `logprobs` computes with `model` when each layer rounds differently."""
     exact = await logprobs()
-    with noise_of_rounding(torch, model):
+    with noise_of_rounding(model):
         moved = await logprobs()
     return max((float(np.abs(a - b).max(initial=0.0)) for a, b in zip(exact, moved, strict=True)), default=0.0)
 
 
 @contextmanager
-def noise_of_rounding(torch: ModuleType, model: Any) -> Iterator[None]:
+def noise_of_rounding(model: nn.Module) -> Iterator[None]:
     """Inside this context, the output of each layer of `model` that holds parameters is off by half an epsilon of its type, relatively."""
-    generators: dict[Any, Any] = {}
+    generators: dict[torch.device, torch.Generator] = {}
 
     def moved(layer: Any, given: Any, output: Any) -> Any:
-        if not isinstance(output, torch.Tensor) or not output.is_floating_point():
+        if not isinstance(output, Tensor) or not output.is_floating_point():
             return output
         if output.device not in generators:  # a separate one, so that the run's other random numbers stay the same
             generators[output.device] = torch.Generator(output.device).manual_seed(0)

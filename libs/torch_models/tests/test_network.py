@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from atropos_core.processes.network import interface_of, listen, own_address, use_the_way_to
+from atropos_torch_models.network import interface_of, listen, own_address, use_the_way_to
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="interfaces are named on Linux alone")
 VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
@@ -38,7 +38,7 @@ def test_interfaces_are_found_by_address_as_the_kernel_lists_them():
 
 SECOND = """
 ip link set lo up && ip address add 10.9.9.1/24 dev lo || exit 77
-exec "$0" -c "from atropos_core.processes.network import use_the_way_to; use_the_way_to('10.9.9.1', 1)"
+exec "$0" -c "from atropos_torch_models.network import use_the_way_to; use_the_way_to('10.9.9.1', 1)"
 """
 
 

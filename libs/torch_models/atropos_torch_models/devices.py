@@ -1,13 +1,13 @@
-"""Check that torch has a component's device. torch is passed in: no framework is imported here."""
+"""Check that torch has a component's device."""
 
 from __future__ import annotations
 
-from typing import Any
+import torch
 
 from atropos_core.errors import FitError
 
 
-def refuse_missing(torch: Any, device: str, whose: str) -> None:
+def refuse_missing(device: str, whose: str) -> None:
     """Raises FitError for a device that is missing. `whose`: "trainer 'grpo'"; its first word is its section."""
     if device == "cpu":
         return

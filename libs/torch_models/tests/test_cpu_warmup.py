@@ -1,11 +1,11 @@
-"""`settle` calls every function that it names, and changes nothing else. That it helps is shown by benchmarks.first_calls."""
+"""`warm_up` calls every function that it names, and changes nothing else. That it helps is shown by benchmarks.first_calls."""
 
 from __future__ import annotations
 
 import numpy as np
 import torch
 
-from atropos_core.models.cpu_warmup import FUNCTIONS, settle
+from atropos_torch_models.cpu_warmup import FUNCTIONS, warm_up
 
 
 def test_it_names_functions_that_torch_computes_as_numpy_does():
@@ -19,7 +19,7 @@ def test_it_names_functions_that_torch_computes_as_numpy_does():
 
 def test_it_leaves_threads_and_random_states_alone():
     threads, state = torch.get_num_threads(), torch.get_rng_state()
-    settle(torch)
+    warm_up()
     assert torch.get_num_threads() == threads
     assert torch.equal(torch.get_rng_state(), state)
 
@@ -32,7 +32,7 @@ def test_each_function_is_called_for_both_widths(monkeypatch):
 
     for name in FUNCTIONS:
         monkeypatch.setattr(torch, name, noted(name, getattr(torch, name)))
-    settle(torch)
+    warm_up()
     assert sorted(called, key=str) == sorted(
         ((name, dtype, 1) for name in FUNCTIONS for dtype in (torch.float32, torch.float64)), key=str
     )
