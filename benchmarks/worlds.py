@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from atropos_core.errors import AtroposError
-from atropos_core.processes.function_worker import Worker
+from atropos_env_kit.function_worker import Worker
 from benchmarks.machine import RESULTS, described
 
 MAKING_S = 20.0  # for a task, and for scoring one answer

@@ -11,7 +11,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from atropos_core.errors import DataError, DeadlineExceeded
-from atropos_core.processes.function_worker import Worker
+from atropos_env_kit.function_worker import Worker
 
 if TYPE_CHECKING:
     from atropos_env_kit.stepping import SteppingOptions

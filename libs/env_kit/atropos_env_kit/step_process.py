@@ -15,8 +15,8 @@ from typing import Any
 
 from atropos_core import console
 from atropos_core.errors import ConfigError, RemoteError
-from atropos_core.processes.function_worker import Worker
 from atropos_core.types import Message
+from atropos_env_kit.function_worker import Worker
 from atropos_env_kit.stepping import Stepped, SteppingOptions, Turn, raised_on_action
 
 NAMES_DEADLINE_S = 60.0

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from atropos_core.errors import DataError
-from atropos_core.rollouts.row_files import Row, read_rows, value_at
 from atropos_core.types import Message, Split, Task
+from atropos_env_kit.row_files import Row, read_rows, value_at
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")  # of OpenAI's chat; templates leave others out
 _QUOTES = r"""\\*["'](?:\\*["'])*"""  # of a text in a text, or written twice

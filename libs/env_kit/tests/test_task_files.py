@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from atropos_core.errors import DataError
-from atropos_core.rollouts.row_files import read_rows, value_at
 from atropos_core.types import Task
+from atropos_env_kit.row_files import read_rows, value_at
 from atropos_env_kit.task_files import Columns, read_tasks, split_tasks
 
 ROWS = [

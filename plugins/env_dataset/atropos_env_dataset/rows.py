@@ -10,10 +10,10 @@ from typing import Any
 from atropos_core import console
 from atropos_core.errors import DataError
 from atropos_core.rollouts.prompt_lengths import long_prompts
-from atropos_core.rollouts.row_files import Row, columns_in, plain_row, read_rows, value_at
 from atropos_core.rollouts.tokenizer import ChatTokenizer
 from atropos_core.types import Split, Task
 from atropos_env_dataset.config import SCORES, DatasetOptions
+from atropos_env_kit.row_files import Row, columns_in, plain_row, read_rows, value_at
 from atropos_env_kit.task_files import Columns, split_tasks, tasks_of
 
 # Usual names of columns: an error suggests the first that the row has.

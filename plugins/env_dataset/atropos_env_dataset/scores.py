@@ -16,11 +16,12 @@ from atropos_core import console
 from atropos_core.builtin.numbers import answer_value, is_same, last_value, stated_answer
 from atropos_core.errors import ConfigError, DataError, DeadlineExceeded
 from atropos_core.plugins.references import load_reference
-from atropos_core.processes.function_worker import Worker
 from atropos_core.rollouts.replies import searched, whole_reply
-from atropos_core.rollouts.row_files import columns_in, value_at
+from atropos_env_kit.row_files import columns_in, value_at
 from atropos_core.types import Message, Score, Task
 from atropos_env_dataset.config import DatasetOptions
+from atropos_env_kit.function_worker import Worker
+from atropos_env_kit.row_files import columns_in, value_at
 
 NOT_COLUMNS = ("prompt", "completion", "completion_ids", "trainer_state", "log_metric", "log_extra")  # of a row, in TRL
 NOT_GIVEN = ("completion_ids", "trainer_state")  # which TRL's trainer gives to every function

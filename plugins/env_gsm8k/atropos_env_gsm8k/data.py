@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from atropos_core.errors import DataError
-from atropos_core.rollouts.row_files import Row, read_rows
 from atropos_core.types import Message, Split, Task
 from atropos_env_gsm8k.config import Gsm8kOptions
 from atropos_env_gsm8k.generate import problem
 from atropos_env_gsm8k.grading import gold_number
 from atropos_env_kit.numbered_tasks import NumberedTasks
+from atropos_env_kit.row_files import Row, read_rows
 
 OTHERS = 'The other sources are source = "path" (JSONL files) and source = "generated" (no data needed).'
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from atropos_core.builtin.numbers import answer_value, is_same, last_value, only_value, stated_answer
 from atropos_core.errors import DataError, DeadlineExceeded, RemoteError
-from atropos_core.processes.function_worker import Worker
+from atropos_env_kit.function_worker import Worker
 
 LONGEST = 200  # characters of an answer; anything longer is not an answer
 

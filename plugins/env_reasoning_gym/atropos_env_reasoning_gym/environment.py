@@ -12,7 +12,7 @@ from typing import Any
 from atropos_core import console
 from atropos_core.errors import ConfigError, DataError, DeadlineExceeded, RemoteError
 from atropos_core.interfaces import Environment
-from atropos_core.processes.function_worker import Worker
+from atropos_env_kit.function_worker import Worker
 from atropos_core.seeds import derive
 from atropos_core.types import Message, Score, Split, Task
 from atropos_env_reasoning_gym.config import Form, ReasoningGymOptions

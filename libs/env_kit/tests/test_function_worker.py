@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from atropos_core.errors import DataError, DeadlineExceeded, RemoteError, WorkerLost
-from atropos_core.processes.function_worker import Worker
+from atropos_env_kit.function_worker import Worker
 
 FUNCTIONS = """
 import os, sys, time
