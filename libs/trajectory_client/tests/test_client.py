@@ -12,9 +12,8 @@ from contextlib import closing
 import pytest
 
 from atropos_core.codec import encode_bytes
-from atropos_core.errors import ApiError, ConfigError, ProcessSilent, TooLarge
+from atropos_core.errors import ApiError, ConfigError, TooLarge
 from atropos_core.guards.patience import Patience
-from atropos_core.guards.server_watch import ServerWatch
 from atropos_core.types import Sampling, tokens
 from atropos_trajectory_client.client import Api
 from atropos_trajectory_client.remote_engine import RemoteEngine
@@ -132,31 +131,6 @@ async def test_samples_of_an_engine_elsewhere_that_is_stopped_are_given_up_at_th
                 await engine.sample(tokens([1]), 1, Sampling(), [0], 600.0)
         assert "has given no answer to POST /v1/engine/samples for" in capfd.readouterr().err
         await engine.close()
-
-
-async def test_calls_to_any_server_are_given_up_together_where_none_is_answered_and_not_where_one_is(capfd):
-    watch = ServerWatch("the server", Patience(say_s=0.2, least_s=0.6, times=1.0), needed=True)
-
-    async def call(kind: str, seconds: float) -> None:
-        async with watch.call(kind):
-            await asyncio.sleep(seconds)
-
-    short = [0.15] * 12
-    long = asyncio.create_task(call("long", 1.5))
-    for seconds in short:  # 1.8 s of answers: the long call does not count as silence
-        await call("short", seconds)
-    await long
-    assert capfd.readouterr().err == ""
-    silent = [asyncio.create_task(call("short", 60)) for _ in range(3)]
-    for ended in await asyncio.gather(*silent, return_exceptions=True):
-        assert isinstance(ended, ProcessSilent) and "the server gave no answer to short for" in str(ended)
-    assert "the server has given no answer to short for" in capfd.readouterr().err
-    watch.excused = {"short"}
-    await call("short", 1.0)
-    assert capfd.readouterr().err == ""
-    with pytest.raises(TimeoutError, match="its own"):
-        async with watch.call("short"):
-            raise TimeoutError("its own")
 
 
 async def test_what_a_proxy_finds_too_large_is_an_error_of_that_name():

@@ -12,11 +12,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from atropos_adapter_skyrl.stopped_process import stopped_too_long
 from atropos_adapter_skyrl.work_queue import DONE, FAILED, META, NONCE, PIECE, SOCKET
 from atropos_core.codec import Buffer
 from atropos_core.errors import DeadlineExceeded, ProcessDied
 from atropos_core.guards.patience import DEFAULT_PATIENCE, Patience
-from atropos_core.guards.server_watch import stopped_too_long
 from atropos_trajectory_client.shm.consumer import RingConsumer, SlotLease
 from atropos_trajectory_client.shm.listener import RingListener
 from atropos_trajectory_client.shm.producer import SLOT_BYTES, SLOTS, RingProducer

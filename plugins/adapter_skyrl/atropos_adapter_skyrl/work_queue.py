@@ -28,10 +28,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from atropos_adapter_skyrl.stopped_process import stopped_too_long
 from atropos_core import console
 from atropos_core.errors import AtroposError, DataError, DeadlineExceeded, HubFull, ProcessDied
 from atropos_core.guards.patience import DEFAULT_PATIENCE, Patience
-from atropos_core.guards.server_watch import stopped_too_long
 from atropos_core.storage.atomic import write_whole
 from atropos_trajectory_client.shm.consumer import RingConsumer, SlotLease
 from atropos_trajectory_client.shm.listener import RingListener

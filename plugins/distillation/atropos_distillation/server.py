@@ -13,9 +13,9 @@ import numpy as np
 from atropos_core import console
 from atropos_core.errors import AccessRefused, ApiError, DataError, RemoteError
 from atropos_core.guards.patience import Patience
-from atropos_core.guards.server_watch import ServerWatch
 from atropos_core.types import Tokens, TopK, offsets_of
 from atropos_distillation.config import TeacherOptions
+from atropos_server_watch.watch import ServerWatch
 
 AT_ONCE = 8  # requests on their way
 REQUEST_S = 120.0  # one that is late while others are answered is lost, and sent again

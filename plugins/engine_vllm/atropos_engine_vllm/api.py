@@ -12,7 +12,7 @@ import aiohttp
 
 from atropos_core.errors import AtroposError, DataError, DeadlineExceeded, RemoteError
 from atropos_core.guards.patience import DEFAULT_PATIENCE, Patience
-from atropos_core.guards.server_watch import ServerWatch
+from atropos_server_watch.watch import ServerWatch
 
 CALL_S = 30.0
 PROBE_S = 5.0

@@ -1,15 +1,15 @@
-"""Watch servers, and processes that we did not start, for long silence."""
+"""Watch the calls to a server for long silence."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 
 from atropos_core import console
 from atropos_core.errors import ProcessSilent
-from atropos_core.guards.patience import LOOK_S, Owed, Patience, is_stopped
+from atropos_core.guards.patience import LOOK_S, Owed, Patience
 
 
 class ServerWatch:
@@ -42,7 +42,7 @@ class ServerWatch:
             raise ProcessSilent(
                 f"{self._name} gave no answer to {kind} for {self._owed.silent_s(loop.time()):.0f} s: its process is stopped "
                 "or hangs, or it is out of reach.",
-                remedy="Look at its machine and its log. Where it was only slow, raise watch.least_s or watch.times.",
+                remedy="Look at its machine and its log. If it was only slow, raise watch.least_s or watch.times.",
             ) from None
         else:
             self._owed.answered(number, loop.time())
@@ -71,29 +71,3 @@ class ServerWatch:
             if self._needed and silent_s >= bound_s:
                 for limit in self._limits.values():
                     limit.reschedule(loop.time())
-
-
-async def stopped_too_long(name: str, pid: int, patience: Patience, owes: Callable[[], bool]) -> ProcessSilent:
-    """Warn when a process of this machine is stopped while it has calls to answer. Return the error once that has lasted
-    `patience.least_s`."""
-    loop, since, reported = asyncio.get_running_loop(), None, False
-    while True:
-        await asyncio.sleep(min(LOOK_S, patience.say_s / 8))
-        if not (owes() and is_stopped(pid)):
-            if reported:
-                console.say(f"{name} (pid {pid}) continues")
-            since, reported = None, False
-            continue
-        since = since or loop.time()
-        stopped_s = loop.time() - since
-        if stopped_s >= patience.least_s:
-            return ProcessSilent(
-                f"{name} (pid {pid}) has been stopped for {stopped_s:.0f} s.",
-                remedy=f"To continue it: kill -CONT {pid}. If it must stay stopped for longer, raise watch.least_s.",
-            )
-        if not reported and stopped_s >= patience.say_s / 2:
-            reported = True
-            console.warn(
-                f"{name} (pid {pid}) is stopped, and is waited for; to continue it: kill -CONT {pid}. It is given up after "
-                f"{patience.least_s:.0f} s (watch.least_s)."
-            )

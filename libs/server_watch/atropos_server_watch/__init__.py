@@ -1,0 +1,1 @@
+"""Deadlines for servers that Atropos did not start."""
