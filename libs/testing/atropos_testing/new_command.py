@@ -79,7 +79,9 @@ KINDS = {
         "copies weights within one process",
         "atropos run --model toy --bridge {name} --env ./file.py:Class --steps 20",
     ),
-    "adapter": Kind("adapter", "tasks as JSON lines", "atropos adapter {name} --env gsm8k --out tasks"),
+    "adapter": Kind(
+        "adapter", "tasks as JSON lines", "atropos adapter {name} --env gsm8k --out tasks", ("atropos-adapter-kit",)
+    ),
     "sandbox": Kind(
         "sandbox",
         "programs started by a command of your own",

@@ -9,10 +9,10 @@ import platform
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from atropos_adapter_kit.versions import installed_version
 from atropos_adapter_roll import known
 from atropos_adapter_roll.config import AdapterOptions
 from atropos_adapter_roll.recipe import MANAGERS, whole
@@ -55,9 +55,9 @@ class RollAdapter(Adapter):
 
     def versions(self) -> Mapping[str, str]:
         """The versions of the packages involved, if installed."""
-        found = {"python": platform.python_version()}
+        found = {"python": platform.pythoninstalled_version()}
         for name in ("atropos-core", "atropos-plugin-adapter-roll", "gem-llm", "ray", "torch", "vllm", "transformers"):
-            if (known := _version(name)) is not None:
+            if (known := installed_version(name)) is not None:
                 found[name] = known
         return found
 
@@ -111,11 +111,11 @@ def run_once(env: Any) -> tuple[int, float]:
 def check_python() -> Finding:
     fine = sys.version_info[:2] in ((3, 10), (3, 11))
     remedy = "" if fine else "gem-llm 0.1.0 needs Python 3.11 or older: use 3.11."
-    return Finding("python", True if fine else None, platform.python_version(), remedy)
+    return Finding("python", True if fine else None, platform.pythoninstalled_version(), remedy)
 
 
 def check_package(name: str) -> Finding:
-    found, tested = _version(name), TESTED[name]
+    found, tested = installed_version(name), TESTED[name]
     if found is None:
         return Finding(name, False if name == "gem-llm" else None, "not installed", f"pip install {name}=={tested[0]}")
     if found in tested:
@@ -125,8 +125,8 @@ def check_package(name: str) -> Finding:
 
 def check_roll() -> list[Finding]:
     """Check if an episode goes through ROLL's env managers, with our additions, and how this ROLL differs from the known one."""
-    if _version("roll") is not None:
-        detail = f"the installed distribution `roll` {_version('roll')} is a web framework, not alibaba/ROLL"
+    if installed_version("roll") is not None:
+        detail = f"the installed distribution `roll` {installed_version('roll')} is a web framework, not alibaba/ROLL"
         return [Finding("ROLL", False, detail, "pip uninstall roll, and put a checkout of alibaba/ROLL on PYTHONPATH.")]
     try:
         from atropos_adapter_roll import managers
@@ -171,10 +171,3 @@ def check_gpus() -> Finding:
     count = cuda_devices()
     remedy = "" if count else "ROLL trains and samples on GPUs; environments and this check do not need one."
     return Finding("GPU", True if count else None, f"{count} CUDA devices to use", remedy)
-
-
-def _version(distribution: str) -> str | None:
-    try:
-        return version(distribution)
-    except PackageNotFoundError:
-        return None

@@ -8,10 +8,10 @@ import platform
 import shlex
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TypeVar
 
+from atropos_adapter_kit.versions import installed_version
 from atropos_adapter_skyrl.config import SkyRLOptions
 from atropos_core.config.run_file import RunConfig, dump, to_toml
 from atropos_core.errors import ConfigError
@@ -51,7 +51,7 @@ class SkyRLAdapter:
         return [config, script]
 
     def versions(self) -> Mapping[str, str]:
-        found = {name: _version(name) for name in (*TESTED, "torch", "transformers")}
+        found = {name: installed_version(name) or "not installed" for name in (*TESTED, "torch", "transformers")}
         return {"python": platform.python_version(), **found}
 
     def doctor(self) -> Sequence[Finding]:
@@ -59,7 +59,7 @@ class SkyRLAdapter:
         self._options.refuse_for("`atropos adapter skyrl doctor`", *SkyRLOptions.model_fields)
         findings = []
         for name, tested in TESTED.items():
-            if (found := _version(name)) == "not installed":
+            if (found := installed_version(name)) is None:
                 findings.append(Finding(name, False, "not installed", f"pip install --no-deps {name}=={tested}"))
             elif found != tested:
                 findings.append(Finding(name, None, f"{found}; tested with {tested}", ""))
@@ -162,13 +162,6 @@ def _advantages(run: RunConfig) -> dict[str, Any]:
 
 def shown(value: Any) -> str:
     return json.dumps(value) if isinstance(value, list | bool) else str(value)
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "not installed"
 
 
 def _tried(subject: str, what: Callable[[], str]) -> Finding:

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from atropos_core.plugins.manager import Plugins
 
 KNOWN = ("atropos-plugin-adapter-skyrl", "atropos-plugin-adapter-roll")
-
-
 USES = Uses(
     "atropos adapter",  # settings that the other framework has no equivalent for are not passed on
     ("model", "seed", "environment", "reward", "sampling", "evaluation", "training", "transform", "checkpoint", "trainer.learning_rate"),

@@ -1,0 +1,1 @@
+"""Parts that adapters to other frameworks share."""
