@@ -17,7 +17,6 @@ from atropos_core.builtin.numbers import answer_value, is_same, last_value, stat
 from atropos_core.errors import ConfigError, DataError, DeadlineExceeded
 from atropos_core.plugins.references import load_reference
 from atropos_core.rollouts.replies import searched, whole_reply
-from atropos_env_kit.row_files import columns_in, value_at
 from atropos_core.types import Message, Score, Task
 from atropos_env_dataset.config import DatasetOptions
 from atropos_env_kit.function_worker import Worker

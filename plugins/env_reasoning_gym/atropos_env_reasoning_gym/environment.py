@@ -12,9 +12,9 @@ from typing import Any
 from atropos_core import console
 from atropos_core.errors import ConfigError, DataError, DeadlineExceeded, RemoteError
 from atropos_core.interfaces import Environment
-from atropos_env_kit.function_worker import Worker
 from atropos_core.seeds import derive
 from atropos_core.types import Message, Score, Split, Task
+from atropos_env_kit.function_worker import Worker
 from atropos_env_reasoning_gym.config import Form, ReasoningGymOptions
 
 IMPORT_DEADLINE_S = 300.0  # to import reasoning-gym on a busy machine; it takes 3 s otherwise
