@@ -55,7 +55,7 @@ class RollAdapter(Adapter):
 
     def versions(self) -> Mapping[str, str]:
         """The versions of the packages involved, if installed."""
-        found = {"python": platform.pythoninstalled_version()}
+        found = {"python": platform.python_version()}
         for name in ("atropos-core", "atropos-plugin-adapter-roll", "gem-llm", "ray", "torch", "vllm", "transformers"):
             if (known := installed_version(name)) is not None:
                 found[name] = known
@@ -111,7 +111,7 @@ def run_once(env: Any) -> tuple[int, float]:
 def check_python() -> Finding:
     fine = sys.version_info[:2] in ((3, 10), (3, 11))
     remedy = "" if fine else "gem-llm 0.1.0 needs Python 3.11 or older: use 3.11."
-    return Finding("python", True if fine else None, platform.pythoninstalled_version(), remedy)
+    return Finding("python", True if fine else None, platform.python_version(), remedy)
 
 
 def check_package(name: str) -> Finding:
