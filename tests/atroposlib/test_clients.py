@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from atropos_trajectory_api.legacy.outgoing_groups import KEYS
+from atropos_trajectory_api.legacy_groups.outgoing_groups import KEYS
 from tests.atroposlib.processes import TINY, OurServer, Process, client
 from tests.atroposlib.scripted import ScriptedServer
 

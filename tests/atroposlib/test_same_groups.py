@@ -20,7 +20,7 @@ from atropos_core.rollouts.tokenizer import ChatTokenizer
 from atropos_core.types import Episode, Rollout
 from atropos_env_atroposlib.environment import AtroposlibEnvironment
 from atropos_env_atroposlib.options import AtroposlibOptions
-from atropos_trajectory_api.legacy.incoming_groups import from_wire
+from atropos_trajectory_api.legacy_groups.incoming_groups import from_wire
 from tests.atroposlib.processes import REPOSITORY, TINY, OurServer, Process
 from tests.atroposlib.same_model import ScriptedPolicy, ScriptedServer
 

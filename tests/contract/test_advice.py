@@ -42,7 +42,7 @@ PRINTED_BY = {
     "plugins/trajectory_api/atropos_trajectory_api/journal/log.py": ("serve",),
     "plugins/trajectory_api/atropos_trajectory_api/journal/store.py": ("serve",),
     "libs/http_server/atropos_http_server/gate.py": ("serve", "train", "engine"),
-    "plugins/trajectory_api/atropos_trajectory_api/server/access.py": ("serve", "train", "engine"),
+    "plugins/trajectory_api/atropos_trajectory_api/http/access.py": ("serve", "train", "engine"),
     "plugins/trajectory_api/atropos_trajectory_api/engine_http/server.py": ("train", "engine"),
     "plugins/trajectory_api/atropos_trajectory_api/server/serving.py": ("serve",),
     "plugins/trajectory_api/atropos_trajectory_api/legacy/intake.py": ("serve",),

@@ -12,7 +12,7 @@ import time
 import pyarrow.parquet as pq
 import pytest
 
-from atropos_trajectory_api.legacy.outgoing_groups import KEYS
+from atropos_trajectory_api.legacy_groups.outgoing_groups import KEYS
 
 TOY = ("process", "--model", "toy")
 SMALL = ("--group-size", "2")

@@ -65,7 +65,7 @@ IMPORTED = (
     "atropos_trainer_grpo.plan_command", "atropos_trainer_grpo.quantize_command", "atropos_viewer.command",
     "atropos_trajectory_api.engine_http.server", "atropos_trajectory_api.native.same_host", "atropos_trajectory_api.roles.commands",
     "atropos_trajectory_api.roles.environment_worker", "atropos_trajectory_api.roles.process_command",
-    "atropos_trajectory_api.server.serve_command", "atropos_trajectory_api.server.serving",
+    "atropos_trajectory_api.roles.serve_command", "atropos_trajectory_api.server.serving",
 )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from atropos_core.errors import DataError
 from atropos_core.training.batch import to_batch
 
 wire = pytest.importorskip(
-    "atropos_trajectory_api.legacy.incoming_groups", reason="the trajectory API is not installed"
+    "atropos_trajectory_api.legacy_groups.incoming_groups", reason="the trajectory API is not installed"
 )
 
 PROMPT, GOOD, BAD = [3, 4, 5], 9, 10

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 
 @hookimpl
 def atropos_commands(app: Any) -> None:  # a typer.Typer: to list plugins, nothing of the sort is imported
-    from atropos_trajectory_api.roles import commands, process_command
-    from atropos_trajectory_api.server import serve_command
+    from atropos_trajectory_api.roles import commands, process_command, serve_command
 
     for command in (serve_command, commands, process_command):
         command.add(app)

@@ -14,11 +14,11 @@ import httpx
 
 from atropos_http_server.gate import Gate
 from atropos_http_server.server import HttpServer
-from atropos_trajectory_api.server.answers import REFUSALS
+from atropos_trajectory_api.http.answers import REFUSALS
+from atropos_trajectory_api.options import ServeOptions
 from atropos_trajectory_api.server.app import App
-from atropos_trajectory_api.server.options import ServeOptions
-from atropos_trajectory_api.server.service import Service
 from atropos_trajectory_api.server.serving import bind
+from atropos_trajectory_api.service.service import Service
 
 REGISTER = {
     "wandb_group": "g", "wandb_project": "p", "batch_size": 4, "max_token_len": 100, "checkpoint_dir": "here",
@@ -65,7 +65,7 @@ class Running:
             self.options.request_s,
             self.options.connections,
             check_users=self._more.get("token") is None,
-            refused=self.service.observed.refused,
+            refused=self.service.counters.refused,
             refusals=REFUSALS,
         )
         self._server = HttpServer(self.app, gate, lifespan=True, stop=self.app.stop, grace_s=5, keep_alive_s=5)

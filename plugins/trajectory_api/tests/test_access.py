@@ -8,8 +8,8 @@ import pytest
 
 from atropos_core.errors import ConfigError
 from atropos_http_server.tokens import read_server_token
-from atropos_trajectory_api.server.access import credential, is_loopback
-from atropos_trajectory_api.server.options import ServeOptions
+from atropos_trajectory_api.http.access import credential, is_loopback
+from atropos_trajectory_api.options import ServeOptions
 from atropos_trajectory_api.server.serving import serve
 from plugins.trajectory_api.tests.running import group, running
 

@@ -27,9 +27,9 @@ from atropos_http_server.body_limits import (
     resident_bytes,
     returnable_bytes,
 )
-from atropos_trajectory_api.legacy.incoming_groups import read
 from atropos_trajectory_api.legacy.intake import is_long
-from atropos_trajectory_api.legacy.wire_json import MOST_ENTRIES, MOST_VALUES, PART_BYTES, parse, read_in_parts
+from atropos_trajectory_api.legacy_groups.incoming_groups import read
+from atropos_trajectory_api.legacy_groups.wire_json import MOST_ENTRIES, MOST_VALUES, PART_BYTES, parse, read_in_parts
 from plugins.trajectory_api.tests.running import group, running
 
 GZIP = {"content-encoding": "gzip"}

@@ -27,8 +27,8 @@ from atropos_core.group_schema import (
 )
 from atropos_core.rollouts.policy_versions import refuse_versions_that_never_were
 from atropos_core.types import UNKNOWN_VERSION, Draw, ScoredGroup, Task
-from atropos_trajectory_api.native.quick_look import surely_right
-from atropos_trajectory_api.server.checking import read_group
+from atropos_trajectory_api.groups.frame_check import read_group
+from atropos_trajectory_api.groups.quick_look import surely_right
 from tests.wrong_groups import LENGTH, VOCABULARY, column, group, nested, on_episode, on_group, on_rollout, unchecked
 
 NEWEST = 7  # version that engines can have sampled from

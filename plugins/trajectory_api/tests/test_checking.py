@@ -17,8 +17,8 @@ from atropos_core.errors import DataError
 from atropos_core.group_schema import check_group
 from atropos_core.hub.records import Label
 from atropos_core.types import UNKNOWN_VERSION, Rollout, ScoredGroup, TopK
-from atropos_trajectory_api.native.quick_look import surely_right
-from atropos_trajectory_api.server.checking import check_frame, read_group
+from atropos_trajectory_api.groups.frame_check import check_frame, read_group
+from atropos_trajectory_api.groups.quick_look import surely_right
 from plugins.trajectory_api.tests.sent_groups import VOCABULARY, drawn, group_of
 from tests.wrong_groups import NATIVE, VALUES, on_episode, on_rollout, unchecked
 from tests.wrong_groups import group as wrong_group

@@ -89,7 +89,7 @@ def test_an_answer_comes_whole(tmp_path: Path):
 
 def answered(server: Running) -> int:
     """Requests for /openapi.json that were answered so far."""
-    return sum(one.latency.count for route, one in server.service.observed.routes.items() if route == "/openapi.json")
+    return sum(one.latency.count for route, one in server.service.counters.routes.items() if route == "/openapi.json")
 
 
 def test_a_client_that_takes_no_answers_gets_no_further_ones_made(tmp_path: Path):
@@ -128,7 +128,7 @@ def test_a_client_that_goes_without_reading_leaves_nothing_behind(tmp_path: Path
         while waiting_bytes() and time.monotonic() < until:
             time.sleep(0.05)
         assert waiting_bytes() == 0
-        assert server.service.observed.snapshot()["refused_connections"] == {}
+        assert server.service.counters.snapshot()["refused_connections"] == {}
 
 
 def waiting_bytes() -> int:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from atropos_trajectory_api.native.openapi import NATIVE
 from atropos_trajectory_api.native.routes import native_routes
-from atropos_trajectory_api.server.service import Service
+from atropos_trajectory_api.service.service import Service
 from plugins.trajectory_api.tests.running import running
 
 

@@ -9,10 +9,10 @@ import sys
 from typing import Any
 
 from atropos_trajectory_api.native.routes import native_routes
-from atropos_trajectory_api.server import serve_command as commands
-from atropos_trajectory_api.server.observe_routes import render_prometheus
-from atropos_trajectory_api.server.options import ServeOptions
-from atropos_trajectory_api.server.service import Service
+from atropos_trajectory_api.options import ServeOptions
+from atropos_trajectory_api.roles import serve_command as commands
+from atropos_trajectory_api.server.metrics_routes import render_prometheus
+from atropos_trajectory_api.service.service import Service
 from tests.conftest import REPOSITORY
 from tests.served import atropos_serve, serving
 
@@ -45,10 +45,10 @@ def test_the_table_of_calls_has_every_call():
 
 def test_the_table_of_metrics_has_every_family():
     service = Service(ServeOptions(journal=False))
-    service.observed.request("/batch", "worker", 0.1, 200, 1, 1)
-    service.observed.group("worker", "words", 4, 100)
-    service.observed.dropped("stale")
-    service.observed.refused("url")
+    service.counters.request("/batch", "worker", 0.1, 200, 1, 1)
+    service.counters.group("worker", "words", 4, 100)
+    service.counters.dropped("stale")
+    service.counters.refused("url")
     families = set(re.findall(r"^# TYPE (\w+)", render_prometheus(service), re.M))
     assert set(re.findall(r"`(atropos_\w+)`", PAGE)) == families
 

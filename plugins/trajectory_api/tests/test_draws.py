@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from atropos_core.types import Draw, Sampling
-from atropos_trajectory_api.native.draws import Draws, Rules
+from atropos_trajectory_api.service.draws import Draws, Rules
 
 RULES = Rules(4, 1, Sampling())
 

@@ -24,11 +24,11 @@ from atropos_core.interfaces import Engine
 from atropos_core.plugins.provider import RunContext
 from atropos_core.types import Completion, Sampling, Tokens
 from atropos_http_server.server import START_S
-from atropos_trajectory_api.engine_http import named_engines
 from atropos_trajectory_api.engine_http import samples as engine_samples
 from atropos_trajectory_api.engine_http import server as doors
-from atropos_trajectory_api.engine_http.named_engines import NamedEngines
 from atropos_trajectory_api.engine_http.server import RunningEngineServer, open_engine_server
+from atropos_trajectory_api.roles import named_engines
+from atropos_trajectory_api.roles.named_engines import NamedEngines
 from atropos_trajectory_client.remote_engine import RemoteEngine
 
 PROMPT = np.array([1, 2, 3], np.int32)

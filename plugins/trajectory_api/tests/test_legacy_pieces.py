@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atropos_trajectory_api.legacy.incoming_groups import read
 from atropos_trajectory_api.legacy.pieces import Piece, Pieces, joined, summing_to
 from atropos_trajectory_api.legacy.retries import Retries, digest
-from atropos_trajectory_api.legacy.stored_group import OldGroup
+from atropos_trajectory_api.legacy_groups.incoming_groups import read
+from atropos_trajectory_api.legacy_groups.stored_group import OldGroup
 
 
 @given(st.lists(st.integers(1, 9), max_size=9), st.integers(1, 12))

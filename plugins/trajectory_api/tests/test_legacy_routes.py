@@ -19,10 +19,10 @@ from atropos_core.hub.records import BatchSize
 from atropos_core.types import Draw, Sampling
 from atropos_trajectory_api.legacy.retries import digest
 from atropos_trajectory_api.legacy.routes import LegacyRoutes
-from atropos_trajectory_api.legacy.stored_group import as_frame
-from atropos_trajectory_api.server.options import ServeOptions
-from atropos_trajectory_api.server.service import Service
+from atropos_trajectory_api.legacy_groups.stored_group import as_frame
+from atropos_trajectory_api.options import ServeOptions
 from atropos_trajectory_api.server.serving import ids_of
+from atropos_trajectory_api.service.service import Service
 from plugins.trajectory_api.tests.running import ENVIRONMENT, REGISTER, Running, group, running, tags
 from plugins.trajectory_api.tests.sent_groups import group_of
 
@@ -340,7 +340,7 @@ def test_a_group_that_json_cannot_say_is_dropped_and_those_behind_it_are_served(
             server.post("/scored_data", group(tag=tag))
         assert tags(server.client.get("/batch").json()) == [1, 2]
         assert server.client.get("/status").json() == {"current_step": 1, "queue_size": 0}
-        assert server.service.observed.snapshot()["dropped"] == {"unsayable": 1}
+        assert server.service.counters.snapshot()["dropped"] == {"unsayable": 1}
         assert "dropped" in capsys.readouterr().err
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from atropos_trajectory_api.legacy.registrations import RegisterEnv, Registration
-from atropos_trajectory_api.legacy.state import OldEnvironment, OldState
+from atropos_trajectory_api.service.old_registrations import RegisterEnv, Registration
+from atropos_trajectory_api.service.old_state import OldEnvironment, OldState
 from plugins.trajectory_api.tests.running import ENVIRONMENT, REGISTER
 
 BATCH, GROUP = 16, 4

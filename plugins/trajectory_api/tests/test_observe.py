@@ -14,12 +14,12 @@ import pytest
 from fastapi import FastAPI, Request
 
 from atropos_core.hub.records import HubStatus, Limits
+from atropos_trajectory_api.options import ServeOptions
 from atropos_trajectory_api.server.app import create_app
-from atropos_trajectory_api.server.observe import OTHER, QUIET_S, Observed, Rate
-from atropos_trajectory_api.server.observe_routes import ABORTED, Timing, observing_routes, render_prometheus
-from atropos_trajectory_api.server.options import ServeOptions
+from atropos_trajectory_api.server.metrics_routes import ABORTED, Timing, metrics_routes, render_prometheus
 from atropos_trajectory_api.server.prometheus_format import Exposition
-from atropos_trajectory_api.server.service import Service
+from atropos_trajectory_api.service.counters import OTHER, QUIET_S, Counters, Rate
+from atropos_trajectory_api.service.service import Service
 
 NAME = r"[a-zA-Z_:][a-zA-Z0-9_:]*"
 LABEL = r'[a-zA-Z_][a-zA-Z0-9_]*="(?:[^"\\\n]|\\\\|\\"|\\n)*"'
@@ -85,7 +85,7 @@ class FullHub:
 class Watched:
     """A server's state, as far as it is observed."""
 
-    observed: Observed = field(default_factory=Observed)
+    counters: Counters = field(default_factory=Counters)
     hub: FullHub = field(default_factory=FullHub)
 
 
@@ -102,14 +102,14 @@ def test_a_rate_is_right_while_young_and_when_old(seconds: int) -> None:
 
 
 def test_memory_stays_whatever_names_clients_choose() -> None:
-    observed = Observed()
+    counters = Counters()
 
     def busy(first: int) -> None:
         for i in range(first, first + 2_000):
-            observed.request(f"/route/{i}", f"worker {i}", 0.001 * (i % 97), 200 + i % 7, 10, 10)
-            observed.group(f"worker {i}", f"environment {i}", 8, 1000)
-            observed.dropped(f"cause {i}")
-            observed.lag(i)
+            counters.request(f"/route/{i}", f"worker {i}", 0.001 * (i % 97), 200 + i % 7, 10, 10)
+            counters.group(f"worker {i}", f"environment {i}", 8, 1000)
+            counters.dropped(f"cause {i}")
+            counters.lag(i)
 
     busy(0)
     tracemalloc.start()
@@ -119,7 +119,7 @@ def test_memory_stays_whatever_names_clients_choose() -> None:
         assert tracemalloc.get_traced_memory()[0] - before < 100_000
     finally:
         tracemalloc.stop()
-    seen = observed.snapshot()
+    seen = counters.snapshot()
     assert [len(seen[kind]) for kind in ("routes", "workers", "environments", "dropped")] == [65, 65, 65, 33]
     assert sum(one["calls"] for one in seen["routes"].values()) == 4_000
     assert sum(one["groups"] for one in seen["workers"].values()) == 4_000
@@ -129,26 +129,26 @@ def test_memory_stays_whatever_names_clients_choose() -> None:
 
 def test_a_quiet_worker_makes_way_and_its_counts_go_to_other() -> None:
     clock = Clock()
-    observed = Observed(clock=clock, workers=2)
-    observed.group("old", "e", 8, 100)
+    counters = Counters(clock=clock, workers=2)
+    counters.group("old", "e", 8, 100)
     clock.now += 1
-    observed.group("young", "e", 8, 100)
-    observed.group("third", "e", 4, 50)  # no room, and no worker was quiet for long
+    counters.group("young", "e", 8, 100)
+    counters.group("third", "e", 4, 50)  # no room, and no worker was quiet for long
     clock.now += QUIET_S - 0.5
-    observed.group("fourth", "e", 2, 25)
-    workers = observed.snapshot()["workers"]
+    counters.group("fourth", "e", 2, 25)
+    workers = counters.snapshot()["workers"]
     assert {name: one["sequences"] for name, one in workers.items()} == {"young": 8, "fourth": 2, OTHER: 12}
 
 
 def test_the_page_keeps_to_the_exposition_format() -> None:
     watched = Watched()
     assert parsed(render_prometheus(watched))["atropos_up_seconds"]["type"] == "gauge"
-    watched.observed.request("/batch", 'two\nlines "quoted" \\ slash', 0.02, 200, 0, 5000)
-    watched.observed.request("/scored_data", "", 0.001, 422, 700, 90)
-    watched.observed.group("w", "math", 8, 98_000)
-    watched.observed.dropped("stale", 3)
-    watched.observed.lag(2)
-    watched.observed.lag(1000)
+    watched.counters.request("/batch", 'two\nlines "quoted" \\ slash', 0.02, 200, 0, 5000)
+    watched.counters.request("/scored_data", "", 0.001, 422, 700, 90)
+    watched.counters.group("w", "math", 8, 98_000)
+    watched.counters.dropped("stale", 3)
+    watched.counters.lag(2)
+    watched.counters.lag(1000)
     families = parsed(render_prometheus(watched))
     samples = {key: value for family in families.values() for key, value in family["samples"].items()}
     assert samples['atropos_requests_total{route="/scored_data",status="422"}'] == 1
@@ -177,7 +177,7 @@ def test_numbers_are_written_as_prometheus_reads_them() -> None:
 
 def served(watched: Watched, why: str | None = None) -> httpx.AsyncClient:
     app = FastAPI()
-    app.include_router(observing_routes(watched, lambda: why))
+    app.include_router(metrics_routes(watched, lambda: why))
 
     @app.post("/v1/workers/{worker}/draws")
     async def draws(worker: str, request: Request) -> dict[str, int]:
@@ -188,7 +188,7 @@ def served(watched: Watched, why: str | None = None) -> httpx.AsyncClient:
     async def broken() -> None:
         raise RuntimeError("planted")
 
-    transport = httpx.ASGITransport(Timing(app, watched.observed), raise_app_exceptions=False)
+    transport = httpx.ASGITransport(Timing(app, watched.counters), raise_app_exceptions=False)
     return httpx.AsyncClient(transport=transport, base_url="http://test")
 
 
@@ -198,7 +198,7 @@ async def test_every_request_is_counted_under_its_pattern_and_worker() -> None:
         assert (await client.post("/v1/workers/w7/draws", content=b"12345")).json() == {"size": 5}
         assert (await client.get("/nobody/serves/this")).status_code == 404
         assert (await client.get("/broken")).status_code == 500
-    seen = watched.observed.snapshot()
+    seen = watched.counters.snapshot()
     draws = seen["routes"]["/v1/workers/{worker}/draws"]
     assert (draws["calls"], draws["bytes_in"], draws["bytes_out"], draws["statuses"]) == (1, 5, 10, {"200": 1})
     assert seen["routes"][OTHER]["statuses"] == {"404": 1}
@@ -216,8 +216,8 @@ async def test_an_answer_that_was_never_finished_is_counted_as_aborted() -> None
     async def nothing(message: Any = None) -> Any:
         await asyncio.sleep(0)
 
-    await Timing(halfway, watched.observed)({"type": "http"}, nothing, nothing)
-    assert watched.observed.snapshot()["routes"][OTHER]["statuses"] == {str(ABORTED): 1}
+    await Timing(halfway, watched.counters)({"type": "http"}, nothing, nothing)
+    assert watched.counters.snapshot()["routes"][OTHER]["statuses"] == {str(ABORTED): 1}
 
 
 async def test_health_ready_and_metrics_answer() -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from atropos_core.types import Rollout, ScoredGroup
-from atropos_trajectory_api.legacy.outgoing_groups import KEYS, line, plain, to_wire
+from atropos_trajectory_api.legacy_groups.outgoing_groups import KEYS, line, plain, to_wire
 from tests.unit.parts import episode, group, rollout
 
 

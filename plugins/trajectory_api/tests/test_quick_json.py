@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atropos_core.errors import DataError
-from atropos_trajectory_api.legacy.incoming_groups import parse, read
-from atropos_trajectory_api.legacy.quick_json import QuickReader
+from atropos_trajectory_api.legacy_groups.incoming_groups import parse, read
+from atropos_trajectory_api.legacy_groups.quick_json import QuickReader
 from tests.old_payloads import old_group
 
 READER = QuickReader()

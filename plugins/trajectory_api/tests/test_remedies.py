@@ -14,17 +14,17 @@ from atropos_core.cli import run_app
 from atropos_core.codec import encode_bytes
 from atropos_core.errors import AtroposError
 from atropos_trajectory_api.engine_http.server import address
+from atropos_trajectory_api.groups.frame_check import read_frame
 from atropos_trajectory_api.journal.log import Journal
 from atropos_trajectory_api.legacy.intake import MOST_GROUPS
-from atropos_trajectory_api.legacy.registrations import RegisterEnv
-from atropos_trajectory_api.legacy.state import MOST_ENVIRONMENTS
-from atropos_trajectory_api.legacy.wire_json import MOST_IN_LIST, MOST_VALUES, parse
-from atropos_trajectory_api.native.workers import Policy, Workers
+from atropos_trajectory_api.legacy_groups.wire_json import MOST_IN_LIST, MOST_VALUES, parse
+from atropos_trajectory_api.options import ServeOptions
 from atropos_trajectory_api.roles.environment_worker import await_policy
-from atropos_trajectory_api.server.checking import read_frame
-from atropos_trajectory_api.server.options import ServeOptions
-from atropos_trajectory_api.server.service import Service
 from atropos_trajectory_api.server.serving import bind, ids_of, serve
+from atropos_trajectory_api.service.old_registrations import RegisterEnv
+from atropos_trajectory_api.service.old_state import MOST_ENVIRONMENTS
+from atropos_trajectory_api.service.service import Service
+from atropos_trajectory_api.service.workers import Policy, Workers
 from atropos_trajectory_client.client import Api
 from plugins.trajectory_api.tests.running import Running, running
 

@@ -17,10 +17,10 @@ from atropos_core.codec import encode, encode_bytes
 from atropos_core.errors import DataError, HubFull, ProcessDied
 from atropos_core.hub.records import BatchSize
 from atropos_http_server.body_limits import Budget
+from atropos_trajectory_api.http.answers import REFUSALS
 from atropos_trajectory_api.native import same_host
-from atropos_trajectory_api.server.answers import REFUSALS
-from atropos_trajectory_api.server.options import ServeOptions
-from atropos_trajectory_api.server.service import Service
+from atropos_trajectory_api.options import ServeOptions
+from atropos_trajectory_api.service.service import Service
 from atropos_trajectory_client.shm.producer import RingProducer
 from atropos_trajectory_client.shm.socket import short
 from plugins.trajectory_api.tests.sent_groups import drawn, group_of

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 
-from atropos_trajectory_api.server.options import ServeOptions
-from atropos_trajectory_api.server.serve_command import serve
+from atropos_trajectory_api.options import ServeOptions
+from atropos_trajectory_api.roles.serve_command import serve
 
 
 def test_a_flag_that_is_left_out_is_the_servers_own_default() -> None:

@@ -14,9 +14,10 @@ from atropos_core.codec import encode_bytes
 from atropos_core.errors import DataError, HubFull, LeaseLost, TokenizerMismatch
 from atropos_core.hub.records import Label
 from atropos_core.types import Draw, ScoredGroup
-from atropos_trajectory_api.native.workers import Policy
-from atropos_trajectory_api.server.options import ServeOptions
-from atropos_trajectory_api.server.service import Answer, Service, Trainer
+from atropos_trajectory_api.groups.frame_check import Checked
+from atropos_trajectory_api.options import ServeOptions
+from atropos_trajectory_api.service.service import Answer, Service, Trainer
+from atropos_trajectory_api.service.workers import Policy
 from atropos_trajectory_client.client import NOT_WANTED
 from plugins.trajectory_api.tests.sent_groups import SAMPLING, VOCABULARY, drawn, group_of
 
@@ -44,7 +45,8 @@ def trainer(holder: str = "run", **changes: Any) -> Trainer:
 
 
 async def put(of: Service, draw: Draw, *, key: str | None = None, worker: str = "", version: int = 0) -> int:
-    return await of.put(encode_bytes(group_of(draw, version=version)), key=key, worker=worker, deadline_s=0.0)
+    frame = encode_bytes(group_of(draw, version=version))
+    return await of.put(frame, of.read(frame), key=key, worker=worker, deadline_s=0.0)
 
 
 async def lease(of: Service, number: int, groups: int = 1, **more: Any) -> Answer:
@@ -76,7 +78,8 @@ async def test_a_hub_too_small_for_a_step_names_the_flag_that_makes_room_for_it(
     of = service(**({"hub_mb": room * size} if room else {"hub_sequences": 5}))
     number = of.open_session(trainer(), (), 0)
     await put(of, drawn(-1))
-    waiting = asyncio.ensure_future(of.put(encode_bytes(group_of(drawn(-2))), deadline_s=5.0))
+    frame = encode_bytes(group_of(drawn(-2)))
+    waiting = asyncio.ensure_future(of.put(frame, of.read(frame), deadline_s=5.0))
     await asyncio.sleep(0)
     with pytest.raises(HubFull, match="neither can continue") as caught:
         await lease(of, number, 2, wait_s=5.0)
@@ -144,7 +147,7 @@ async def test_what_was_drawn_for_another_run_is_not_for_this_one():
     of.draws.offer([drawn(0)], {})
     await put(of, drawn(0))
     await put(of, drawn(-1))
-    await of.put(b"old", Label("old", 1, 3, None, draw=-1), deadline_s=0.0)
+    await of.put(b"old", Checked(None, Label("old", 1, 3, None, draw=-1)), deadline_s=0.0)
     number = of.open_session(trainer("second"), (), 0)
     of.draws.offer([drawn(0)], {})
     assert [d.id for d in await of.take(of.register(WORKER), 5, running=set(), wait_s=0.0)] == [0]
@@ -159,7 +162,8 @@ async def test_what_arrives_while_one_run_gives_way_to_another_is_not_for_the_ot
     of.draws.offer([drawn(0)], {})
     await put(of, drawn(-1))
     [filling] = (await lease(of, first)).entries
-    late = asyncio.create_task(of.put(encode_bytes(group_of(drawn(0))), deadline_s=30.0))
+    frame = encode_bytes(group_of(drawn(0)))
+    late = asyncio.create_task(of.put(frame, of.read(frame), deadline_s=30.0))
     await asyncio.sleep(0.01)
     number = of.open_session(trainer("second"), (), 0)
     of.draws.offer([drawn(0)], {})

@@ -12,8 +12,8 @@ from atropos_core.errors import AccessRefused, HubFull
 from atropos_core.interfaces import Environment
 from atropos_core.rollouts.runner import RolloutRunner
 from atropos_core.types import Draw, Sampling, ScoredGroup, Task
-from atropos_trajectory_api.native.draws import Draws, Rules
 from atropos_trajectory_api.roles.environment_worker import Shift, WorkerOptions
+from atropos_trajectory_api.service.draws import Draws, Rules
 from atropos_trajectory_client.worker import Assignment
 from plugins.trajectory_api.tests.sent_groups import drawn, group_of
 

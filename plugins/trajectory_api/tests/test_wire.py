@@ -18,9 +18,17 @@ from atropos_core.codec import decode, encode_bytes
 from atropos_core.errors import DataError
 from atropos_core.group_schema import LARGEST_REWARD, LOGPROB_ROUNDING, LOWEST_LOGPROB
 from atropos_core.types import UNKNOWN_VERSION, ScoredGroup
-from atropos_trajectory_api.legacy import incoming_groups as wire
-from atropos_trajectory_api.legacy.incoming_groups import KEYS, ScoredData, dumps, from_wire, parse, read, to_wire
-from atropos_trajectory_api.legacy.stored_group import as_frame, as_wire, held
+from atropos_trajectory_api.legacy_groups import incoming_groups as wire
+from atropos_trajectory_api.legacy_groups.incoming_groups import (
+    KEYS,
+    ScoredData,
+    dumps,
+    from_wire,
+    parse,
+    read,
+    to_wire,
+)
+from atropos_trajectory_api.legacy_groups.stored_group import as_frame, as_wire, held
 
 
 class Upstream(BaseModel):

@@ -21,12 +21,12 @@ from atropos_core.errors import AtroposError, DataError
 from atropos_core.hub.records import Label
 from atropos_core.types import ScoredGroup
 from atropos_trajectory_api.journal.store import JournalStore
-from atropos_trajectory_api.legacy.outgoing_groups import plain
-from atropos_trajectory_api.legacy.stored_group import OldGroup
+from atropos_trajectory_api.legacy_groups.outgoing_groups import plain
+from atropos_trajectory_api.legacy_groups.stored_group import OldGroup
+from atropos_trajectory_api.options import ServeOptions
 from atropos_trajectory_api.server.app import App
-from atropos_trajectory_api.server.options import ServeOptions
-from atropos_trajectory_api.server.service import Service
 from atropos_trajectory_api.server.serving import bind
+from atropos_trajectory_api.service.service import Service
 from atropos_trajectory_client.client import Api, TrainerSession, Worker, WorkerSpec
 from plugins.trajectory_api.tests.running import REGISTER
 from plugins.trajectory_api.tests.sent_groups import Server, serving

@@ -27,7 +27,7 @@ from atropos_core.interfaces import Engine, ModelInfo, Transport
 from atropos_core.storage.tempdirs import owned_prefix
 from atropos_core.types import Completion, Tokens
 from atropos_trajectory_api.engine_http.samples import give_samples
-from atropos_trajectory_api.native.frames import Gone, Handler, Native, Request, refusal
+from atropos_trajectory_api.http.frame_app import FrameApp, Gone, Handler, Request, refusal
 
 LOAD_S = 1800.0
 SAMPLE_S = 3600.0  # the longest deadline that a call may ask for
@@ -83,7 +83,7 @@ class EngineRoutes:
         }  # fmt: skip
         table: dict[tuple[str, str], Handler] = {("POST", f"engine/{name}"): call for name, call in calls.items()}
         table |= {("POST", f"engine/{name}"): self._held(call) if takes else _refuse for name, call in changes.items()}
-        self._calls = Native(table)
+        self._calls = FrameApp(table)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if is_upload(scope):

@@ -17,7 +17,7 @@ from starlette.types import Receive, Send
 from atropos_core.codec import encode_bytes
 from atropos_core.errors import AtroposError, DataError, RemoteError
 from atropos_core.types import Completion
-from atropos_trajectory_api.native.frames import (
+from atropos_trajectory_api.http.frame_app import (
     Gone,
     Request,
     error_record,

@@ -14,8 +14,8 @@ from atropos_http_server.gate import Gate
 from atropos_http_server.server import ListenOptions, RunningServer, serve_in_loop
 from atropos_http_server.tokens import read_server_token
 from atropos_trajectory_api.engine_http.routes import EngineRoutes, engine_app, is_upload
-from atropos_trajectory_api.server.access import Access, is_loopback
-from atropos_trajectory_api.server.answers import body_cost, refuse
+from atropos_trajectory_api.http.access import Access, is_loopback
+from atropos_trajectory_api.http.answers import body_cost, refuse
 
 KEEP_ALIVE_S = 3600
 CONNECTIONS = 512

@@ -1,1 +1,1 @@
-"""What the server has acknowledged, kept on disk: the log, and the hub's store on it."""
+"""The server's groups on disk: a log of what was acknowledged, and the hub's store on top of it."""

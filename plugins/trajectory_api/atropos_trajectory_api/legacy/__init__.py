@@ -1,1 +1,1 @@
-"""The old Atropos protocol: fourteen keys, batches, masks of -100."""
+"""The endpoints of the old Atropos protocol: registrations, groups and pieces of groups coming in, batches going out."""

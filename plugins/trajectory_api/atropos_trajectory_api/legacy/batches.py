@@ -21,11 +21,11 @@ from atropos_core.hub.records import BatchSize, GroupRecord
 from atropos_core.hub.session import Session
 from atropos_http_server.answers import start
 from atropos_http_server.connection import SCOPE_KEY, Connection
-from atropos_trajectory_api.legacy.incoming_groups import dumps
-from atropos_trajectory_api.legacy.stored_group import as_wire
-from atropos_trajectory_api.server.answers import ASIDE_FROM, PIECE, answer, encoded
-from atropos_trajectory_api.server.options import ServeOptions
-from atropos_trajectory_api.server.service import Service
+from atropos_trajectory_api.http.answers import ASIDE_FROM, PIECE, answer, encoded
+from atropos_trajectory_api.legacy_groups.incoming_groups import dumps
+from atropos_trajectory_api.legacy_groups.stored_group import as_wire
+from atropos_trajectory_api.options import ServeOptions
+from atropos_trajectory_api.service.service import Service
 
 HOLDER = "old"
 SAY_AGAIN_S = 60.0

@@ -22,15 +22,16 @@ from atropos_core.errors import DataError, HubClosed, HubFull, StoreFull
 from atropos_core.hub.records import Label
 from atropos_http_server.body_limits import SHARE_KEY, GoneAway
 from atropos_http_server.connection import SCOPE_KEY, Connection
-from atropos_trajectory_api.legacy.incoming_groups import parse, read
+from atropos_trajectory_api.groups.frame_check import Checked
 from atropos_trajectory_api.legacy.pieces import OVERHEAD_BYTES, Piece, Pieces, joined
-from atropos_trajectory_api.legacy.quick_json import QuickReader
 from atropos_trajectory_api.legacy.retries import Retries, digest
-from atropos_trajectory_api.legacy.state import OldEnvironment
-from atropos_trajectory_api.legacy.stored_group import OldGroup
-from atropos_trajectory_api.legacy.wire_json import has_many_parts
-from atropos_trajectory_api.server.options import ServeOptions
-from atropos_trajectory_api.server.service import Service
+from atropos_trajectory_api.legacy_groups.incoming_groups import parse, read
+from atropos_trajectory_api.legacy_groups.quick_json import QuickReader
+from atropos_trajectory_api.legacy_groups.stored_group import OldGroup
+from atropos_trajectory_api.legacy_groups.wire_json import has_many_parts
+from atropos_trajectory_api.options import ServeOptions
+from atropos_trajectory_api.service.old_state import OldEnvironment
+from atropos_trajectory_api.service.service import Service
 
 ANONYMOUS = "anonymous"
 MOST_GROUPS = 1024  # in one body: each is held both parsed and as bytes before the first is stored
@@ -105,7 +106,7 @@ class Intake:
         if not self.retries.take(body_digest, 1):
             key = self.retries.new_key(body_digest)
             try:
-                self._service.put_old_at_once(one.frame, label, key=key)
+                self._service.try_put(one.frame, Checked(None, label), key=key)
             except (StoreFull, HubClosed):
                 return None
             self._note_whole(one)
@@ -316,7 +317,7 @@ class Intake:
     ) -> None:
         label = self._label(group, frame)
         try:
-            await self._service.put(frame, label, key=key_of(False), worker=label.environment, deadline_s=0.0)
+            await self._service.put(frame, Checked(None, label), key=key_of(False), deadline_s=0.0)
         except StoreFull:
             raise
         except HubFull:
@@ -333,9 +334,7 @@ class Intake:
 
     async def _put_held(self, frame: bytes, label: Label, key: str, receive: Receive, until: float) -> None:
         left_s = max(0.0, until - time.monotonic())
-        put = asyncio.ensure_future(
-            self._service.put(frame, label, key=key, worker=label.environment, deadline_s=left_s)
-        )
+        put = asyncio.ensure_future(self._service.put(frame, Checked(None, label), key=key, deadline_s=left_s))
         gone, ending = asyncio.ensure_future(receive()), asyncio.ensure_future(self.stopping.wait())
         try:
             await asyncio.wait({put, gone, ending}, return_when=asyncio.FIRST_COMPLETED)

@@ -7,8 +7,8 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from atropos_trajectory_api.legacy.incoming_groups import ScoredData
-from atropos_trajectory_api.legacy.registrations import EnvIdentifier, RegisterEnv, Registration
+from atropos_trajectory_api.legacy_groups.incoming_groups import ScoredData
+from atropos_trajectory_api.service.old_registrations import EnvIdentifier, RegisterEnv, Registration
 
 _REF = "#/components/schemas/{model}"
 _ERRORS = {

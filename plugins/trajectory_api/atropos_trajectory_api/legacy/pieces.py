@@ -16,9 +16,9 @@ from typing import Any
 
 from atropos_core import console
 from atropos_core.errors import DataError
-from atropos_trajectory_api.legacy.outgoing_groups import plain
 from atropos_trajectory_api.legacy.piece_files import Found, PieceFiles
-from atropos_trajectory_api.legacy.stored_group import OldGroup, held
+from atropos_trajectory_api.legacy_groups.outgoing_groups import plain
+from atropos_trajectory_api.legacy_groups.stored_group import OldGroup, held
 
 TOGETHER = ("tokens", "masks", "scores")
 OPTIONAL = (

@@ -19,15 +19,15 @@ from atropos_core.errors import DataError, HubClosed, HubFull
 from atropos_core.hub.records import HubStatus
 from atropos_http_server.answers import send_whole
 from atropos_http_server.body_limits import GoneAway
+from atropos_trajectory_api.http.answers import answer, plain_error, refuse
 from atropos_trajectory_api.legacy.batches import OldTrainer
-from atropos_trajectory_api.legacy.incoming_groups import parse
 from atropos_trajectory_api.legacy.intake import Intake
-from atropos_trajectory_api.legacy.registrations import EnvIdentifier, RegisterEnv, Registration
-from atropos_trajectory_api.legacy.state import OldEnvironment
-from atropos_trajectory_api.legacy.stored_group import as_wire
-from atropos_trajectory_api.server.answers import answer, plain_error, refuse
-from atropos_trajectory_api.server.options import ServeOptions
-from atropos_trajectory_api.server.service import Service
+from atropos_trajectory_api.legacy_groups.incoming_groups import parse
+from atropos_trajectory_api.legacy_groups.stored_group import as_wire
+from atropos_trajectory_api.options import ServeOptions
+from atropos_trajectory_api.service.old_registrations import EnvIdentifier, RegisterEnv, Registration
+from atropos_trajectory_api.service.old_state import OldEnvironment
+from atropos_trajectory_api.service.service import Service
 
 NO_EXAMPLE: Mapping[str, list[Any]] = {
     name: []

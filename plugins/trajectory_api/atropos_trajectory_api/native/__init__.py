@@ -1,1 +1,1 @@
-"""The protocol of our own, under /v1: draws, groups, leases, rings of the same machine."""
+"""The endpoints of Atropos's own protocol: `/v1`, and shared-memory rings for workers on the same machine."""

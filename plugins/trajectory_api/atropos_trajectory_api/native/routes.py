@@ -1,4 +1,4 @@
-"""The native protocol: `/v1`, with codec frames in both directions (frames.py) and long polls instead of short ones."""
+"""The native protocol: `/v1`, with codec frames in both directions (http/frame_app.py) and long polls instead of short ones."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from atropos_core.group_schema import check_draw, check_group
 from atropos_core.guards.apart import apart
 from atropos_core.rollouts.policy_versions import refuse_versions_that_never_were
 from atropos_core.types import Sampling, ScoredGroup
-from atropos_trajectory_api.legacy.stored_group import as_frame
-from atropos_trajectory_api.native.frames import LONG_BYTES, Native, Request
-from atropos_trajectory_api.native.workers import Policy, WorkerState, numbers
-from atropos_trajectory_api.server.service import Service, Trainer
+from atropos_trajectory_api.http.frame_app import LONG_BYTES, FrameApp, Request
+from atropos_trajectory_api.legacy_groups.stored_group import as_frame
+from atropos_trajectory_api.service.service import Service, Trainer
+from atropos_trajectory_api.service.workers import Policy, WorkerState, numbers
 from atropos_trajectory_client.client import UnknownThere
 from atropos_trajectory_client.http import GROUP_FRAMES
 
 MANY = 64  # groups to read, or put, before other tasks get a turn
 
 
-def native_routes(service: Service) -> Native:
+def native_routes(service: Service) -> FrameApp:
     """Every call of the native protocol. A star stands for a worker's id or a session's number."""
     routes = NativeRoutes(service)
-    return Native(
+    return FrameApp(
         {
             ("GET", ""): routes.about,
             ("POST", "workers"): routes.register,
@@ -130,7 +130,7 @@ class NativeRoutes:
                 await asyncio.sleep(0)  # others have a turn
             left = max(until - asyncio.get_running_loop().time(), 0.0)
             try:
-                ids.append(await self._service.put_group(frame, checked, key=key, worker=worker, deadline_s=left))
+                ids.append(await self._service.put(frame, checked, key=key, worker=worker, deadline_s=left))
             except HubFull as error:
                 if not ids:
                     raise

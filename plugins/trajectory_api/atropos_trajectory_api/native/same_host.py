@@ -19,8 +19,9 @@ from typing import Any
 from atropos_core import console
 from atropos_core.errors import AtroposError, DataError, HubClosed
 from atropos_http_server.body_limits import Budget
-from atropos_trajectory_api.server.options import ServeOptions
-from atropos_trajectory_api.server.service import Service
+from atropos_trajectory_api.groups.frame_check import has_long_header
+from atropos_trajectory_api.options import ServeOptions
+from atropos_trajectory_api.service.service import Service
 from atropos_trajectory_client.shm.consumer import RingConsumer, SlotLease
 from atropos_trajectory_client.shm.listener import RingListener
 
@@ -131,7 +132,7 @@ class Intake:
                 self._put_later(lease)
                 continue
             try:
-                number = self._service.put_at_once(lease.copy(), key=lease.key, worker=_sender(lease))
+                number = self._try_put(lease)
             except HubClosed:
                 self._ring.close()  # the server ends: the worker sends the group again, to the next one
                 return
@@ -156,7 +157,7 @@ class Intake:
     def _count(self, calls: int, started: float, size: int) -> None:
         if calls:
             passed = time.monotonic() - started
-            self._service.observed.request(ROUTE, self._ring.name, passed, 200, size, 0, calls=calls)
+            self._service.counters.request(ROUTE, self._ring.name, passed, 200, size, 0, calls=calls)
 
     async def _release_on_disk(self, stored: list[tuple[SlotLease, int]], started: float, size: int) -> None:
         try:
@@ -167,6 +168,13 @@ class Intake:
             return
         self._release(stored)
         self._count(len(stored), started, size)
+
+    def _try_put(self, lease: SlotLease) -> int | None:
+        """The group's id, or None if it must wait for room or takes long to read."""
+        frame = lease.copy()
+        if has_long_header(frame):
+            return None
+        return self._service.try_put(frame, self._service.read(frame), key=lease.key, worker=_sender(lease))
 
     def _put_later(self, lease: SlotLease) -> None:
         self._spawn(self._waiting, self._put(lease))
@@ -189,7 +197,9 @@ class Intake:
         try:
             await self._receiver.budget.take(share, size, self._receiver.hold_s)
             left = max(self._receiver.hold_s - (time.monotonic() - started), 0.001)
-            number = await self._service.put(lease.copy(), key=lease.key, worker=_sender(lease), deadline_s=left)
+            frame = lease.copy()
+            checked = await self._service.read_aside(frame)
+            number = await self._service.put(frame, checked, key=lease.key, worker=_sender(lease), deadline_s=left)
             self._release([(lease, number)])
             self._count(1, started, size)
         except HubClosed:
@@ -202,7 +212,7 @@ class Intake:
     def _refuse(self, lease: SlotLease, error: Exception, started: float, size: int) -> None:
         known = isinstance(error, AtroposError)
         lease.refuse(error)
-        self._service.observed.request(
+        self._service.counters.request(
             ROUTE, self._ring.name, time.monotonic() - started, 503 if known else 500, size, 0
         )
         if not known:  # our own error: the worker gets its name, the log its traceback

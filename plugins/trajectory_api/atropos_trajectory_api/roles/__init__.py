@@ -1,1 +1,1 @@
-"""The commands that are one part of a run: env, train, engine, process."""
+"""The commands that run one part of a run (serve, train, env, engine, process), and what they run."""

@@ -205,7 +205,7 @@ def engine(
     from atropos_core.config.run_file import FLAG, read_token
     from atropos_core.errors import ConfigError
     from atropos_core.launch.assemble import make_plan
-    from atropos_trajectory_api.engine_http.role import bridge_code, sent_weights, serve_engine
+    from atropos_trajectory_api.roles.engine import bridge_code, sent_weights, serve_engine
 
     if token_file is not None:
         read_token(token_file)  # so that its errors are reported before a model is loaded

@@ -28,7 +28,7 @@ from atropos_core.rollouts.tokenizer import ChatTokenizer
 from atropos_core.storage.tempdirs import owned_prefix, sweep
 from atropos_core.training.parts import EvaluationParts
 from atropos_core.types import Draw, ScoredGroup, Task
-from atropos_trajectory_api.engine_http.named_engines import NamedEngines
+from atropos_trajectory_api.roles.named_engines import NamedEngines
 from atropos_trajectory_client.client import Api, Assignment, Worker, WorkerSpec
 from atropos_trajectory_client.http import LONG_POLL_S
 from atropos_trajectory_client.remote_engine import RemoteEngine

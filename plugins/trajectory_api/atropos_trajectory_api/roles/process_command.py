@@ -125,7 +125,7 @@ def _as_lines(plan: Plan, groups: int, split: Split, out: Path, *, old_schema: b
 
     from atropos_core import console
     from atropos_core.errors import Interrupted
-    from atropos_trajectory_api.legacy import outgoing_groups as wire
+    from atropos_trajectory_api.legacy_groups import outgoing_groups as wire
     from atropos_trajectory_api.roles.processing import Lines, native_line
 
     lines = Lines(out)

@@ -16,7 +16,7 @@ from atropos_core.rollouts.producer import PATIENCE, no_progress
 from atropos_core.rollouts.runner import RolloutRunner, task_count
 from atropos_core.seeds import derive
 from atropos_core.types import Draw, Sampling, ScoredGroup, Split
-from atropos_trajectory_api.legacy import outgoing_groups as wire
+from atropos_trajectory_api.legacy_groups import outgoing_groups as wire
 
 
 def draws(environments: Mapping[str, Environment], groups: int, split: Split, seed: int) -> list[Draw]:

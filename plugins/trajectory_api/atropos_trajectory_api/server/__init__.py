@@ -1,1 +1,1 @@
-"""`atropos serve`: connections, limits, access, the hub behind them, and what it reports."""
+"""The process of `atropos serve`: its socket, its application of all endpoints, its metrics."""

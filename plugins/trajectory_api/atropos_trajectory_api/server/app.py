@@ -18,16 +18,16 @@ from atropos_core import __version__, console
 from atropos_core.errors import AtroposError
 from atropos_http_server.answers import AnswerAtOnce, WholeAnswer, send_whole, whole_answer
 from atropos_http_server.body_limits import Limits
+from atropos_trajectory_api.http.access import Access
+from atropos_trajectory_api.http.answers import JSON, REFUSALS, body_cost
 from atropos_trajectory_api.legacy.openapi import old_paths
 from atropos_trajectory_api.legacy.routes import LegacyRoutes
-from atropos_trajectory_api.legacy.wire_json import dumps
+from atropos_trajectory_api.legacy_groups.wire_json import dumps
 from atropos_trajectory_api.native.openapi import native_paths
 from atropos_trajectory_api.native.routes import native_routes
-from atropos_trajectory_api.server.access import Access
-from atropos_trajectory_api.server.answers import JSON, REFUSALS, body_cost
-from atropos_trajectory_api.server.observe_routes import Timing, observing_routes
-from atropos_trajectory_api.server.options import ServeOptions
-from atropos_trajectory_api.server.service import Service
+from atropos_trajectory_api.options import ServeOptions
+from atropos_trajectory_api.server.metrics_routes import Timing, metrics_routes
+from atropos_trajectory_api.service.service import Service
 
 
 class App:
@@ -46,7 +46,7 @@ class App:
         self.legacy = LegacyRoutes(service, options, vocabulary, killed_at)
         self._stopping: str | None = None
         web = FastAPI(title="Atropos trajectory API", version=__version__, lifespan=self._living)
-        web.include_router(observing_routes(service, lambda: self._stopping or service.unready))
+        web.include_router(metrics_routes(service, lambda: self._stopping or service.unready))
         web.openapi = lambda: _document(web)  # type: ignore[method-assign]
         self._page: bytes | None = None  # /openapi.json, made once, since any client may ask a thousand times
         self._web, self._native = web, native_routes(service)
@@ -62,7 +62,7 @@ class App:
         self._limits = limits
         self.budget = limits.budget  # for all incoming groups, over HTTP or rings
         self._access = Access(limits, token=token, cors=options.cors)
-        self._app = Timing(self._access, service.observed)
+        self._app = Timing(self._access, service.counters)
         self.at_once: Mapping[tuple[bytes, bytes], AnswerAtOnce] = {(b"POST", b"/scored_data"): self._store_at_once}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -76,7 +76,7 @@ class App:
         if (reply := self.legacy.intake.at_once(scope, plain)) is None:
             return None
         given = whole_answer(200, dumps(reply), JSON)
-        self._service.observed.request(
+        self._service.counters.request(
             scope["path"], scope["atropos.worker"], time.perf_counter() - started, 200, len(body), len(given.body)
         )
         return given

@@ -24,11 +24,11 @@ from atropos_http_server.gate import Gate
 from atropos_http_server.server import HttpServer
 from atropos_http_server.tls import tls_context
 from atropos_http_server.tokens import read_server_token
-from atropos_trajectory_api.server.access import is_loopback
-from atropos_trajectory_api.server.answers import REFUSALS
+from atropos_trajectory_api.http.access import is_loopback
+from atropos_trajectory_api.http.answers import REFUSALS
+from atropos_trajectory_api.options import ServeOptions
 from atropos_trajectory_api.server.app import App
-from atropos_trajectory_api.server.options import ServeOptions
-from atropos_trajectory_api.server.service import Service
+from atropos_trajectory_api.service.service import Service
 
 DRAIN_S = 10.0
 SWITCH_S = 0.0001  # the longest that the loop waits for a thread reading a large body, each time a socket is ready; 0.005 otherwise
@@ -142,7 +142,7 @@ async def _serve(
             options.request_s,
             options.connections,
             check_users=token is None,
-            refused=service.observed.refused,
+            refused=service.counters.refused,
             refusals=REFUSALS,
         )
         async with contextlib.AsyncExitStack() as stack:

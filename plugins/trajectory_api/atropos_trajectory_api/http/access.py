@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from atropos_http_server.answers import Headers, header
 from atropos_http_server.connection import SCOPE_KEY, Connection
-from atropos_trajectory_api.server.answers import answer, plain_error
+from atropos_trajectory_api.http.answers import answer, plain_error
 
 OPEN = "/health"
 OWN_SITES = (None, b"same-origin", b"none")  # a browser's values for a page of this server, or a typed address

@@ -30,7 +30,7 @@ from atropos_core.group_schema import ID_BOUND, brief, check_sampling
 from atropos_core.guards.apart import apart
 from atropos_core.types import Sampling
 from atropos_http_server.answers import header
-from atropos_trajectory_api.server.checking import read_frame
+from atropos_trajectory_api.groups.frame_check import read_frame
 from atropos_trajectory_client.client import CONTENT_TYPE, UnknownThere
 
 Handler = Callable[["Request"], Coroutine[Any, Any, Any]]
@@ -112,7 +112,7 @@ class Request:
         return int(self.named)
 
 
-class Native:
+class FrameApp:
     """All of `/v1` as one bare ASGI application: no framework between the socket and a handler. `waits` says if the answer to a
     body may take a while; only then is the connection watched for a client that hangs up."""
 

@@ -12,7 +12,7 @@ from atropos_core.guards.apart import loads_in_turns
 from atropos_core.hub.records import Label
 from atropos_core.rollouts.policy_versions import refuse_versions_that_never_were
 from atropos_core.types import Draw, ScoredGroup
-from atropos_trajectory_api.native.quick_look import LONG_HEADER, surely_right
+from atropos_trajectory_api.groups.quick_look import LONG_HEADER, surely_right
 
 EXPANSION = 16  # how many times its frame's length a group's columns may hold: an honest one holds less than twice that
 SPARE_BYTES = 1 << 16  # allowed in addition, since a short group may be all one token
@@ -62,9 +62,9 @@ def _mapping(entries: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 class Checked(NamedTuple):
-    """The parts of a frame that the hub needs."""
+    """A checked group, as far as the hub must know it."""
 
-    draw: Draw
+    draw: Draw | None  # None: a group of an old client, which has no draws
     label: Label
 
 

@@ -18,8 +18,8 @@ from atropos_core.hub.records import HubStatus
 from atropos_core.observe.latency import QUANTILES, Latency
 from atropos_http_server.body_limits import resident_bytes
 from atropos_http_server.connection import SCOPE_KEY, Connection
-from atropos_trajectory_api.server.observe import OTHER, STALENESS_BOUNDS, Observed
 from atropos_trajectory_api.server.prometheus_format import CONTENT_TYPE, Exposition
+from atropos_trajectory_api.service.counters import OTHER, STALENESS_BOUNDS, Counters
 
 ABORTED = 499  # the client went away before the answer was whole
 
@@ -34,10 +34,10 @@ class Watched(Protocol):
     @property
     def hub(self) -> _Hub: ...
     @property
-    def observed(self) -> Observed: ...
+    def counters(self) -> Counters: ...
 
 
-def observing_routes(service: Watched, unready: Callable[[], str | None] = lambda: None) -> APIRouter:
+def metrics_routes(service: Watched, unready: Callable[[], str | None] = lambda: None) -> APIRouter:
     """`unready` gives the reason why clients should not send here now (draining, journal on a full disk), or None."""
     router = APIRouter(tags=["observability"])
 
@@ -64,8 +64,8 @@ class Timing:
     The worker is what a handler put into `scope["atropos.worker"]`.
     """
 
-    def __init__(self, app: ASGIApp, observed: Observed) -> None:
-        self.app, self.observed = app, observed
+    def __init__(self, app: ASGIApp, counters: Counters) -> None:
+        self.app, self.counters = app, counters
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -104,7 +104,7 @@ class Timing:
         finally:
             if not ended and not failed:
                 status = ABORTED
-            self.observed.request(
+            self.counters.request(
                 _route(scope),
                 scope.get("atropos.worker", ""),
                 time.perf_counter() - started,
@@ -121,29 +121,29 @@ def _route(scope: Scope) -> str:
 
 def render_prometheus(service: Watched) -> str:
     """The whole answer to one scrape. Its size is bounded, because the labels are."""
-    observed, hub = service.observed, service.hub.status()
+    counters, hub = service.counters, service.hub.status()
     page = Exposition()
-    page.gauge("atropos_up_seconds", "Since the server started.", [({}, observed.clock() - observed.started)])
+    page.gauge("atropos_up_seconds", "Since the server started.", [({}, counters.clock() - counters.started)])
     page.gauge("atropos_resident_bytes", "Resident memory of the server.", [({}, resident_bytes())])
     _hub(page, hub)
     page.counter(
         "atropos_dropped_groups_total",
         "Groups that were taken, or offered, and will not be trained.",
-        [({"cause": cause}, count.n) for cause, count in observed.drops.items()],
+        [({"cause": cause}, count.n) for cause, count in counters.drops.items()],
     )
     page.counter(
         "atropos_refused_connections_total",
         "Connections that were turned away, by cause.",
-        [({"cause": cause}, count.n) for cause, count in observed.refusals.items()],
+        [({"cause": cause}, count.n) for cause, count in counters.refusals.items()],
     )
     page.histogram(
         "atropos_staleness_versions",
         "Policy versions between a group's oldest token and the step that leased it.",
         STALENESS_BOUNDS,
-        observed.staleness,
-        observed.staleness_sum,
+        counters.staleness,
+        counters.staleness_sum,
     )
-    routes = [({"route": name}, route) for name, route in observed.routes.items()]
+    routes = [({"route": name}, route) for name, route in counters.routes.items()]
     page.counter(
         "atropos_requests_total",
         "Answered requests.",
@@ -156,7 +156,7 @@ def render_prometheus(service: Watched) -> str:
     )
     page.counter("atropos_request_bytes_total", "Bodies as received.", [(x, r.bytes_in) for x, r in routes])
     page.counter("atropos_response_bytes_total", "Bodies as sent.", [(x, r.bytes_out) for x, r in routes])
-    for kind, senders in (("worker", observed.workers.items()), ("environment", observed.environments.items())):
+    for kind, senders in (("worker", counters.workers.items()), ("environment", counters.environments.items())):
         named = [({kind: name}, sender) for name, sender in senders]
         page.counter(f"atropos_{kind}_groups_total", f"Groups taken, by {kind}.", [(x, s.groups) for x, s in named])
         page.counter(
@@ -171,7 +171,7 @@ def render_prometheus(service: Watched) -> str:
     page.summary(
         "atropos_worker_request_seconds",
         "As atropos_request_seconds, by the worker that called.",
-        [({"worker": n}, _quantiles(s.latency), s.latency.sum_s, s.latency.count) for n, s in observed.workers.items()],
+        [({"worker": n}, _quantiles(s.latency), s.latency.sum_s, s.latency.count) for n, s in counters.workers.items()],
     )
     return page.text()
 

@@ -40,10 +40,10 @@ from atropos_core.types import (
     TopK,
     offsets_of,
 )
-from atropos_trajectory_api.legacy.outgoing_groups import KEYS, MASKED, MASKED_LOGPROB, NO_LOGPROB, to_wire
-from atropos_trajectory_api.legacy.shared_settings import SETTINGS, SharedSettings
-from atropos_trajectory_api.legacy.wire_json import dumps
-from atropos_trajectory_api.legacy.wire_lists import index_of
+from atropos_trajectory_api.legacy_groups.outgoing_groups import KEYS, MASKED, MASKED_LOGPROB, NO_LOGPROB, to_wire
+from atropos_trajectory_api.legacy_groups.shared_settings import SETTINGS, SharedSettings
+from atropos_trajectory_api.legacy_groups.wire_json import dumps
+from atropos_trajectory_api.legacy_groups.wire_lists import index_of
 
 VERBATIM = ("generation_params", "overrides", "group_overrides", "images")
 _NAMES = {"logprobs": "inference_logprobs", "teacher": "distill_logprobs"}  # the schema's -> the protocol's

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import simdjson
 
-from atropos_trajectory_api.legacy.wire_json import COLUMNS, ROWS, holds_a_large_float
-from atropos_trajectory_api.legacy.wire_lists import FlatRows
+from atropos_trajectory_api.legacy_groups.wire_json import COLUMNS, ROWS, holds_a_large_float
+from atropos_trajectory_api.legacy_groups.wire_lists import FlatRows
 
 _ROWS = frozenset(ROWS)
 _WHOLE = ("tokens", "masks")  # the other rows hold fractions

@@ -8,7 +8,7 @@ from typing import Any
 
 from atropos_core.errors import DataError
 from atropos_core.group_schema import brief, check_temperature
-from atropos_trajectory_api.legacy.wire_lists import types_of
+from atropos_trajectory_api.legacy_groups.wire_lists import types_of
 
 SETTINGS = frozenset(
     {"overrides", "group_overrides", "generation_params"}

@@ -149,7 +149,7 @@ class Count:
         self.n += other.n
 
 
-class Observed:
+class Counters:
     """All counters. Called on the server's event loop; no call waits, and each takes a few microseconds."""
 
     def __init__(

@@ -17,14 +17,14 @@ from atropos_core.hub.hub import Hub
 from atropos_core.hub.records import BatchSize, GroupRecord, Label, Limits
 from atropos_core.hub.session import Session
 from atropos_core.types import Draw, Sampling, ScoredGroup
-from atropos_trajectory_api.legacy.state import OldState
-from atropos_trajectory_api.legacy.stored_group import check_stored
-from atropos_trajectory_api.native.draws import Draws, Rules
-from atropos_trajectory_api.native.leasing import Answer, Leasing, Outbox
-from atropos_trajectory_api.native.workers import Policy, Workers, WorkerState
-from atropos_trajectory_api.server.checking import Checked, check_frame, has_long_header
-from atropos_trajectory_api.server.observe import Observed
-from atropos_trajectory_api.server.options import ServeOptions
+from atropos_trajectory_api.groups.frame_check import Checked, check_frame, has_long_header
+from atropos_trajectory_api.legacy_groups.stored_group import check_stored
+from atropos_trajectory_api.options import ServeOptions
+from atropos_trajectory_api.service.counters import Counters
+from atropos_trajectory_api.service.draws import Draws, Rules
+from atropos_trajectory_api.service.leasing import Answer, Leasing, Outbox
+from atropos_trajectory_api.service.old_state import OldState
+from atropos_trajectory_api.service.workers import Policy, Workers, WorkerState
 from atropos_trajectory_client.client import DAMAGED, NOT_WANTED, OTHER_TIMELINE
 
 TRAINERS_CAUSES = (OTHER_TIMELINE, DAMAGED)
@@ -52,7 +52,7 @@ class Service:
     def __init__(self, options: ServeOptions, store: Any = None, clock: Callable[[], float] = time.monotonic) -> None:
         self.options = options
         self.boot = secrets.token_hex(8)  # tells clients that the server was restarted
-        self.observed = Observed()
+        self.counters = Counters()
         self.old = OldState()
         self.policy: Policy | None = None
         self.trainer: Trainer | None = None
@@ -163,92 +163,77 @@ class Service:
         return self._store is None or self.options.sync != "always"
 
     def read(self, frame: bytes) -> Checked:
-        """The contents of a frame from outside. Raises DataError."""
+        """Check a frame from outside. Raises DataError."""
         return check_frame(frame, self.vocabulary, self.newest_version)
 
+    async def read_aside(self, frame: bytes) -> Checked:
+        """As `read`, but a frame that takes long to read is read in a thread."""
+        return await apart(self.read, frame) if has_long_header(frame) else self.read(frame)
+
     async def put(
-        self, frame: bytes, label: Label | None = None, *, key: str | None = None, worker: str = "", deadline_s: float
+        self, frame: bytes, checked: Checked, *, key: str | None = None, worker: str = "", deadline_s: float
     ) -> int:
-        """The group's id in the hub once it is as durable as configured, or NOT_WANTED. Without a `label`, the frame comes from
-        outside and is checked. Raises DataError, HubFull, HubClosed."""
-        if label is None:
-            checked = await apart(self.read, frame) if has_long_header(frame) else self.read(frame)
-            return await self.put_group(frame, checked, key=key, worker=worker, deadline_s=deadline_s)
-        number = await self.hub.put(frame, label, key=key, deadline_s=deadline_s)
-        self._count_old(label, worker)
-        return number
-
-    def put_old_at_once(self, frame: bytes, label: Label, *, key: str) -> int | None:
-        """As `put` for a group of an old client, if that need not wait for room; None if it must. If the group is not
-        `durable_at_once`, `written` tells when it is on disk."""
-        number = self.hub.try_put(frame, label, key=key)
-        if number is not None:
-            self._count_old(label, label.environment)
-        return number
-
-    def _count_old(self, label: Label, worker: str) -> None:
-        self._undrawn.add(label.environment)
-        self.observed.group(worker, label.environment, label.sequences, label.size_bytes)
-
-    def put_at_once(self, frame: bytes, *, key: str, worker: str) -> int | None:
-        """Like `put`, for a frame that need not wait for room. None if it must wait, or takes long to read. If the group is not
-        `durable_at_once`, `written` tells when it is on disk."""
-        if has_long_header(frame):
-            return None
-        checked = self.read(frame)
-        draw, label = checked
-        if self._is_unwanted(draw, key or None, worker):
-            return NOT_WANTED
-        number = self.hub.try_put(frame, label, key=key or None)
-        if number is not None:
-            self._arrived(number, draw, label, self._arriving)
-            self._count(worker, draw, label)
-        return number
-
-    async def put_group(
-        self, frame: bytes, checked: Checked, *, key: str | None, worker: str, deadline_s: float
-    ) -> int:
-        """As `put`, for a frame that was already checked: `checked` has its contents. `worker` is an id."""
+        """Put a group into the hub, and return its id there once it is as durable as configured, or NOT_WANTED. `worker` is an id.
+        Raises HubFull, HubClosed."""
         draw, label = checked
         arriving, key = self._arriving, key or None
         if self._is_unwanted(draw, key, worker):
             return NOT_WANTED
-        if draw.id >= 0:
-            arriving[draw.id] = key
+        drawn = None if draw is None or draw.id < 0 else draw.id
+        if drawn is not None:
+            arriving[drawn] = key
         try:
             number = await self.hub.put(frame, label, key=key, deadline_s=deadline_s)
         except asyncio.CancelledError:
             if key and self.hub.knows(
                 key
-            ):  # its worker went away, but the group is in the hub and need not be run again
-                held = self.hub.try_put(frame, label, key=key)
-                assert held is not None, "the id of a known key"
-                self._arrived(held, draw, label, arriving)
+            ):  # its worker went away, but the group is in the hub: it need not be run again
+                stored = self.hub.try_put(frame, label, key=key)
+                assert stored is not None, "the id of a known key"
+                self._arrived(stored, draw, label, arriving)
             raise
         finally:
-            arriving.pop(draw.id, None)
+            if drawn is not None:
+                arriving.pop(drawn, None)
         self._arrived(number, draw, label, arriving)
         self._count(worker, draw, label)
         return number
 
-    def _is_unwanted(self, draw: Draw, key: str | None, worker: str) -> bool:
+    def try_put(self, frame: bytes, checked: Checked, *, key: str | None = None, worker: str = "") -> int | None:
+        """As `put`, but return None if the group must wait for room. If the server is not `durable_at_once`, `written` returns when
+        the group is on disk."""
+        draw, label = checked
+        key = key or None
+        if self._is_unwanted(draw, key, worker):
+            return NOT_WANTED
+        number = self.hub.try_put(frame, label, key=key)
+        if number is not None:
+            self._arrived(number, draw, label, self._arriving)
+            self._count(worker, draw, label)
+        return number
+
+    def _is_unwanted(self, draw: Draw | None, key: str | None, worker: str) -> bool:
         """True if another group of this draw is there or on its way, or the draw was not requested."""
-        if draw.id < 0 or (key and self.hub.knows(key)):
+        if draw is None or draw.id < 0 or (key and self.hub.knows(key)):
             return False
         another = draw.id in self._arriving and (key is None or self._arriving[draw.id] != key)
         if another or self.draws.refusal(draw, worker) is not None:
-            self.observed.dropped("not_wanted")
+            self.counters.dropped("not_wanted")
             return True
         return False
 
-    def _count(self, worker: str, draw: Draw, label: Label) -> None:
+    def _count(self, worker: str, draw: Draw | None, label: Label) -> None:
         sender = self.workers.find(worker)
-        if sender is not None:
-            sender.running.discard(draw.id)
-        self.observed.group(sender.name if sender else "", label.environment, label.sequences, label.size_bytes)
+        if draw is None:
+            name = label.environment
+        else:
+            name = sender.name if sender else ""
+            if sender is not None:
+                sender.running.discard(draw.id)
+        self.counters.group(name, label.environment, label.sequences, label.size_bytes)
 
-    def _arrived(self, number: int, draw: Draw, label: Label, arriving: Mapping[int, str | None]) -> None:
-        if draw.id < 0:
+    def _arrived(self, number: int, draw: Draw | None, label: Label, arriving: Mapping[int, str | None]) -> None:
+        if draw is None or draw.id < 0:
             self._undrawn.add(label.environment)
         elif arriving is self._arriving:
             self._draw_of[number] = draw.id
@@ -379,7 +364,7 @@ class Service:
             console.warn(f"{len(foreign)} groups that were drawn for another run are dropped.")
         for entry in entries:
             if entry.label.oldest_version is not None:
-                self.observed.lag(version - entry.label.oldest_version)
+                self.counters.lag(version - entry.label.oldest_version)
         failed, dropped, posted = self._outbox.read()
         return Answer(entries, failed, dropped, posted, session.commit_due, why)
 
@@ -483,14 +468,14 @@ class Service:
                 }
                 for one in self.workers.all()
             ],
-            "observed": self.observed.snapshot(),
+            "observed": self.counters.snapshot(),
         }
 
     def _drawn(self) -> dict[int, int]:
         return {number: label.draw or 0 for number, label in self.hub.labels() if _is_drawn(label)}
 
     def _dropped(self, entry: GroupRecord[bytes], cause: str) -> None:
-        self.observed.dropped(cause)
+        self.counters.dropped(cause)
         self._forget_draw(entry.id)
         if not self._is_foreign(entry) and entry.id not in self._dropped_by_trainer:
             draw = entry.label.draw if _is_drawn(entry.label) else -1

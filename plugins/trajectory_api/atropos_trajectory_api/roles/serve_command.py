@@ -61,7 +61,7 @@ def serve(
     from pydantic import ValidationError
 
     from atropos_core.errors import ConfigError
-    from atropos_trajectory_api.server.options import ServeOptions
+    from atropos_trajectory_api.options import ServeOptions
 
     try:
         options = ServeOptions.model_validate(

@@ -19,10 +19,10 @@ from pydantic import BaseModel, FailFast, Field, ValidationError, field_validato
 from atropos_core import console
 from atropos_core.errors import DataError
 from atropos_core.types import Floats, ScoredGroup, Tokens, offsets_of
-from atropos_trajectory_api.legacy.outgoing_groups import KEYS, MASKED, to_wire
-from atropos_trajectory_api.legacy.stored_group import VERBATIM, OldGroup
-from atropos_trajectory_api.legacy.wire_json import dumps, parse, without_arrays
-from atropos_trajectory_api.legacy.wire_lists import (
+from atropos_trajectory_api.legacy_groups.outgoing_groups import KEYS, MASKED, to_wire
+from atropos_trajectory_api.legacy_groups.stored_group import VERBATIM, OldGroup
+from atropos_trajectory_api.legacy_groups.wire_json import dumps, parse, without_arrays
+from atropos_trajectory_api.legacy_groups.wire_lists import (
     NOT_OF_ITS_TYPE,
     FlatRows,
     by_token,

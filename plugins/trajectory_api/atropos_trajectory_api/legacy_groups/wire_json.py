@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from atropos_core.errors import DataError
 from atropos_core.guards.apart import loads_in_turns
-from atropos_trajectory_api.legacy.outgoing_groups import KEYS
+from atropos_trajectory_api.legacy_groups.outgoing_groups import KEYS
 
 MOST_IN_LIST = 300_000  # lists and objects in a body: an empty one of three characters takes 64 bytes once it is read
 MOST_IN_GROUP = 1_000_000  # two for each token, if the group has a teacher's likeliest tokens

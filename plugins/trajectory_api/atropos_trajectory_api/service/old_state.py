@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from atropos_core.errors import HubFull
-from atropos_trajectory_api.legacy.registrations import RegisterEnv, Registration
+from atropos_trajectory_api.service.old_registrations import RegisterEnv, Registration
 
 LEAST_WEIGHT = 0.01  # the least that atroposlib reports
 STOP_BATCHES = 4  # queued batches reported by a hub that is nearly full; clients stop at 3 unless configured otherwise

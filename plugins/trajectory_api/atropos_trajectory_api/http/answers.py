@@ -12,6 +12,7 @@ from starlette.types import Scope, Send
 from atropos_core.errors import AtroposError, TooLarge
 from atropos_http_server.answers import Headers, Refusals, header, send_whole
 from atropos_http_server.body_limits import JSON_COST
+from atropos_trajectory_api.legacy_groups.wire_json import dumps
 
 COMPRESS_FROM = 1000  # bytes, as in atroposlib's server
 ASIDE_FROM = 1 << 18  # compressing more than this on the event loop would delay all others
@@ -21,8 +22,6 @@ JSON = [(b"content-type", b"application/json")]
 
 async def answer(scope: Scope, send: Send, status: int, value: Any, headers: Headers = ()) -> None:
     """Send JSON, compressed if the client wants that and it is long."""
-    from atropos_trajectory_api.legacy.incoming_groups import dumps
-
     body, more = await encoded(scope, dumps(value))
     await send_whole(send, status, body, [*JSON, *more, *headers])
 

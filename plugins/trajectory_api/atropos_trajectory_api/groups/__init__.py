@@ -1,0 +1,1 @@
+"""Frames with groups from outside: how they are read and checked."""
