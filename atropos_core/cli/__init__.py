@@ -17,8 +17,7 @@ from atropos_core.cli.overview import OPTIONS, Overview, name_of, show_alone
 
 OWN = {  # command -> its module here
     "run": "run", "resume": "resume", "eval": "evaluate", "plugins": "plugins",
-    "config": "config", "doctor": "doctor", "audit": "audit", "plot": "plot", "export": "export",
-    "completion": "completion",
+    "config": "config", "plot": "plot", "completion": "completion",
 }  # fmt: skip
 
 

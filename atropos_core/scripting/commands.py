@@ -10,8 +10,6 @@ from typing import Any, Literal
 from atropos_core import console
 from atropos_core.cli.options import configure
 from atropos_core.errors import Interrupted
-from atropos_core.exports.dataset import Exported
-from atropos_core.exports.policy import ExportedPolicy
 from atropos_core.launch.assemble import Plan
 from atropos_core.plugins.manager import load_plugins
 from atropos_core.scripting.arguments import Arguments
@@ -19,6 +17,8 @@ from atropos_core.scripting.blocking import blocking
 from atropos_core.scripting.results import (
     CheckResult,
     EvaluationResult,
+    Exported,
+    ExportedPolicy,
     InstalledComponent,
     InstalledPlugins,
     RunResult,
@@ -217,15 +217,15 @@ def export(
 ) -> Exported | ExportedPolicy:
     """Export a run's rollouts as a data set, or (`"hf"`) its policy as a model directory, and upload it with `push`: `atropos export
     --as FORM`. Raises AtroposError."""
-    from atropos_core.cli.export import pushed
-
+    call = load_plugins().function("export")
     steps = [step] if isinstance(step, int) else list(step or ())
-    return blocking(
-        lambda: pushed(
+    made: Exported | ExportedPolicy = blocking(
+        lambda: call(
             _directory(run), form, Path(out), steps=steps, min_reward=min_reward, only_correct=only_correct,
             best_per_group=best_per_group, min_margin=min_margin, keep_cut_off=keep_cut_off, merged=merged, push=push, public=public,
         )
     )  # fmt: skip
+    return made
 
 
 def check(
@@ -242,14 +242,9 @@ def check(
 
 def doctor(run: str | Path | RunResult | None = None) -> CheckResult:
     """Check this machine, or a running or finished run: `atropos doctor`."""
-    if run is None:
-        from atropos_core.launch.machine_checks import examine
-
-        return CheckResult("machine", blocking(examine))
-    from atropos_core.health.diagnose import diagnose
-
-    directory = _directory(run)
-    return CheckResult("run", blocking(lambda: diagnose(directory)))
+    call = load_plugins().function("doctor")
+    directory = None if run is None else _directory(run)
+    return CheckResult("machine" if run is None else "run", blocking(lambda: call(directory)))
 
 
 def view(*runs: str | Path | RunResult, port: int = 0) -> View:

@@ -13,14 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atropos_core.errors import FitError
-from atropos_core.interfaces import Finding
-from atropos_core.launch.supervisor import Summary
-from atropos_core.rollouts.evaluation import Share
 from atropos_core.storage.run_records import RunRecords
-from atropos_core.types import Metrics
 
 if TYPE_CHECKING:
     import pandas
+
+    from atropos_core.interfaces import Finding
+    from atropos_core.launch.supervisor import Summary
+    from atropos_core.rollouts.evaluation import Share
+    from atropos_core.types import Metrics
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,30 @@ class EvaluationResult:
     tokens: int | None  # sampled; None: the server of --model-url does not say
     figures: Path | None  # the files with the results, if they were written
     replies: Path | None
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A data set that was exported."""
+
+    path: Path
+    form: str
+    written: int  # rows
+    left_out: Mapping[str, int]  # reason -> episodes, or groups if the reason says so
+    without_tokens: Mapping[str, int]  # of the form `parquet`: episodes whose row has no tokens, by the reason
+    url: str | None = None  # on the hub, if it was pushed
+
+
+@dataclass(frozen=True)
+class ExportedPolicy:
+    """A policy that was exported as a model directory."""
+
+    path: Path
+    step: int
+    kind: str  # "model", "adapter", or "merged adapter"
+    files: tuple[str, ...]
+    size_bytes: int
+    url: str | None = None  # on the hub, if it was pushed
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ OTHERS_FLAGS = {
 PRINTED_BY = {
     "atropos_core/launch/supervisor.py": ("run", "train"),
     "plugins/trajectory_api/atropos_trajectory_api/roles/processing.py": ("process",),
-    "atropos_core/launch/machine_checks.py": ("run",),
+    "libs/doctor/atropos_doctor/machine_checks.py": ("run",),
     "libs/trajectory_client/atropos_trajectory_client/source.py": ("run", "train", "resume"),
     "atropos_core/launch/memory_remedies.py": ("run", "train", "resume", "eval", "process"),
     "plugins/trajectory_api/atropos_trajectory_api/journal/log.py": ("serve",),

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from atropos_core.launch.audit import ranges
 from atropos_core.storage.run_records import RunRecords
+from atropos_records.audit import ranges
 from tests.conftest import TOY
 from tests.e2e.runs import finish
 

@@ -12,7 +12,7 @@ import tomllib
 import psutil
 import pytest
 
-from atropos_core.health.diagnose import diagnose
+from atropos_doctor.diagnose import diagnose
 from tests.conftest import metrics_of, plant
 from tests.e2e.sick_runs import FROM, SICK, command, rows, run_sick, verdict
 

@@ -13,9 +13,6 @@ import pytest
 
 from atropos_core.cli import run_app
 from atropos_core.errors import AtroposError
-from atropos_core.exports.dataset import DatasetExport
-from atropos_core.exports.files import new_file
-from atropos_core.exports.selection import Selection
 from atropos_core.launch.supervisor import make_directory
 from atropos_core.rollouts.chat_model import ChatModel
 from atropos_core.rollouts.policy_versions import refuse_versions_that_never_were
@@ -23,6 +20,9 @@ from atropos_core.types import UNKNOWN_VERSION
 from atropos_http_server.gate import Gate
 from atropos_http_server.server import RunningServer, serve_in_loop
 from atropos_http_server.tokens import LEAST_CHARACTERS, read_server_token
+from atropos_records.dataset import DatasetExport
+from atropos_records.files import new_file
+from atropos_records.selection import Selection
 from atropos_testing.new_command import write
 from atropos_testing.samples import make_group
 from atropos_trajectory_client.shm.socket import listen

@@ -17,10 +17,6 @@ from atropos_core.cli import run_app
 from atropos_core.cli.exhausted import named
 from atropos_core.cli.resume import take_up
 from atropos_core.errors import AtroposError
-from atropos_core.exports.dataset import DatasetExport
-from atropos_core.exports.hugging_face import Hub
-from atropos_core.exports.policy import checkpoint_of, export_policy
-from atropos_core.exports.selection import Selection
 from atropos_core.group_schema import check_task
 from atropos_core.hub.records import Label, Limits
 from atropos_core.hub.reports import check_fits
@@ -32,6 +28,10 @@ from atropos_core.storage.run_records import RunRecords
 from atropos_core.types import Task
 from atropos_http_server.tls import tls_context
 from atropos_http_server.tokens import read_server_token
+from atropos_records.dataset import DatasetExport
+from atropos_records.hugging_face import Hub
+from atropos_records.policy import checkpoint_of, export_policy
+from atropos_records.selection import Selection
 from atropos_trajectory_client.client import Api
 from atropos_trajectory_client.shm.socket import listen
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from atropos_core.cli import run_app
-from atropos_core.health.diagnose import diagnose
+from atropos_doctor.diagnose import diagnose
 from tests.contract.test_flags import CONSTANT, TASKS
 
 

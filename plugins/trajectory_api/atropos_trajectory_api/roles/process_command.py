@@ -9,13 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from atropos_core.cli.export import (
-    BestPerGroupOption,
-    KeepCutOffOption,
-    MinMarginOption,
-    MinRewardOption,
-    OnlyCorrectOption,
-)
 from atropos_core.cli.options import (
     ROLLOUT_SECTIONS,
     EngineOption,
@@ -28,12 +21,19 @@ from atropos_core.cli.options import (
     Uses,
     configure,
 )
+from atropos_records.export_command import (
+    BestPerGroupOption,
+    KeepCutOffOption,
+    MinMarginOption,
+    MinRewardOption,
+    OnlyCorrectOption,
+)
 
 if TYPE_CHECKING:
-    from atropos_core.exports.selection import Selection
     from atropos_core.launch.assemble import Plan
     from atropos_core.rollouts.tool_sets import Tools
     from atropos_core.types import ScoredGroup, Split
+    from atropos_records.selection import Selection
 
 
 USES = Uses(
@@ -98,8 +98,8 @@ def process(
       atropos process --env gsm8k --groups 100 --as sft --only-correct --best-per-group 1 --out sft.jsonl
     """
     from atropos_core.errors import ConfigError
-    from atropos_core.exports.dataset import selection_of
     from atropos_core.launch.assemble import make_plan
+    from atropos_records.dataset import selection_of
 
     kind = form.value if isinstance(form, Form) else form
     selection = selection_of(
@@ -150,10 +150,10 @@ def _as_lines(plan: Plan, groups: int, split: Split, out: Path, *, old_schema: b
 def _as_dataset(plan: Plan, groups: int, split: Split, form: str, out: Path, selection: Selection) -> None:
     import asyncio
 
-    from atropos_core.cli.export import show
     from atropos_core.errors import Interrupted
-    from atropos_core.exports.dataset import DatasetExport
-    from atropos_core.exports.groups import live_group
+    from atropos_records.dataset import DatasetExport
+    from atropos_records.export_command import show
+    from atropos_records.groups import live_group
 
     export = DatasetExport(form, out, selection)
     try:

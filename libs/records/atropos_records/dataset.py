@@ -3,32 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from atropos_core.errors import ConfigError, DataError
-from atropos_core.exports.files import new_file
-from atropos_core.exports.forms import FORMS
-from atropos_core.exports.groups import ExportedGroup
-from atropos_core.exports.selection import LeftOut, Selection
+from atropos_core.scripting.results import Exported
+from atropos_records.files import new_file
+from atropos_records.forms import FORMS
+from atropos_records.groups import ExportedGroup
+from atropos_records.selection import LeftOut, Selection
 
 USED_BY = {
     "min_reward": ("sft",), "only_correct": ("sft",), "best_per_group": ("sft",), "min_margin": ("dpo",),
     "keep_cut_off": ("sft", "dpo"),
 }  # fmt: skip # options of a selection, and the forms that they are for
-
-
-@dataclass(frozen=True)
-class Exported:
-    """The result of an export."""
-
-    path: Path
-    form: str
-    written: int  # rows
-    left_out: Mapping[str, int]  # reason -> episodes, or groups if the reason says so
-    without_tokens: Mapping[str, int]  # of the form `parquet`: episodes whose row has no tokens, by the reason
-    url: str | None = None  # on the hub, if it was pushed
 
 
 def selection_of(

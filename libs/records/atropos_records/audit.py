@@ -19,7 +19,6 @@ from atropos_core.config.resolve import resolve_component
 from atropos_core.config.run_file import RunConfig
 from atropos_core.errors import CheckpointError, DataError
 from atropos_core.health.alignment import bound_of, largest_rounding
-from atropos_core.health.record_checks import Expected, Fault, check_step, version_before
 from atropos_core.interfaces import Trainer, Transport
 from atropos_core.launch.assemble import Plan, trainer_alone
 from atropos_core.plugins.manager import Plugins
@@ -28,6 +27,7 @@ from atropos_core.storage.checkpoint import Checkpoint, Checkpoints
 from atropos_core.storage.run_records import RunRecords, metric_rows
 from atropos_core.storage.token_file import SequenceTokens, TokenFile
 from atropos_core.types import UNKNOWN_VERSION, Bools, Floats
+from atropos_records.record_checks import Expected, Fault, check_step, version_before
 
 TOKENS_AT_ONCE = 1 << 16  # that the trainer is given in one call
 MOST_DIFFERENCES = 1000  # of one version that are kept: another model's weights differ everywhere

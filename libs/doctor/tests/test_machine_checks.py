@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from atropos_core.interfaces import Finding
-from atropos_core.launch import machine_checks as doctor
 from atropos_core.plugins.manager import load_plugins
+from atropos_doctor import machine_checks as doctor
 
 NOBODY = 65534
 

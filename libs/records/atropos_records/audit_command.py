@@ -11,10 +11,10 @@ from atropos_core.cli.completion import runs
 from atropos_core.cli.options import SetOption, Uses, configure
 
 if TYPE_CHECKING:
-    from atropos_core.health.record_checks import Fault
     from atropos_core.launch.assemble import Plan
-    from atropos_core.launch.audit import Audit
     from atropos_core.storage.run_records import RunRecords
+    from atropos_records.audit import Audit
+    from atropos_records.record_checks import Fault
 
 USES = Uses("atropos audit", ("trainer", "watch"))
 SHOWN = 20  # faults on the terminal
@@ -60,10 +60,10 @@ def audit(
     from dataclasses import asdict
 
     from atropos_core import console
-    from atropos_core.launch.audit import plan_of
     from atropos_core.rollouts.evaluation import written
     from atropos_core.storage.atomic import refuse_existing
     from atropos_core.storage.run_records import RunRecords
+    from atropos_records.audit import plan_of
 
     if out is not None:
         refuse_existing(out)
@@ -84,9 +84,9 @@ async def _audit(records: RunRecords, plan: Plan, steps: list[int], tolerance: f
 
     from atropos_core import console
     from atropos_core.errors import Interrupted
-    from atropos_core.launch.audit import audit
     from atropos_core.launch.signals import own_process, requests_to_end
     from atropos_core.storage.tempdirs import owned_directory
+    from atropos_records.audit import audit
 
     task: Any = asyncio.current_task()
     with requests_to_end(lambda: task.cancel()), owned_directory("audit") as scratch, own_process():

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from atropos_core.exports.dataset import Exported
-    from atropos_core.exports.policy import ExportedPolicy
+    from atropos_core.scripting.results import Exported, ExportedPolicy
     from atropos_core.storage.run_records import RunRecords
 
 
@@ -103,7 +102,7 @@ def pushed(
         if public:
             raise ConfigError("--public has no effect without --push.")
         return exported(run, form, out, **options)
-    from atropos_core.exports.hugging_face import Hub
+    from atropos_records.hugging_face import Hub
 
     records, hub = RunRecords(run), Hub(push, public=public)
     made = exported(run, form, out, **options)
@@ -125,9 +124,9 @@ def exported(
 ) -> Exported | ExportedPolicy:
     """Export a run as `atropos export` does, without printing. Raises AtroposError."""
     from atropos_core.errors import ConfigError
-    from atropos_core.exports.dataset import DatasetExport, selection_of
-    from atropos_core.exports.groups import recorded_groups
     from atropos_core.storage.run_records import RunRecords
+    from atropos_records.dataset import DatasetExport, selection_of
+    from atropos_records.groups import recorded_groups
 
     selection = selection_of(
         form, min_reward=min_reward, only_correct=only_correct, best_per_group=best_per_group, min_margin=min_margin,
@@ -151,8 +150,8 @@ def exported(
 def _policy(records: RunRecords, out: Path, steps: Sequence[int], *, merged: bool) -> ExportedPolicy:
     from atropos_core import console
     from atropos_core.errors import ConfigError
-    from atropos_core.exports.policy import checkpoint_of, export_policy
     from atropos_core.plugins.manager import load_plugins
+    from atropos_records.policy import checkpoint_of, export_policy
 
     if len(steps) > 1:
         raise ConfigError("a policy is of one step.", remedy="Give --step once with --as hf.")
@@ -172,7 +171,7 @@ def show(made: Exported | ExportedPolicy, *, as_json: bool = False) -> None:
     from dataclasses import asdict
 
     from atropos_core import console
-    from atropos_core.exports.policy import ExportedPolicy
+    from atropos_core.scripting.results import ExportedPolicy
 
     if as_json:
         console.document({**asdict(made), "path": str(made.path)})

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from atropos_core.errors import ConfigError, FitError, RunDirectoryError
-from atropos_core.exports.forms import Column, Row
 from atropos_core.storage.atomic import json_bytes, refuse_existing
+from atropos_records.forms import Column, Row
 
 ROW_GROUP_BYTES = 16 << 20  # of rows that wait in memory, about
 ROW_GROUP_ROWS = 10_000
@@ -81,7 +81,7 @@ class Parquet(RowFile):
         except ModuleNotFoundError as error:
             raise FitError(
                 f"{path}: parquet is written by pyarrow, which is not installed.",
-                remedy="pip install 'atropos-core[export]'; a name that ends in .jsonl needs nothing.",
+                remedy="pip install 'atropos-records[export]'; a name that ends in .jsonl needs nothing.",
             ) from error
         super().__init__(path, columns)
         self._arrow = pyarrow

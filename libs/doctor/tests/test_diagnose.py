@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from atropos_core.health.diagnose import diagnose
 from atropos_core.interfaces import Finding
+from atropos_doctor.diagnose import diagnose
 
 LONG_AGO_S = 7200.0
 

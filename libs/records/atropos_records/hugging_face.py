@@ -8,10 +8,9 @@ import re
 from typing import Any
 
 from atropos_core.errors import AccessRefused, ApiError, ConfigError, FitError
-from atropos_core.exports.dataset import Exported
-from atropos_core.exports.model_card import hub_base
-from atropos_core.exports.policy import ExportedPolicy
+from atropos_core.scripting.results import Exported, ExportedPolicy
 from atropos_core.storage.run_records import RunRecords
+from atropos_records.model_card import hub_base
 
 NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
@@ -28,7 +27,7 @@ class Hub:
         except ModuleNotFoundError as error:
             raise FitError(
                 "--push needs the module huggingface_hub, which is not installed.",
-                remedy="pip install 'atropos-core[export]'",
+                remedy="pip install 'atropos-records[export]'",
             ) from error
         self.name, self._public = name, public
         self._library: Any = huggingface_hub

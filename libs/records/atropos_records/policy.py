@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from atropos_core.errors import CheckpointError, ConfigError, RunDirectoryError
-from atropos_core.exports.model_card import hub_base, model_card
+from atropos_core.scripting.results import ExportedPolicy
 from atropos_core.storage.atomic import WRITABLE, appearing, json_bytes, refuse_existing, size_bytes
 from atropos_core.storage.checkpoint import Checkpoint, Checkpoints
 from atropos_core.storage.reading import parse_json, read_text
 from atropos_core.storage.run_records import RunRecords
+from atropos_records.model_card import hub_base, model_card
 
 ADAPTER = "adapter_config.json"
 ONLY_FOR_TRAINING = (
@@ -22,16 +22,6 @@ ONLY_FOR_TRAINING = (
 )  # the optimizer's moments: larger than the policy, and not needed to load it
 
 Merge = Callable[[Path, Path], None]  # merges an adapter's directory into a whole model in a new, empty directory
-
-
-@dataclass(frozen=True)
-class ExportedPolicy:
-    path: Path
-    step: int
-    kind: str  # "model", "adapter", or "merged adapter"
-    files: tuple[str, ...]
-    size_bytes: int
-    url: str | None = None  # on the hub, if it was pushed
 
 
 def checkpoint_of(records: RunRecords, step: int | None, warn: Callable[[str], None]) -> Checkpoint:

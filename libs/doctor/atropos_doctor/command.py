@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from atropos_core.cli.completion import runs
+
+if TYPE_CHECKING:
+    from atropos_core.interfaces import Finding
 
 
 def add(app: typer.Typer) -> None:
@@ -36,14 +39,7 @@ def doctor(
     """
     from atropos_core import console
 
-    if run is None:
-        from atropos_core.launch.machine_checks import examine
-
-        findings = examine()
-    else:
-        from atropos_core.health.diagnose import diagnose
-
-        findings = diagnose(run)
+    findings = findings_of(run)
     broken = [finding for finding in findings if finding.ok is False]
     if as_json:
         console.findings_document(findings)
@@ -53,3 +49,14 @@ def doctor(
         console.say(f"{len(broken)} of {len(findings)} are broken; each comes with what to do.")
         raise typer.Exit(1)
     console.say("nothing is broken.")
+
+
+def findings_of(run: Path | None) -> list[Finding]:
+    """Return the findings of a run, or of this machine. Raises RunDirectoryError if there is no run."""
+    if run is None:
+        from atropos_doctor.machine_checks import examine
+
+        return examine()
+    from atropos_doctor.diagnose import diagnose
+
+    return diagnose(run)

@@ -1,1 +1,0 @@
-"""Export rollouts and policies in forms that other libraries read (docs/export.md)."""

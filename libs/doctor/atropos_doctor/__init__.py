@@ -1,0 +1,1 @@
+"""Check a machine, or a running or finished run."""

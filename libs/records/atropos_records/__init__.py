@@ -1,0 +1,1 @@
+"""Export and audit the recorded rollouts and checkpoints of runs."""
