@@ -8,10 +8,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from atropos_core import hookimpl
-from atropos_core.plugins.provider import NoOptions, Provider, ResolvedModel, RunContext
+from atropos_core.plugins.provider import (
+    BridgeProvider,
+    EngineProvider,
+    LauncherProvider,
+    NoOptions,
+    Provider,
+    ResolvedModel,
+    RunContext,
+    TrainerProvider,
+)
 
 if TYPE_CHECKING:
-    from atropos_core.interfaces import Bridge, Curriculum, Engine, Reward, Sink, Trainer, Transform, Transport
+    from atropos_core.interfaces import Curriculum, Reward, Sink, Transform, Transport
     from atropos_core.launchers import Launcher
 
 CONFIG = "atropos_core.builtin.config"
@@ -78,9 +87,11 @@ def atropos_sinks() -> Iterable[Provider[Sink]]:
 
 
 @hookimpl
-def atropos_bridges() -> Iterable[Provider[Bridge]]:
+def atropos_bridges() -> Iterable[BridgeProvider]:
     local = _of("local", lambda m, o, c: m.LocalBridge())
-    yield Provider("local", "for an engine and a trainer in one process", NoOptions, local, _in_process)
+    yield BridgeProvider(
+        "local", "for an engine and a trainer in one process", NoOptions, local, transports=_in_process
+    )
 
 
 def _local(options: object, context: RunContext) -> Launcher:
@@ -90,32 +101,32 @@ def _local(options: object, context: RunContext) -> Launcher:
 
 
 @hookimpl
-def atropos_launchers() -> Iterable[Provider[Launcher]]:
-    yield Provider("local", "processes of this machine", NoOptions, _local)
+def atropos_launchers() -> Iterable[LauncherProvider]:
+    yield LauncherProvider("local", "processes of this machine", NoOptions, _local)
 
 
 @hookimpl
-def atropos_engines() -> Iterable[Provider[Engine]]:
+def atropos_engines() -> Iterable[EngineProvider]:
     toy = _of("toy", lambda m, o, c: m.ToyEngine(o, c))
-    yield Provider(
+    yield EngineProvider(
         "toy",
         "a table of next-token logits, for tests",
         f"{CONFIG}:ToyEngineOptions",
         toy,
-        _in_process,
+        transports=_in_process,
         idle=_in_the_run,
     )
 
 
 @hookimpl
-def atropos_trainers() -> Iterable[Provider[Trainer]]:
+def atropos_trainers() -> Iterable[TrainerProvider]:
     toy = _of("toy", lambda m, o, c: m.ToyTrainer(o, c))
-    yield Provider(
+    yield TrainerProvider(
         "toy",
         "REINFORCE on the toy table, for tests",
         f"{CONFIG}:ToyTrainerOptions",
         toy,
-        _in_process,
+        transports=_in_process,
         idle=_in_the_run,
     )
 

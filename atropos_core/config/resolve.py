@@ -6,6 +6,7 @@ from __future__ import annotations
 import inspect
 import os
 import sys
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -19,7 +20,18 @@ from atropos_core.guards.exits import contained
 from atropos_core.interfaces import Transport
 from atropos_core.launchers import Launcher
 from atropos_core.models.model_size import cpu_threads, described
-from atropos_core.plugins.provider import Offer, RunContext
+from atropos_core.plugins.provider import (
+    DeviceProvider,
+    Holding,
+    LauncherProvider,
+    ModelProvider,
+    Offer,
+    Provider,
+    RunContext,
+    TrainerProvider,
+    WeightsProvider,
+    Workload,
+)
 from atropos_core.plugins.references import OBJECT
 from atropos_core.plugins.registry import Registry
 from atropos_core.plugins.requirements import check_requires, cuda_devices
@@ -40,7 +52,8 @@ class ResolvedComponent:
 
     @property
     def transports(self) -> frozenset[Transport]:
-        own = self.offer.provider.transports(self.options)
+        provider = self.offer.provider
+        own = provider.transports(self.options) if isinstance(provider, WeightsProvider) else frozenset()
         return own | WITH_EVERY_ENGINE if self.offer.kind == "engine" else own
 
     @property
@@ -58,15 +71,30 @@ class ResolvedComponent:
     def devices(self) -> tuple[str, ...]:
         return self.component.devices if isinstance(self.component, ComponentOnDevices) else ()
 
+    @property
+    def has_machines(self) -> bool:
+        """True for a launcher that can start processes on other machines."""
+        return isinstance(self.offer.provider, LauncherProvider) and self.offer.provider.several_machines
+
     def idle(self) -> list[str]:
         """Return a line for each changed option that has no effect on these devices. It is reported rather than refused,
         because one run file may be for several kinds of machine."""
         fields = type(self.options).model_fields
         return [
             f"{self.label}.{name} has no effect on {', '.join(self.devices)}: {why}"
-            for name, why in self.offer.provider.idle(self.options, self.devices).items()
+            for name, why in _idle(self.offer.provider, self.options, self.devices).items()
             if name in fields and getattr(self.options, name) != fields[name].get_default(call_default_factory=True)
         ]
+
+    def holds(self, workload: Workload) -> Iterable[Holding]:
+        """Return the memory that it will take."""
+        provider = self.offer.provider
+        return provider.holds(self.options, workload) if isinstance(provider, ModelProvider) else ()
+
+    def check(self, workload: Workload) -> None:
+        """Raises the component's own error for a model that it cannot run."""
+        if isinstance(self.offer.provider, ModelProvider):
+            self.offer.provider.check(self.options, workload)
 
     def build(self, context: RunContext) -> Any:
         """Build it in this process. Raises PluginError for any exception of the plugin's code."""
@@ -137,14 +165,19 @@ def resolve_component(registry: Registry, kind: str, label: str, component: Comp
             options = model.model_validate(component.options)
     except ValidationError as error:
         raise ConfigError(explain(error, model, {}, f"{label}.")) from error
-    if isinstance(component, ComponentOnDevices) and len(component.devices) > 1 and not offer.provider.several_devices:
+    spans_devices = isinstance(offer.provider, DeviceProvider) and offer.provider.several_devices
+    if isinstance(component, ComponentOnDevices) and len(component.devices) > 1 and not spans_devices:
         raise FitError(
             f"{label}.devices names {len(component.devices)} devices, and {kind} {component.use!r} runs on one.",
             remedy="Name one device"
             + (", and further engines as [engine.replica.NAME] tables." if kind == "engine" else "."),
         )
-    spans = offer.provider.several_machines and offer.provider.runs_in == "process"
-    if isinstance(component, TrainerComponent) and component.machines > 1 and not spans:
+    spans_machines = (
+        isinstance(offer.provider, TrainerProvider)
+        and offer.provider.several_machines
+        and offer.provider.runs_in == "process"
+    )
+    if isinstance(component, TrainerComponent) and component.machines > 1 and not spans_machines:
         raise FitError(
             f"{label}.machines = {component.machines}, and {kind} {component.use!r} runs on one machine.",
             remedy=f"Leave {label}.machines out, or choose another {kind}.",
@@ -157,13 +190,17 @@ def resolve_component(registry: Registry, kind: str, label: str, component: Comp
 def _with_devices(label: str, offer: Offer, options: BaseModel, component: ComponentOnDevices) -> ComponentOnDevices:
     """Resolve devices "auto". Raises ConfigError for devices or threads that have no effect on the component."""
     made = placed(component)
-    idle = offer.provider.idle(options, made.devices)
+    idle = _idle(offer.provider, options, made.devices)
     given = {"threads": component.threads is not None, "devices": component.devices not in (("auto",), NOWHERE_ELSE)}
     if wrong := [name for name in idle if given.get(name)]:
         raise ConfigError(
             f"{label}.{wrong[0]} has no effect on {offer.kind} {offer.provider.name!r}, {idle[wrong[0]]}: remove it."
         )
     return made.model_copy(update={"devices": NOWHERE_ELSE}) if "devices" in idle else made
+
+
+def _idle(provider: Provider[Any], options: BaseModel, devices: Sequence[str]) -> Mapping[str, str]:
+    return provider.idle(options, devices) if isinstance(provider, DeviceProvider) else {}
 
 
 P = TypeVar("P", bound=ComponentOnDevices)

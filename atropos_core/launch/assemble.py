@@ -27,7 +27,14 @@ from atropos_core.launchers import Launcher, PlannedRun
 from atropos_core.models.model_size import cpu_threads
 from atropos_core.observe.profile import Profile
 from atropos_core.plugins.manager import Plugins
-from atropos_core.plugins.provider import Offer, ResolvedModel, RunContext
+from atropos_core.plugins.provider import (
+    BridgeProvider,
+    Offer,
+    ResolvedModel,
+    RunContext,
+    TeacherProvider,
+    TrainerProvider,
+)
 from atropos_core.plugins.requirements import check_core_api, check_requires
 from atropos_core.plugins.services import OpenSource, ServeEngine
 from atropos_core.processes.child import CALL_DEADLINE_S, Child
@@ -73,8 +80,7 @@ class Plan:
     @property
     def spans_machines(self) -> bool:
         """True if engines and trainer may be on other machines."""
-        launcher = self.single.get("launcher")
-        return launcher is not None and launcher.offer.provider.several_machines
+        return "launcher" in self.single and self.single["launcher"].has_machines
 
     def hosted(self) -> list[ResolvedComponent]:
         """Return the engines and the trainer that run in child processes."""
@@ -85,7 +91,8 @@ class Plan:
         """Return the devices of each process that the launcher will start."""
         found = {role: one.devices for one in self.hosted() for role in one.roles}
         for one in self.named.get("teacher", {}).values():
-            found |= one.offer.provider.roles(one.options, one.label)
+            if isinstance(one.offer.provider, TeacherProvider):
+                found |= one.offer.provider.roles(one.options, one.label)
         return found
 
     def code(self) -> dict[str, str]:
@@ -114,8 +121,9 @@ class Plan:
 
     def notes(self) -> list[tuple[str, str]]:
         """Name and text of the values that are used and that `resolved` does not show."""
-        parts = self.single.values()
-        return [note for one in parts for note in one.offer.provider.notes(one.options, self.transports).items()]
+        if (trainer := self.single.get("trainer")) is None or not isinstance(trainer.offer.provider, TrainerProvider):
+            return []
+        return list(trainer.offer.provider.notes(trainer.options, self.transports).items())
 
 
 def planned(plan: Plan, directory: Path) -> PlannedRun:
@@ -287,7 +295,7 @@ def _refuse_idle_launcher(components: Sequence[ResolvedComponent], launcher: Res
 
 
 def _refuse_machines_that_are_not_there(trainer: ResolvedComponent, launcher: ResolvedComponent) -> None:
-    if len(trainer.roles) > 1 and not launcher.offer.provider.several_machines:
+    if len(trainer.roles) > 1 and not launcher.has_machines:
         raise FitError(
             f"trainer.machines = {len(trainer.roles)}, but launcher {launcher.component.use!r} has only this machine.",
             remedy="Name a launcher that has several, as --launcher ray; or leave trainer.machines out: trainer.devices names several "
@@ -300,7 +308,7 @@ def _fit(
 ) -> tuple[Transport, ...]:
     """Choose how weights travel to each engine. Only the first one can share memory."""
     first, *others = engines
-    spans = single["launcher"].offer.provider.several_machines
+    spans = single["launcher"].has_machines
     allowed = frozenset(get_args(Transport)) - (ONE_MACHINE if spans else frozenset())
     return (
         _fit_one(first, single, plugins, allowed),
@@ -353,7 +361,11 @@ def _transports_by_default(offer: Offer) -> frozenset[Transport]:
     try:
         check_core_api(offer)
         check_requires(offer)
-        return offer.provider.transports(offer.provider.options())
+        return (
+            offer.provider.transports(offer.provider.options())
+            if isinstance(offer.provider, BridgeProvider)
+            else frozenset()
+        )
     except Exception:  # noqa: BLE001 - the plugin boundary: it needs options, another core or machine, or is broken
         return frozenset()
 

@@ -79,7 +79,7 @@ def plan_memory(plan: Plan, directory: Path, available: Mapping[str, int] | None
         rows.append(PlanRow("supervisor", Holding("hub", int(config.hub.size_mb * 1e6), settings=hub), True))
     for resolved, workload in workloads(plan, directory, available):
         try:
-            said = list(resolved.offer.provider.holds(resolved.options, workload))
+            said = list(resolved.holds(workload))
         except AtroposError:
             raise
         except Exception as error:  # the plugin boundary

@@ -15,6 +15,7 @@ from atropos_core.interfaces import Environment
 from atropos_core.launch.memory_plan import workloads
 from atropos_core.launch.text_checks import warn_of_rewards
 from atropos_core.models.model_size import context_tokens
+from atropos_core.plugins.provider import DeviceProvider, TrainerProvider
 from atropos_core.rollouts.chat_template import OTHER_TEMPLATE
 from atropos_core.rollouts.prompt_lengths import long_prompts
 from atropos_core.rollouts.tokenizer import ChatTokenizer
@@ -64,7 +65,7 @@ def refuse_adapter(directory: Path) -> None:
 def check_components(plan: Plan, components: Sequence[tuple[ResolvedComponent, Workload]]) -> None:
     """Raises the error of a component that cannot use this model, or FitError if their precisions do not match."""
     for resolved, workload in components:
-        resolved.offer.provider.check(resolved.options, workload)
+        resolved.check(workload)
     check_dtypes(plan, components)
 
 
@@ -73,7 +74,8 @@ def check_disk(plan: Plan, directory: Path) -> None:
     written before the oldest is removed."""
     keep = plan.config.checkpoint.keep
     for resolved, workload in workloads(plan, directory):
-        if resolved.offer.kind != "trainer" or not (each := resolved.offer.provider.saves(resolved.options, workload)):
+        provider = resolved.offer.provider
+        if not isinstance(provider, TrainerProvider) or not (each := provider.saves(resolved.options, workload)):
             continue
         checkpoints = directory / "checkpoints"
         there = sum(
@@ -110,13 +112,9 @@ def check_dtypes(plan: Plan, components: Sequence[tuple[ResolvedComponent, Workl
     """Raises FitError if an engine that shares the trainer's memory has another precision, or if another engine's precision
     rounds by more than the run allows."""
     said = {
-        resolved.label: (
-            resolved.offer.provider.dtype(resolved.options, workload),
-            workload.context.transport,
-            resolved.offer.kind,
-        )
+        resolved.label: (provider.dtype(resolved.options, workload), workload.context.transport, resolved.offer.kind)
         for resolved, workload in components
-        if resolved.offer.kind in ("engine", "trainer")
+        if isinstance(provider := resolved.offer.provider, DeviceProvider)
     }
     trainer = next((dtype for dtype, _, kind in said.values() if kind == "trainer"), "")
     for label, (dtype, transport, kind) in said.items():

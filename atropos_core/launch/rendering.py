@@ -12,6 +12,7 @@ from atropos_core.launch.assemble import Plan, planned
 from atropos_core.launch.model_checks import check_model
 from atropos_core.launch.supervisor import refuse_used
 from atropos_core.launchers import SchedulerFiles
+from atropos_core.plugins.provider import LauncherProvider
 from atropos_core.storage.atomic import WRITABLE, write_whole
 from atropos_core.storage.private import make_private, private_files
 
@@ -22,7 +23,9 @@ def render(plan: Plan, directory: Path) -> SchedulerFiles | None:
     """Return the scheduler's files, or None if the launcher starts processes here and now. Raises AtroposError for a run that
     could not work there."""
     launcher = plan.single["launcher"]
-    made = launcher.offer.provider.render(launcher.options, planned(plan, directory))
+    provider = launcher.offer.provider
+    assert isinstance(provider, LauncherProvider)
+    made = provider.render(launcher.options, planned(plan, directory))
     if made is not None:
         check_model(plan, directory)
     return made

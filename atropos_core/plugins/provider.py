@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import importlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
@@ -19,7 +19,7 @@ from atropos_core.plugins.option_numbers import NoBooleanIsANumber
 from atropos_core.plugins.option_paths import without_folders
 
 if TYPE_CHECKING:
-    from atropos_core.interfaces import Transport
+    from atropos_core.interfaces import Bridge, Engine, Teacher, Trainer, Transport  # noqa: F401 - bases name them in strings
     from atropos_core.launchers import Launcher, PlannedRun, SchedulerFiles
 
 T_co = TypeVar("T_co", covariant=True)
@@ -160,40 +160,18 @@ class Workload:
 
 @dataclass(frozen=True)
 class Provider(Generic[T_co]):
-    """The description of one component: enough to list it, check it and build it."""
+    """The description of one component: enough to list it, check it and build it. Kinds with more to say have a class of their
+    own: PROVIDERS."""
 
     name: str  # what the user types
     summary: str  # one line for `atropos plugins`
     # its options class, or "package.config:Options", so that listing plugins does not import it
     config: type[BaseModel] | str
     build: Callable[[Any, RunContext], T_co]  # (options, context); imports torch inside, not above
-    # engine, bridge, trainer: how its weights may travel
-    transports: Callable[[Any], frozenset[Transport]] = lambda options: frozenset()
+    _: KW_ONLY
     # engine, bridge, transform, trainer: what other components must know to be built (JSON). Sink: "writes", its file or folder in
     # the run directory, and "named_by", the option with that name
     announces: Callable[[Any], Mapping[str, Any]] = lambda options: {}
-    # engine, trainer, bridge: memory that it will take. This and the next four use only files and options
-    holds: Callable[[Any, Workload], Iterable[Holding]] = lambda options, workload: ()
-    # engine, trainer, bridge, teacher: raises for a model that it cannot run
-    check: Callable[[Any, Workload], None] = lambda options, workload: None
-    # engine, trainer: data type of its weights, such as "float32"; "" if unknown
-    dtype: Callable[[Any, Workload], str] = lambda options, workload: ""
-    # trainer: bytes of a checkpoint; 0 if unknown or small
-    saves: Callable[[Any, Workload], int] = lambda options, workload: 0
-    # engine, trainer: options (and "devices", "threads") that have no effect on these devices, with the reason
-    idle: Callable[[Any, Sequence[str]], Mapping[str, str]] = lambda options, devices: {}
-    # trainer: values that its options do not show, given how weights travel: name -> text, for the start of a run
-    notes: Callable[[Any, Sequence[Transport]], Mapping[str, str]] = lambda options, transports: {}
-    # teacher: from its path in the run file: role -> devices, for each process that it starts with the run's launcher
-    roles: Callable[[Any, str], Mapping[str, tuple[str, ...]]] = lambda options, label: {}
-    # trainer: merges the adapter saved in one directory into a whole model in another, empty directory
-    merge: Callable[[Path, Path], None] | None = None
-    several_devices: bool = False  # engine, trainer: one instance may span several
-    several_machines: bool = (
-        False  # launcher: it can start processes on other machines; trainer: it may be `OverMachines`
-    )
-    # launcher: the files by which a scheduler starts the run; None to start here and now
-    render: Callable[[Any, PlannedRun], SchedulerFiles | None] = lambda options, run: None
     requires: frozenset[str] = frozenset()  # modules that must be installed ("vllm"), packages ("gem-llm"), or "cuda"
     extra: str = ""  # the extra of its distribution that installs what `requires` names; "": pip install NAME
     runs_in: Literal["here", "process"] = "here"  # "process": a child process, behind the same interface
@@ -218,6 +196,77 @@ class Provider(Generic[T_co]):
         return found
 
 
+@dataclass(frozen=True, kw_only=True)
+class ModelProvider(Provider[T_co]):
+    """The base for components that have a model, or move one. Its functions use only files and options."""
+
+    holds: Callable[[Any, Workload], Iterable[Holding]] = lambda options, workload: ()  # memory that it will take
+    check: Callable[[Any, Workload], None] = lambda options, workload: None  # raises for a model that it cannot run
+
+
+@dataclass(frozen=True, kw_only=True)
+class TeacherProvider(ModelProvider["Teacher"]):
+    """A teacher, which annotates groups."""
+
+    # its path in the run file -> role -> devices, for each process that it starts with the run's launcher
+    roles: Callable[[Any, str], Mapping[str, tuple[str, ...]]] = lambda options, label: {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightsProvider(ModelProvider[T_co]):
+    """The base for engines, trainers and bridges: they have to share a transport."""
+
+    transports: Callable[[Any], frozenset[Transport]] = lambda options: frozenset()  # how its weights may travel
+
+
+class BridgeProvider(WeightsProvider["Bridge"]):
+    """A bridge, which moves weights from the trainer to the engines."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceProvider(WeightsProvider[T_co]):
+    """The base for engines and trainers, which run on the devices that a run file names."""
+
+    dtype: Callable[[Any, Workload], str] = lambda options, workload: ""  # of its weights, as "float32"; "" if unknown
+    # options (and "devices", "threads") that have no effect on these devices, with the reason
+    idle: Callable[[Any, Sequence[str]], Mapping[str, str]] = lambda options, devices: {}
+    several_devices: bool = False  # one instance may span several
+
+
+class EngineProvider(DeviceProvider["Engine"]):
+    """An engine, which samples from the policy."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerProvider(DeviceProvider["Trainer"]):
+    """A trainer, which turns batches into updates."""
+
+    saves: Callable[[Any, Workload], int] = lambda options, workload: 0  # bytes of a checkpoint; 0 if unknown or small
+    # values that its options do not show, given how weights travel: name -> text, for the start of a run
+    notes: Callable[[Any, Sequence[Transport]], Mapping[str, str]] = lambda options, transports: {}
+    # merges the adapter saved in one directory into a whole model in another, empty directory
+    merge: Callable[[Path, Path], None] | None = None
+    several_machines: bool = False  # it may be `OverMachines`
+
+
+@dataclass(frozen=True, kw_only=True)
+class LauncherProvider(Provider["Launcher"]):
+    """A launcher, which starts processes."""
+
+    several_machines: bool = False  # it can start processes on other machines
+    # the files by which a scheduler starts the run; None to start here and now
+    render: Callable[[Any, PlannedRun], SchedulerFiles | None] = lambda options, run: None
+
+
+PROVIDERS: Mapping[str, type[Provider[Any]]] = {  # kinds with more to say than a Provider has fields for
+    "engine": EngineProvider,
+    "trainer": TrainerProvider,
+    "bridge": BridgeProvider,
+    "teacher": TeacherProvider,
+    "launcher": LauncherProvider,
+}
+
+
 @dataclass(frozen=True)
 class ResolvedModel:
     """A model directory, and the run-file settings that it recommends (the user's own take precedence)."""
@@ -229,9 +278,18 @@ class ResolvedModel:
 
 @dataclass(frozen=True)
 class Offer:
-    """A provider, and the plugin that it came from."""
+    """A provider, and the plugin that it came from. Raises PluginError for a provider of another kind."""
 
     kind: str
     provider: Provider[Any]
     plugin: str
     distribution: str
+
+    def __post_init__(self) -> None:
+        wanted = PROVIDERS.get(self.kind, Provider)
+        of_another = wanted is Provider and isinstance(self.provider, tuple(PROVIDERS.values()))
+        if of_another or not isinstance(self.provider, wanted):
+            raise PluginError(
+                f"{self.kind} {self.provider.name!r} of {self.distribution} is described by a {type(self.provider).__name__}.",
+                remedy=f"Describe it by atropos_core.plugins.provider.{wanted.__name__}.",
+            )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import difflib
 import importlib
 import importlib.util
@@ -19,7 +20,7 @@ from pydantic import BaseModel
 
 from atropos_core.errors import ConfigError, EndsProcess, PluginError
 from atropos_core.guards.exits import contained
-from atropos_core.plugins.provider import KINDS, NoOptions, Provider, RunContext
+from atropos_core.plugins.provider import KINDS, PROVIDERS, NoOptions, Provider, RunContext
 
 _FILE = "atropos_file_"  # prefix of the names of modules that were loaded from a file
 CALLED = ("reward", "transform")  # kinds that are one call: a coroutine function is one
@@ -43,7 +44,7 @@ def provider_of(kind: str, made: Any, name: str) -> Provider[Any]:
     """Return a Provider for a Python object: a class of that kind, an instance, a function that makes one, a coroutine function
     (if the kind is one call), or a Provider, which is used as it is. Raises ConfigError."""
     if isinstance(made, Provider):
-        return Provider(**{**_fields(made), "name": name})
+        return dataclasses.replace(made, name=name)
     if kind in CALLED and inspect.isroutine(made):
         if kind == "reward" and "completions" in inspect.signature(made).parameters:
             raise ConfigError(
@@ -172,17 +173,18 @@ def _provider(kind: str, made: Any, name: str, options: type[BaseModel], build: 
     said = _said(kind, made, name) if kind in MOVES_WEIGHTS or inspect.isclass(made) else {}
     cls = made if inspect.isclass(made) or inspect.isroutine(made) else type(made)
     summary = next(iter((cls.__doc__ or "your own").strip().splitlines()))
-    return Provider(name=name, summary=summary, config=options, build=build, **said)
+    return PROVIDERS.get(kind, Provider)(name, summary, options, build, **said)
 
 
 def _said(kind: str, made: Any, name: str) -> Mapping[str, Any]:
-    """Return the class attributes that have the name of a Provider field."""
+    """Return the class attributes that have the name of a field of the kind's Provider."""
     from atropos_core.interfaces import Transport
 
-    said = {
-        field: getattr(made, field)
-        for field in ("runs_in", "several_devices", "several_machines")
-        if hasattr(made, field)
+    fields = {field.name for field in dataclasses.fields(PROVIDERS.get(kind, Provider))}
+    said: dict[str, Any] = {
+        name: getattr(made, name)
+        for name in ("runs_in", "several_devices", "several_machines")
+        if name in fields and hasattr(made, name)
     }
     if hasattr(made, "requires"):
         said["requires"] = frozenset(made.requires)
@@ -208,10 +210,6 @@ def _said(kind: str, made: Any, name: str) -> Mapping[str, Any]:
         )
     carried = frozenset(given)
     return {**said, "transports": lambda options: carried}
-
-
-def _fields(provider: Provider[Any]) -> dict[str, Any]:
-    return {field: getattr(provider, field) for field in provider.__dataclass_fields__}
 
 
 def _interface(kind: str) -> type:

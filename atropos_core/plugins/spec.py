@@ -23,9 +23,17 @@ import pluggy
 if TYPE_CHECKING:
     import typer
 
-    from atropos_core import interfaces, launchers
+    from atropos_core import interfaces
     from atropos_core.plugins import services
-    from atropos_core.plugins.provider import Provider, ResolvedModel
+    from atropos_core.plugins.provider import (
+        BridgeProvider,
+        EngineProvider,
+        LauncherProvider,
+        Provider,
+        ResolvedModel,
+        TeacherProvider,
+        TrainerProvider,
+    )
 
 hookimpl = pluggy.HookimplMarker("atropos")
 hookspec = pluggy.HookspecMarker("atropos")
@@ -43,12 +51,12 @@ def atropos_rewards() -> Iterable[Provider[interfaces.Reward]]:  # type: ignore[
 
 
 @hookspec
-def atropos_engines() -> Iterable[Provider[interfaces.Engine]]:  # type: ignore[empty-body]
+def atropos_engines() -> Iterable[EngineProvider]:  # type: ignore[empty-body]
     """Offer engines, which sample from the policy. Chosen by `--engine NAME` or `[engine]`."""
 
 
 @hookspec
-def atropos_trainers() -> Iterable[Provider[interfaces.Trainer]]:  # type: ignore[empty-body]
+def atropos_trainers() -> Iterable[TrainerProvider]:  # type: ignore[empty-body]
     """Offer trainers, which turn batches into updates. Chosen by `--trainer NAME` or `[trainer]`."""
 
 
@@ -58,7 +66,7 @@ def atropos_losses() -> Iterable[Provider[interfaces.Loss]]:  # type: ignore[emp
 
 
 @hookspec
-def atropos_bridges() -> Iterable[Provider[interfaces.Bridge]]:  # type: ignore[empty-body]
+def atropos_bridges() -> Iterable[BridgeProvider]:  # type: ignore[empty-body]
     """Offer bridges, which move trained weights into running engines. Chosen by `--bridge NAME` or `[bridge]`."""
 
 
@@ -73,7 +81,7 @@ def atropos_transforms() -> Iterable[Provider[interfaces.Transform]]:  # type: i
 
 
 @hookspec
-def atropos_teachers() -> Iterable[Provider[interfaces.Teacher]]:  # type: ignore[empty-body]
+def atropos_teachers() -> Iterable[TeacherProvider]:  # type: ignore[empty-body]
     """Offer teachers, which annotate groups before any transform. Listed as `[teacher.NAME]`."""
 
 
@@ -93,7 +101,7 @@ def atropos_sandboxes() -> Iterable[Provider[interfaces.Sandbox]]:  # type: igno
 
 
 @hookspec
-def atropos_launchers() -> Iterable[Provider[launchers.Launcher]]:  # type: ignore[empty-body]
+def atropos_launchers() -> Iterable[LauncherProvider]:  # type: ignore[empty-body]
     """Offer launchers, which start the processes of engines and trainer. Chosen by `--launcher NAME` or `[launcher]`."""
 
 

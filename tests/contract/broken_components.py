@@ -15,7 +15,7 @@ import numpy as np
 from atropos_core.builtin.curricula import OrderedCurriculum
 from atropos_core.builtin.local import LocalBridge
 from atropos_core.interfaces import Outcome, Publication
-from atropos_core.plugins.provider import NoOptions, Provider
+from atropos_core.plugins.provider import BridgeProvider, NoOptions
 from atropos_core.types import Completion, Draw, Episode, Floats, ScoredGroup, Task
 
 # -- rewards
@@ -359,7 +359,6 @@ BRIDGES: dict[Callable[..., Any], set[str]] = {
 }
 
 
-def in_process(bridge: Callable[[], Any]) -> Provider[Any]:
-    return Provider(
-        getattr(bridge, "__name__", "?"), "", NoOptions, lambda o, c: bridge(), lambda o: frozenset({"in_process"})
-    )
+def in_process(bridge: Callable[[], Any]) -> BridgeProvider:
+    name = getattr(bridge, "__name__", "?")
+    return BridgeProvider(name, "", NoOptions, lambda o, c: bridge(), transports=lambda o: frozenset({"in_process"}))

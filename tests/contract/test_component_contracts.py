@@ -11,7 +11,7 @@ import pytest
 from atropos_core.builtin.local import LocalBridge
 from atropos_core.errors import ConfigError, FitError, UnknownComponent
 from atropos_core.interfaces import Finding
-from atropos_core.plugins.provider import NoOptions, Provider
+from atropos_core.plugins.provider import BridgeProvider, NoOptions
 from atropos_core.plugins.references import load_reference
 from atropos_testing import (
     ContractBroken,
@@ -108,8 +108,8 @@ def test_a_planted_bug_in_a_bridge_is_found_by_the_check_that_names_it(bridge: C
     assert broken(check("bridge", in_process(bridge))) == BRIDGES[bridge]
 
 
-def fits_nothing() -> Provider[Any]:
-    return Provider("Far", "", NoOptions, lambda o, c: LocalBridge(), lambda o: frozenset({"pigeon"}))
+def fits_nothing() -> BridgeProvider:
+    return BridgeProvider("Far", "", NoOptions, lambda o, c: LocalBridge(), transports=lambda o: frozenset({"pigeon"}))
 
 
 def test_a_bridge_that_joins_nothing_installed_is_left_unplayed_aloud() -> None:

@@ -17,7 +17,7 @@ from atropos_core.builtin.config import ToyEngineOptions, ToyTrainerOptions
 from atropos_core.builtin.local import LocalBridge
 from atropos_core.builtin.toy import ToyEngine, ToyTrainer
 from atropos_core.interfaces import Environment, Sink
-from atropos_core.plugins.provider import Provider
+from atropos_core.plugins.provider import BridgeProvider, EngineProvider, Provider, TrainerProvider
 from atropos_core.plugins.spec import hookimpl
 from atropos_core.types import Task
 
@@ -240,28 +240,28 @@ class HangingRollout(Letters):
         return await super().score(task, reply)
 
 
-def _toy(name, kind, made, options):
-    return Provider(name, "sick", options, made, transports=lambda options: frozenset({"in_process"}))
+def _toy(provider, name, made, options):
+    return provider(name, "sick", options, made, transports=lambda options: frozenset({"in_process"}))
 
 
 @hookimpl
 def atropos_trainers() -> Iterable[Provider]:
     named = {"sick_none": Trainer, "sick_frozen": Frozen, "sick_collapsing": Collapsing,
              "sick_lengthening": Lengthening, "sick_diverging": Diverging}  # fmt: skip
-    return [_toy(name, "trainer", kind, ToyTrainerOptions) for name, kind in named.items()]
+    return [_toy(TrainerProvider, name, kind, ToyTrainerOptions) for name, kind in named.items()]
 
 
 @hookimpl
 def atropos_engines() -> Iterable[Provider]:
     named = {"sick_tokenizer": OtherTokenizer, "sick_slow": Slowing}
-    return [_toy(name, "engine", kind, ToyEngineOptions) for name, kind in named.items()]
+    return [_toy(EngineProvider, name, kind, ToyEngineOptions) for name, kind in named.items()]
 
 
 @hookimpl
 def atropos_bridges() -> Iterable[Provider]:
     from atropos_core.plugins.provider import Options
 
-    return [_toy("sick_bridge", "bridge", lambda options, context: StaleBridge(), Options)]
+    return [_toy(BridgeProvider, "sick_bridge", lambda options, context: StaleBridge(), Options)]
 
 
 def _plain(named):

@@ -90,7 +90,7 @@ from atropos_bridge_ipc.extensions import TrainerExtension
 from atropos_bridge_ipc.bridge import IpcBridge
 from atropos_bridge_ipc.config import IpcOptions
 from atropos_core import hookimpl
-from atropos_core.plugins.provider import Provider
+from atropos_core.plugins.provider import BridgeProvider
 
 
 class Private(TrainerExtension):
@@ -109,8 +109,8 @@ class Forgetful(IpcBridge):
 
 @hookimpl
 def atropos_bridges():
-    yield Provider(
-        "forgetful", "never publishes", IpcOptions, Forgetful, lambda options: frozenset({"posix_shm"}),
+    yield BridgeProvider(
+        "forgetful", "never publishes", IpcOptions, Forgetful, transports=lambda options: frozenset({"posix_shm"}),
         announces=lambda options: {"weight_transfer": "atropos_ipc"},  # for an engine with a server
     )
 """

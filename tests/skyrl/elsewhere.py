@@ -13,7 +13,7 @@ import numpy as np
 from atropos_core import hookimpl
 from atropos_core.builtin.config import ToyEngineOptions
 from atropos_core.builtin.toy import ToyEngine
-from atropos_core.plugins.provider import Provider
+from atropos_core.plugins.provider import EngineProvider
 
 
 class TableEngine(ToyEngine):
@@ -23,7 +23,9 @@ class TableEngine(ToyEngine):
 
 @hookimpl
 def atropos_engines():
-    yield Provider("table", "a table that loads", ToyEngineOptions, TableEngine, lambda options: frozenset({"checkpoint"}))
+    yield EngineProvider(
+        "table", "a table that loads", ToyEngineOptions, TableEngine, transports=lambda options: frozenset({"checkpoint"})
+    )
 """
 
 SEVENS = """

@@ -3,7 +3,7 @@ tests install this file for a child process."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 from atropos_core import hookimpl
 from atropos_core.codec import encode_bytes
 from atropos_core.interfaces import Endpoint, Engine, ModelInfo, Trainer, Writing
-from atropos_core.plugins.provider import Options, Provider
+from atropos_core.plugins.provider import EngineProvider, Options, TrainerProvider
 from atropos_core.types import Batch, Completion, Floats, Metrics, Sampling, Tokens, TopK
 
 
@@ -95,15 +95,11 @@ def line(method: str, arguments: Sequence[Any]) -> str:
     return f"{method} {encode_bytes(list(arguments)).hex()}"
 
 
-def _provider(build: Callable[[Any, Any], Any]) -> Provider[Any]:
-    return Provider("recording", "", Recording, build)
+@hookimpl
+def atropos_engines() -> list[EngineProvider]:
+    return [EngineProvider("recording", "", Recording, RecordingEngine)]
 
 
 @hookimpl
-def atropos_engines() -> list[Provider[Any]]:
-    return [_provider(RecordingEngine)]
-
-
-@hookimpl
-def atropos_trainers() -> list[Provider[Any]]:
-    return [_provider(RecordingTrainer)]
+def atropos_trainers() -> list[TrainerProvider]:
+    return [TrainerProvider("recording", "", Recording, RecordingTrainer)]

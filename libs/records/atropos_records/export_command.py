@@ -151,6 +151,7 @@ def _policy(records: RunRecords, out: Path, steps: Sequence[int], *, merged: boo
     from atropos_core import console
     from atropos_core.errors import ConfigError
     from atropos_core.plugins.manager import load_plugins
+    from atropos_core.plugins.provider import TrainerProvider
     from atropos_records.policy import checkpoint_of, export_policy
 
     if len(steps) > 1:
@@ -159,7 +160,8 @@ def _policy(records: RunRecords, out: Path, steps: Sequence[int], *, merged: boo
     merge = None
     if merged:
         trainer = str(records.config.get("trainer", {}).get("use"))
-        merge = load_plugins().registry.find("trainer", trainer).provider.merge
+        provider = load_plugins().registry.find("trainer", trainer).provider
+        merge = provider.merge if isinstance(provider, TrainerProvider) else None
         if merge is None:
             raise ConfigError(
                 f"trainer {trainer!r} saves no adapters that could be merged.", remedy="Leave --merged out."

@@ -19,7 +19,7 @@ from atropos_core.errors import AtroposError, DeadlineExceeded, FitError
 from atropos_core.interfaces import Finding, Transport
 from atropos_core.launch.assemble import Plan, build, make_plan
 from atropos_core.plugins.manager import Plugins, load_plugins
-from atropos_core.plugins.provider import Offer, Provider
+from atropos_core.plugins.provider import BridgeProvider, Offer, Provider, WeightsProvider
 from atropos_core.plugins.requirements import check_requires
 from atropos_core.rollouts.chat_template import end_renderer
 from atropos_core.training.parts import Parts
@@ -104,7 +104,9 @@ class BridgeContract:
         problems = []
         missing: list[str] = []
         try:
-            self._transports = self._subject.provider.transports(self._subject.options)
+            provider = self._subject.provider
+            assert isinstance(provider, BridgeProvider)
+            self._transports = provider.transports(self._subject.options)
             missing = [
                 reference for reference in self._subject.make().extensions().values() if not _is_there(reference)
             ]
@@ -144,7 +146,11 @@ class BridgeContract:
         try:
             check_requires(engine)
             check_requires(trainer)
-            sides = [offer.provider.transports(offer.provider.options()) for offer in (engine, trainer)]
+            sides = [
+                offer.provider.transports(offer.provider.options())
+                for offer in (engine, trainer)
+                if isinstance(offer.provider, WeightsProvider)
+            ]
             sides[0] |= WITH_EVERY_ENGINE
         except (FitError, ValidationError):
             return False

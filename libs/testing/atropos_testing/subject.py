@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from atropos_core.builtin.plugin import TOY_MODEL
 from atropos_core.config.error_text import NAMED, explain
 from atropos_core.errors import ConfigError
-from atropos_core.plugins.provider import NoOptions, Provider, RunContext
+from atropos_core.plugins.provider import PROVIDERS, NoOptions, Provider, RunContext
 from atropos_core.plugins.references import construct, provider_of
 from atropos_core.plugins.requirements import check_core_api, check_requires
 
@@ -71,5 +71,7 @@ def _provider(kind: str, target: Target) -> Provider[Any]:
     name = getattr(target, "__name__", type(target).__name__)
     if inspect.isclass(target) or (inspect.isroutine(target) and not inspect.iscoroutinefunction(target)):
         config = getattr(target, "Options", NoOptions) if inspect.isclass(target) else NoOptions
-        return Provider(name, "", config, lambda values, context: construct(target, values, context))
+        return PROVIDERS.get(kind, Provider)(
+            name, "", config, lambda values, context: construct(target, values, context)
+        )
     return provider_of(kind, target, name)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from atropos_core import hookimpl
-from atropos_core.plugins.provider import Provider, RunContext
+from atropos_core.plugins.provider import BridgeProvider, RunContext
 
 if TYPE_CHECKING:
     from atropos_bridge_checkpoint.config import CheckpointBridgeOptions
@@ -24,8 +24,8 @@ def transports(options: CheckpointBridgeOptions) -> frozenset[Transport]:
 
 
 @hookimpl
-def atropos_bridges() -> Iterable[Provider[Bridge]]:
-    yield Provider(
+def atropos_bridges() -> Iterable[BridgeProvider]:
+    yield BridgeProvider(
         name="checkpoint",
         summary="whole checkpoints on disk, which engines reload: fits whatever can load a model, costs a copy",
         config="atropos_bridge_checkpoint.config:CheckpointBridgeOptions",

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from atropos_core import hookimpl
-from atropos_core.plugins.provider import Provider, RunContext
+from atropos_core.plugins.provider import BridgeProvider, RunContext
 
 if TYPE_CHECKING:
     from atropos_bridge_delta.config import DeltaBridgeOptions
@@ -25,8 +25,8 @@ def transports(options: DeltaBridgeOptions) -> frozenset[Transport]:
 
 
 @hookimpl
-def atropos_bridges() -> Iterable[Provider[Bridge]]:
-    yield Provider(
+def atropos_bridges() -> Iterable[BridgeProvider]:
+    yield BridgeProvider(
         name="delta",
         summary="what an update changed, compressed: for engines behind a slow link, with no disk in common",
         config="atropos_bridge_delta.config:DeltaBridgeOptions",

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from atropos_core import hookimpl
-from atropos_core.plugins.provider import Provider, RunContext
+from atropos_core.plugins.provider import BridgeProvider, RunContext
 
 if TYPE_CHECKING:
     from atropos_bridge_ipc.config import IpcOptions
@@ -31,8 +31,8 @@ def announces(options: IpcOptions) -> Mapping[str, Any]:
 
 
 @hookimpl
-def atropos_bridges() -> Iterable[Provider[Bridge]]:
-    yield Provider(
+def atropos_bridges() -> Iterable[BridgeProvider]:
+    yield BridgeProvider(
         name="ipc",
         summary="one copy of the weights: the trainer writes where the engine reads (POSIX shared memory, CUDA IPC)",
         config="atropos_bridge_ipc.config:IpcOptions",

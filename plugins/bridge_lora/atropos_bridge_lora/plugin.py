@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from atropos_core import hookimpl
-from atropos_core.plugins.provider import Provider, RunContext
+from atropos_core.plugins.provider import BridgeProvider, RunContext
 
 if TYPE_CHECKING:
     from atropos_bridge_lora.config import LoraBridgeOptions
@@ -24,8 +24,8 @@ def transports(options: LoraBridgeOptions) -> frozenset[Transport]:
 
 
 @hookimpl
-def atropos_bridges() -> Iterable[Provider[Bridge]]:
-    yield Provider(
+def atropos_bridges() -> Iterable[BridgeProvider]:
+    yield BridgeProvider(
         name="lora",
         summary="adapters travel, the base model stays: a new one at each version, while the engines go on sampling",
         config="atropos_bridge_lora.config:LoraBridgeOptions",

@@ -10,7 +10,7 @@ import pytest
 from atropos_bridge_lora.bridge import LoraBridge
 from atropos_bridge_lora.config import LoraBridgeOptions
 from atropos_bridge_lora.plugin import transports
-from atropos_core.plugins.provider import Provider
+from atropos_core.plugins.provider import BridgeProvider
 from atropos_testing import bridge_contract, check
 
 test_contract = bridge_contract("lora", engine="hf", trainer="grpo")
@@ -35,6 +35,6 @@ class MarksTheOldOnesAsNew(LoraBridge):
 @pytest.mark.long  # `tests/contract/test_component_contracts.py` plants such bugs into a bridge of the toy policy
 @pytest.mark.parametrize(("bridge", "broken"), [(GoesOnAfterAnError, "failure"), (MarksTheOldOnesAsNew, "pauses")])
 def test_a_planted_bug_is_found_by_the_check_that_names_it(bridge: type[LoraBridge], broken: str) -> None:
-    provider = Provider(bridge.__name__, "", LoraBridgeOptions, bridge, transports)
+    provider = BridgeProvider(bridge.__name__, "", LoraBridgeOptions, bridge, transports=transports)
     findings = check("bridge", provider, engine="hf", trainer="grpo")
     assert {finding.subject for finding in findings if finding.ok is False} == {broken}, findings

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from atropos_core import hookimpl
-from atropos_core.plugins.provider import Provider, RunContext
+from atropos_core.plugins.provider import BridgeProvider, RunContext
 
 if TYPE_CHECKING:
     from atropos_bridge_nccl.config import NcclBridgeOptions
@@ -29,8 +29,8 @@ def announces(options: NcclBridgeOptions) -> Mapping[str, Any]:
 
 
 @hookimpl
-def atropos_bridges() -> Iterable[Provider[Bridge]]:
-    yield Provider(
+def atropos_bridges() -> Iterable[BridgeProvider]:
+    yield BridgeProvider(
         name="nccl",
         summary="weights are broadcast from the trainer's memory into every engine's: NCCL between GPUs, gloo between CPUs",
         config="atropos_bridge_nccl.config:NcclBridgeOptions",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from atropos_core import hookimpl
 from atropos_core.errors import FitError
-from atropos_core.plugins.provider import Provider, RunContext
+from atropos_core.plugins.provider import RunContext, TeacherProvider
 
 if TYPE_CHECKING:
     from atropos_core.interfaces import Teacher
@@ -47,7 +47,7 @@ def holds(options: TeacherOptions, workload: Workload) -> Iterable[Holding]:
     engine = options.resolved_engine()
     context = teacher_context(options, workload.context, _directory(options.model))
     load = dataclasses.replace(workload, context=context, concurrent_rollouts=options.sequences_at_once)
-    return engine.offer.provider.holds(engine.options, load)
+    return engine.holds(load)
 
 
 def roles(options: TeacherOptions, label: str) -> Mapping[str, tuple[str, ...]]:
@@ -96,8 +96,8 @@ def _directory(reference: str) -> Path:
 
 
 @hookimpl
-def atropos_teachers() -> Iterable[Provider[Teacher]]:
-    yield Provider(
+def atropos_teachers() -> Iterable[TeacherProvider]:
+    yield TeacherProvider(
         name="distillation",
         summary="logprobs of a teacher's model, on an engine of its own or behind a server",
         config="atropos_distillation.config:TeacherOptions",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from atropos_core import hookimpl
 from atropos_core.errors import FitError
-from atropos_core.plugins.provider import Provider, RunContext
+from atropos_core.plugins.provider import RunContext, TeacherProvider
 
 if TYPE_CHECKING:
     from atropos_core.interfaces import Teacher
@@ -38,7 +38,7 @@ def holds(options: SelfOptions, workload: Workload) -> Iterable[Holding]:
     """Return the engine's memory for scoring one group at a time: it is a second copy of the policy."""
     engine, context = options.resolved_engine(), engine_context(options, workload.context)
     load = dataclasses.replace(workload, context=context, concurrent_rollouts=workload.group_size)
-    return engine.offer.provider.holds(engine.options, load)
+    return engine.holds(load)
 
 
 def roles(options: SelfOptions, label: str) -> Mapping[str, tuple[str, ...]]:
@@ -57,8 +57,8 @@ def engine_context(options: SelfOptions, context: RunContext) -> RunContext:
 
 
 @hookimpl
-def atropos_teachers() -> Iterable[Provider[Teacher]]:
-    yield Provider(
+def atropos_teachers() -> Iterable[TeacherProvider]:
+    yield TeacherProvider(
         name="self", summary="the policy itself, shown a reply that succeeded or what the environment said",
         config="atropos_distillation_self.config:SelfOptions", build=build, holds=holds, roles=roles,
     )  # fmt: skip

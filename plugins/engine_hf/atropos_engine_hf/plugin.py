@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from atropos_core import hookimpl
 from atropos_core.errors import FitError
-from atropos_core.plugins.provider import Provider, RunContext
+from atropos_core.plugins.provider import EngineProvider, RunContext
 
 if TYPE_CHECKING:
     from atropos_core.interfaces import Engine, Transport
@@ -80,8 +80,8 @@ def transports(options: HFOptions) -> frozenset[Transport]:
 
 
 @hookimpl
-def atropos_engines() -> Iterable[Provider[Engine]]:
-    yield Provider(
+def atropos_engines() -> Iterable[EngineProvider]:
+    yield EngineProvider(
         name="hf",
         summary="samples from a Hugging Face model by a batched decode loop; CPU or one GPU",
         config="atropos_engine_hf.config:HFOptions",

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from atropos_core import hookimpl
-from atropos_core.plugins.provider import Provider, RunContext
+from atropos_core.plugins.provider import EngineProvider, RunContext
 
 if TYPE_CHECKING:
     from atropos_core.interfaces import Engine, Transport
@@ -88,8 +88,8 @@ def atropos_dry_run(plan: Any, figures: Path | None) -> Iterable[str]:
 
 
 @hookimpl
-def atropos_engines() -> Iterable[Provider[Engine]]:
-    yield Provider(
+def atropos_engines() -> Iterable[EngineProvider]:
+    yield EngineProvider(
         name="vllm",
         summary="samples from a vLLM server that it starts, or attaches to; CPU, one GPU or several",
         config="atropos_engine_vllm.config:VLLMOptions",

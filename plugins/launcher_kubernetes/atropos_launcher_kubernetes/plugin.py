@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from atropos_core import hookimpl
-from atropos_core.plugins.provider import Provider, RunContext
+from atropos_core.plugins.provider import LauncherProvider, RunContext
 
 if TYPE_CHECKING:
     from atropos_core.launchers import Launcher, PlannedRun, SchedulerFiles
@@ -30,8 +30,8 @@ def render(options: KubernetesOptions, run: PlannedRun) -> SchedulerFiles | None
 
 
 @hookimpl
-def atropos_launchers() -> Iterable[Provider[Launcher]]:
-    yield Provider(
+def atropos_launchers() -> Iterable[LauncherProvider]:
+    yield LauncherProvider(
         "kubernetes",
         "Jobs of a Kubernetes cluster: their manifests, and pods that connect to the run",
         "atropos_launcher_kubernetes.config:KubernetesOptions",

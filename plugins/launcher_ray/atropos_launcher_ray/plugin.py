@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from atropos_core import hookimpl
-from atropos_core.plugins.provider import Provider, RunContext
+from atropos_core.plugins.provider import LauncherProvider, RunContext
 
 if TYPE_CHECKING:
     from atropos_core.launchers import Launcher
@@ -20,8 +20,8 @@ def build(options: RayOptions, context: RunContext) -> Launcher:
 
 
 @hookimpl
-def atropos_launchers() -> Iterable[Provider[Launcher]]:
-    yield Provider(
+def atropos_launchers() -> Iterable[LauncherProvider]:
+    yield LauncherProvider(
         "ray",
         "processes on the machines of a Ray cluster, each in an actor",
         "atropos_launcher_ray.config:RayOptions",

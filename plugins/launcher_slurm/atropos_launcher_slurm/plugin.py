@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from atropos_core import hookimpl
-from atropos_core.plugins.provider import Provider, RunContext
+from atropos_core.plugins.provider import LauncherProvider, RunContext
 
 if TYPE_CHECKING:
     from atropos_core.launchers import Launcher, PlannedRun, SchedulerFiles
@@ -29,8 +29,8 @@ def render(options: SlurmOptions, run: PlannedRun) -> SchedulerFiles | None:
 
 
 @hookimpl
-def atropos_launchers() -> Iterable[Provider[Launcher]]:
-    yield Provider(
+def atropos_launchers() -> Iterable[LauncherProvider]:
+    yield LauncherProvider(
         "slurm",
         "a job of a Slurm cluster: its batch script, and in it each process by srun",
         "atropos_launcher_slurm.config:SlurmOptions",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from atropos_core import hookimpl
 from atropos_core.errors import ConfigError
-from atropos_core.plugins.provider import NoOptions, Provider, RunContext
+from atropos_core.plugins.provider import BridgeProvider, NoOptions, Provider, RunContext, TrainerProvider
 
 if TYPE_CHECKING:
     from atropos_core.interfaces import Bridge, Environment, Trainer
@@ -61,8 +61,8 @@ def check(options: GepaOptions, workload: Workload) -> None:
 
 
 @hookimpl
-def atropos_trainers() -> Iterable[Provider[Trainer]]:
-    yield Provider(
+def atropos_trainers() -> Iterable[TrainerProvider]:
+    yield TrainerProvider(
         "gepa", "a prompt that evolves by reflection; the model stays as it is", "atropos_optimizer_gepa.config:GepaOptions",
         build_trainer, transports=lambda options: frozenset({"prompt"}), check=check,
         requires=frozenset({"torch", "transformers"}),
@@ -70,8 +70,8 @@ def atropos_trainers() -> Iterable[Provider[Trainer]]:
 
 
 @hookimpl
-def atropos_bridges() -> Iterable[Provider[Bridge]]:
-    yield Provider(
+def atropos_bridges() -> Iterable[BridgeProvider]:
+    yield BridgeProvider(
         "prompt", "the prompt of trainer 'gepa' to environments 'prompted' of this process", NoOptions, build_bridge,
         transports=lambda options: frozenset({"prompt"}),
     )  # fmt: skip

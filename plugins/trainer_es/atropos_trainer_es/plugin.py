@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from atropos_core import hookimpl
 from atropos_core.errors import ConfigError
-from atropos_core.plugins.provider import Provider, RunContext
+from atropos_core.plugins.provider import RunContext, TrainerProvider
 
 if TYPE_CHECKING:
     from atropos_core.interfaces import Trainer
@@ -52,8 +52,8 @@ def check(options: EsOptions, workload: Workload) -> None:
 
 
 @hookimpl
-def atropos_trainers() -> Iterable[Provider[Trainer]]:
-    yield Provider(
+def atropos_trainers() -> Iterable[TrainerProvider]:
+    yield TrainerProvider(
         name="es",
         summary="evolution strategies: perturbed weights and their rewards, no backward pass",
         config="atropos_trainer_es.config:EsOptions",

@@ -13,7 +13,7 @@ from atropos_core.launch.assemble import make_plan
 from atropos_core.launch.memory_plan import plan_memory, workloads
 from atropos_core.launch.model_checks import check_dtypes
 from atropos_core.models.model_size import context_tokens
-from atropos_core.plugins.provider import PROMPT_TOKENS
+from atropos_core.plugins.provider import PROMPT_TOKENS, BridgeProvider
 
 if TYPE_CHECKING:
     from atropos_core.config.run_file import RunConfig
@@ -218,11 +218,11 @@ class Fitting:
 
     def _bridges(self, way: Way) -> list[str]:
         """The run's own bridge first, then other installed ones that carry what is trained."""
-        offers = {offer.provider.name: offer for offer in self._plugins.registry.offers("bridge")}
+        providers = [offer.provider for offer in self._plugins.registry.offers("bridge")]
         carrying = [
-            name
-            for name, offer in offers.items()
-            if ("adapter" in offer.provider.transports(offer.provider.options())) == way.adapter
+            one.name
+            for one in providers
+            if isinstance(one, BridgeProvider) and ("adapter" in one.transports(one.options())) == way.adapter
         ]
         own = self._config.bridge.use
         if self._own_bridge:
@@ -244,7 +244,7 @@ class Fitting:
         made = _with(plan, context, microbatch)
         try:
             for resolved, workload in workloads(made, self._directory, self._available):
-                resolved.offer.provider.check(resolved.options, workload)
+                resolved.check(workload)
         except FitError:
             return False
         needed = plan_memory(made, self._directory, self._available).needed()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from atropos_core import hookimpl
 from atropos_core.errors import ConfigError, FitError
-from atropos_core.plugins.provider import NoOptions, Provider, RunContext
+from atropos_core.plugins.provider import NoOptions, Provider, RunContext, TrainerProvider
 from atropos_trainer_grpo.optional_packages import require
 
 if TYPE_CHECKING:
@@ -229,8 +229,8 @@ def atropos_losses() -> Iterable[Provider[Loss]]:
 
 
 @hookimpl
-def atropos_trainers() -> Iterable[Provider[Trainer]]:
-    yield Provider(
+def atropos_trainers() -> Iterable[TrainerProvider]:
+    yield TrainerProvider(
         name="grpo",
         summary="policy gradients (loss = ...) on packed sequences; AdamW with fp32 masters; whole models or LoRA",
         config="atropos_trainer_grpo.config:GrpoOptions",

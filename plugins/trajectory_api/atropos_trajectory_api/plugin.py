@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from atropos_core import hookimpl
-from atropos_core.plugins.provider import Provider, RunContext
+from atropos_core.plugins.provider import EngineProvider, RunContext
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -56,13 +56,13 @@ def _source(*given: Any, **named: Any) -> Any:
 
 
 @hookimpl
-def atropos_engines() -> Iterable[Provider[Engine]]:
-    yield Provider(
+def atropos_engines() -> Iterable[EngineProvider]:
+    yield EngineProvider(
         "remote",
         "an engine elsewhere: `atropos engine`",
         "atropos_trajectory_api.engine_http.config:RemoteEngineOptions",
         _remote,
-        _by_files,
+        transports=_by_files,
         idle=_elsewhere,
         announces=lambda options: {"engine/unknown": True},  # its precision, which a trainer may correct for
     )

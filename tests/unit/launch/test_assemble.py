@@ -21,7 +21,7 @@ from atropos_core.interfaces import Sink
 from atropos_core.launch.assemble import Plan, build, build_for_evaluation, contexts, make_plan, planned
 from atropos_core.launchers import section_of
 from atropos_core.plugins.manager import Plugins, load_plugins
-from atropos_core.plugins.provider import NoOptions, Options, Provider, ResolvedModel, RunContext
+from atropos_core.plugins.provider import KINDS, PROVIDERS, NoOptions, Options, Provider, ResolvedModel, RunContext
 from atropos_core.processes.child import Child
 from atropos_core.processes.proxies import HostedReward
 from atropos_core.training.parts import Parts
@@ -76,15 +76,22 @@ def carrying(*transports: Any) -> Callable[[Any], frozenset[Any]]:
     return lambda options: frozenset(transports)
 
 
-def offer(name: str, transports: Any = None, *, config: Any = NoOptions, make: Any = None, **fields: Any) -> Any:
+Describe = Callable[[type[Provider[Any]]], Provider[Any]]
+CLASSES = {hook.removeprefix("atropos_"): PROVIDERS.get(kind, Provider) for kind, hook in KINDS.items()}
+
+
+def offer(name: str, transports: Any = None, *, config: Any = NoOptions, make: Any = None, **fields: Any) -> Describe:
+    """Return a function that describes a component by the class of its kind."""
     transported = {"transports": transports} if transports else {}
-    return Provider(name, "", config, make or (lambda options, context: (options, context)), **transported, **fields)
+    build = make or (lambda options, context: (options, context))
+    return lambda described_by: described_by(name, "", config, build, **transported, **fields)
 
 
-def installed(**offers: list[Provider[Any]]) -> Plugins:
+def installed(**offers: list[Describe]) -> Plugins:
     words = offer("words", make=lambda options, context: Words())
     offers["environments"] = [words, *offers.get("environments", [])]
-    return load_plugins([Entry("mine", Module(**offers))])  # type: ignore[list-item]
+    providers = {hook: [describe(CLASSES[hook]) for describe in several] for hook, several in offers.items()}
+    return load_plugins([Entry("mine", Module(**providers))])  # type: ignore[list-item]
 
 
 def plan(plugins: Plugins | None = None, *, training: bool = True, **values: Any) -> Plan:
@@ -232,14 +239,9 @@ async def test_components_get_the_facts_of_trainer_and_bridge(tmp_path):
         seen.append(context.announced)
         return SayingEngine()
 
-    announced = Provider("mine", "", NoOptions, make, lambda _: frozenset({"in_process"}))
-    bridge = Provider(
-        "announcing",
-        "",
-        NoOptions,
-        lambda o, c: LocalBridge(),
-        lambda _: frozenset({"in_process"}),
-        announces=lambda _: {"port": 7},
+    announced = offer("mine", carrying("in_process"), make=make)
+    bridge = offer(
+        "announcing", carrying("in_process"), make=lambda o, c: LocalBridge(), announces=lambda _: {"port": 7}
     )
     made = plan(installed(engines=[announced], bridges=[bridge]), engine__use="mine", bridge__use="announcing")
     parts = await build(made, prepared(tmp_path))
@@ -298,8 +300,13 @@ def least_s_of(component: Any) -> float:
 
 def test_a_bridge_whose_options_are_wrong_is_not_the_one_that_is_advised():
     with pytest.raises(FitError, match="Use --bridge wire"):
-        only = {**ENDS, "bridges": [each for each in ENDS["bridges"] if each.name != "copier"]}
-        plan(installed(**only), engine__use="shm", trainer__use="shm", bridge__use="saver")
+        wire, _copier, saver, picky = ENDS["bridges"]
+        plan(
+            installed(**{**ENDS, "bridges": [wire, saver, picky]}),
+            engine__use="shm",
+            trainer__use="shm",
+            bridge__use="saver",
+        )
 
 
 def test_ends_that_no_bridge_joins_are_refused():

@@ -89,6 +89,7 @@ def test_a_plugin_that_is_whole_is_found_by_name(install: Install) -> None:
         (good("zero").replace("atropos_rewards()", "atropos_rewards(extra)"), "extra"),
         (good("zero").replace("yield Provider", "return Provider"), "must return a list of Providers"),
         (good("zero").replace("yield Provider", "yield 3, Provider"), "is not a Provider"),
+        (good("zero").replace("atropos_rewards", "atropos_engines"), "is described by a Provider"),
         (good("zero").replace("    yield Provider", "    1 / 0\n    yield Provider"), "division by zero"),
         (good("zero").replace("lambda options, context: Reward()", "build") + "\nasync def build(o, c): ...", "ordinary function"),
     ],

@@ -51,7 +51,7 @@ from pydantic import BaseModel
 from atropos_core import console, hookimpl
 from atropos_core.errors import TrainingDiverged
 from atropos_core.interfaces import Engine, ModelInfo, Trainer
-from atropos_core.plugins.provider import Options, Provider
+from atropos_core.plugins.provider import EngineProvider, Options, Provider, TrainerProvider
 from atropos_core.types import Completion
 
 
@@ -207,12 +207,12 @@ class Extension:
 
 @hookimpl
 def atropos_engines():
-    return [Provider("rigged", "", Rigged, RiggedEngine)]
+    return [EngineProvider("rigged", "", Rigged, RiggedEngine)]
 
 
 @hookimpl
 def atropos_trainers():
-    return [Provider("rigged", "", Rigged, RiggedTrainer)]
+    return [TrainerProvider("rigged", "", Rigged, RiggedTrainer)]
 
 
 @hookimpl
