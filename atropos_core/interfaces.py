@@ -100,7 +100,7 @@ class Environment(ABC):
         return talk.episode(scored if isinstance(scored, Score) else Score(scored))
 
     @cached_property
-    def room(self) -> AbstractAsyncContextManager[object]:
+    def slot(self) -> AbstractAsyncContextManager[object]:
         """A semaphore that each rollout holds while it runs, with `at_once` slots."""
         return nullcontext() if self.at_once is None else asyncio.Semaphore(self.at_once)
 

@@ -1,10 +1,10 @@
-"""Bugs planted by hand, in every room of core and in every plugin: does a test notice each of them?
+"""Bugs planted by hand, in every folder of core and in every plugin: does a test notice each of them?
 
-    python -m benchmarks.planted_bugs [ROOM ...]
+    python -m benchmarks.planted_bugs [FOLDER ...]
 
 `benchmarks/bugs/*.toml` holds them: what is wrong, the file, its text as it is and with the bug, and the tests that must
 notice. Each is planted alone, in a copy of this tree. It is an error where a bug's text does not stand in its file exactly once,
-where a room has no bug, and where a test fails without any bug. Writes benchmarks/results/planted_bugs.json: the rooms that
+where a folder has no bug, and where a test fails without any bug. Writes benchmarks/results/planted_bugs.json: the folders that
 were asked for, beside what is there of others.
 
 This process loads no module of ours until all is done: tests run in forks of it, which load the copy's.
@@ -57,7 +57,7 @@ class Bug:
     fix_of: str = ""  # the commit whose fix it takes out
 
     @property
-    def room(self) -> str:
+    def folder(self) -> str:
         """`hub`, `core` for the modules at core's root, or the plugin."""
         second = Path(self.file).parts[1]
         return "core" if second.endswith(".py") else second
@@ -71,7 +71,7 @@ def read_bugs() -> list[Bug]:
     ]
 
 
-def all_rooms() -> set[str]:
+def all_folders() -> set[str]:
     """Every folder of core that has modules, its root, every library and every plugin."""
     core = {path.parent.name for path in (ROOT / "atropos_core").glob("*/__init__.py")}
     return {"core", *core, *(path.parent.name for path in ROOT.glob("[lp]*s/*/pyproject.toml"))}
@@ -79,7 +79,7 @@ def all_rooms() -> set[str]:
 
 def wrong(bugs: list[Bug]) -> list[str]:
     """What is wrong with the bugs themselves."""
-    found = [f"{room}: no bug is planted there" for room in sorted(all_rooms() - {bug.room for bug in bugs})]
+    found = [f"{folder}: no bug is planted there" for folder in sorted(all_folders() - {bug.folder for bug in bugs})]
     for bug in bugs:
         file = ROOT / bug.file
         places = file.read_text().count(bug.old) if file.is_file() else 0
@@ -160,14 +160,14 @@ def _write(file: Path, text: str, at: float) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Are planted bugs noticed by the tests?")
-    parser.add_argument("rooms", nargs="*", metavar="ROOM", help="rooms of core or plugins; without any: all")
-    asked = set(parser.parse_args().rooms) or all_rooms()
-    if unknown := asked - all_rooms():
-        raise SystemExit(f"no room {', '.join(sorted(unknown))}; there are {', '.join(sorted(all_rooms()))}")
+    parser.add_argument("folders", nargs="*", metavar="FOLDER", help="folders of core or plugins; without any: all")
+    asked = set(parser.parse_args().folders) or all_folders()
+    if unknown := asked - all_folders():
+        raise SystemExit(f"no folder {', '.join(sorted(unknown))}; there are {', '.join(sorted(all_folders()))}")
     bugs = read_bugs()
     if errors := wrong(bugs):
         raise SystemExit("\n".join(errors))
-    bugs = [bug for bug in bugs if bug.room in asked]
+    bugs = [bug for bug in bugs if bug.folder in asked]
     machine = described()
     os.environ |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     if (triton := ROOT / ".venv-triton/bin/python").exists():  # or `make .venv-triton/stamp`
@@ -187,30 +187,31 @@ def report(machine: dict[str, Any], noticed: dict[Bug, str | None]) -> int:
     """Says and writes what was noticed. The exit code."""
     from atropos_core import console
 
-    rooms = {
-        room: {
+    folders = {
+        folder: {
             "machine": machine,
-            "caught": sum(noticed[bug] is not None for bug in noticed if bug.room == room),
-            "missed": sum(noticed[bug] is None for bug in noticed if bug.room == room),
+            "caught": sum(noticed[bug] is not None for bug in noticed if bug.folder == folder),
+            "missed": sum(noticed[bug] is None for bug in noticed if bug.folder == folder),
             "bugs": [
                 {"what": bug.what, "fix_of": bug.fix_of, "noticed_by": by}
                 for bug, by in noticed.items()
-                if bug.room == room
+                if bug.folder == folder
             ],
         }
-        for room in sorted({bug.room for bug in noticed})
+        for folder in sorted({bug.folder for bug in noticed})
     }
     missed = [bug for bug, by in noticed.items() if by is None]
     console.table(
-        ("room", "caught", "missed"), [(room, str(one["caught"]), str(one["missed"])) for room, one in rooms.items()]
+        ("folder", "caught", "missed"),
+        [(folder, str(one["caught"]), str(one["missed"])) for folder, one in folders.items()],
     )
     for bug in missed:
-        console.warn(f"{bug.room}: no test notices that {bug.what}")
+        console.warn(f"{bug.folder}: no test notices that {bug.what}")
     console.say(f"{len(noticed) - len(missed)} of {len(noticed)} planted bugs were noticed")
     file = RESULTS / "planted_bugs.json"
     before = json.loads(file.read_text()) if file.is_file() else {}
-    kept = {room: one for room, one in before.items() if room in all_rooms()}
-    file.write_text(json.dumps(dict(sorted((kept | rooms).items())), indent=1) + "\n")
+    kept = {folder: one for folder, one in before.items() if folder in all_folders()}
+    file.write_text(json.dumps(dict(sorted((kept | folders).items())), indent=1) + "\n")
     return 1 if missed else 0
 
 

@@ -85,7 +85,7 @@ def places(path: Path) -> Iterator[tuple[int, str, str]]:
 
 
 def folder_of(name: str) -> str:
-    """Return the folder that a file counts for: a plugin, a library, a room of core, else the first folder of its path."""
+    """Return the folder that a file counts for: a plugin, a library, a folder of core, else the first folder of its path."""
     parts = name.split("/")
     deep = 2 if parts[0] in ("plugins", "libs", "atropos_core", "docs") and len(parts) > 2 else 1
     return "/".join(parts[:deep]) if len(parts) > 1 else "."

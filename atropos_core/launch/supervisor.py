@@ -49,8 +49,9 @@ from atropos_core.storage.atomic import WRITABLE, size_bytes, write_whole
 from atropos_core.storage.checkpoint import Checkpoint, Checkpoints
 from atropos_core.storage.private import make_private, private_files
 from atropos_core.storage.reading import open_file
-from atropos_core.training.loop import Loop, Progress
+from atropos_core.training.loop import Loop
 from atropos_core.training.parts import Parts
+from atropos_core.training.snapshot import Progress
 from atropos_core.types import Metrics
 
 PARTS = ("checkpoints", "logs", "rollouts")  # folders of a run directory

@@ -11,7 +11,7 @@ from atropos_core.guards.opens import in_one_line
 from atropos_core.hub.hub import Hub
 from atropos_core.hub.records import Label
 from atropos_core.interfaces import Curriculum
-from atropos_core.rollouts.runner import RolloutRunner, sound
+from atropos_core.rollouts.runner import RolloutRunner, checked_group
 from atropos_core.types import Draw, Failed, Sampling, ScoredGroup
 
 ErrorT = TypeVar("ErrorT", bound=Exception)
@@ -75,7 +75,7 @@ class Producer:
         self._target = 0
         self._failed_in_a_row = 0
 
-    def want(self, groups: int) -> None:
+    def request(self, groups: int) -> None:
         """Make sure that `groups` groups wait in the hub or are being run."""
         self._target = groups
         missing = groups - len(self._hub) - len(self._running)
@@ -105,7 +105,7 @@ class Producer:
             task.add_done_callback(self._ended)
 
     async def _run_draw(self, draw: Draw, keys: list[tuple[int, ...]]) -> None:
-        group = sound(await self._runner.run(draw, keys, self._group_size, self._sampling))
+        group = checked_group(await self._runner.run(draw, keys, self._group_size, self._sampling))
         if len(group.episodes) >= self._min_group:
             self._failed_in_a_row = 0
             await self._hub.put(group, Label.of(group))

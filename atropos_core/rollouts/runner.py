@@ -51,8 +51,8 @@ class RolloutRunner:
     ) -> None:
         """`vocabulary`: number of token ids of the policy; 0: unknown."""
         self.environments = environments
-        self.waiting_for_room = 0  # rollouts whose environment runs no more at once
-        self.let_in = 0  # rollouts that began in an environment with such a bound
+        self.waiting_for_slot = 0  # rollouts whose environment runs no more at once
+        self.admitted = 0  # rollouts that began in an environment with such a bound
         self._vocabulary = vocabulary
         self._profile = profile
         self._rewards = rewards
@@ -132,13 +132,13 @@ class RolloutRunner:
     ) -> Episode | Failed:
         policy = self._policy(key, sampling)
         try:
-            async with AsyncExitStack() as room:
-                self.waiting_for_room += 1
+            async with AsyncExitStack() as slot:
+                self.waiting_for_slot += 1
                 try:
-                    await room.enter_async_context(self._room(environment))
+                    await slot.enter_async_context(self._slot(environment))
                 finally:
-                    self.waiting_for_room -= 1
-                self.let_in += environment.at_once is not None
+                    self.waiting_for_slot -= 1
+                self.admitted += environment.at_once is not None
                 with contained("rollout()"):
                     results = await within(environment.rollout(task, policy, seed=seed), self._deadline_s, "rollout()")
                 return self._checked(environment, task, results)
@@ -249,10 +249,10 @@ class RolloutRunner:
             key=key,
         )
 
-    def _room(self, environment: Environment) -> AbstractAsyncContextManager[object]:
+    def _slot(self, environment: Environment) -> AbstractAsyncContextManager[object]:
         """Return the slot for one more rollout. In a deterministic run there is no limit, since all rollouts must reach their first
         sample before any is answered."""
-        return environment.room if self._turnstile is None else nullcontext()
+        return environment.slot if self._turnstile is None else nullcontext()
 
     def _leave(self, key: ScheduleKey) -> None:
         if self._turnstile is not None:
@@ -316,18 +316,18 @@ def checked(episode: Episode | Failed, vocabulary: int = 0) -> Episode | Failed:
     return made
 
 
-def sound(group: ScoredGroup, vocabulary: int = 0) -> ScoredGroup:
+def checked_group(group: ScoredGroup, vocabulary: int = 0) -> ScoredGroup:
     """Return the group. If it must not be trained, return one whose rollouts all failed, with the cause."""
     if not group.episodes:
         return group
     try:
         check_group(group, vocabulary)
     except DataError as error:
-        return unplayed(group, error, "group")
+        return failed_group(group, error, "group")
     return group
 
 
-def unplayed(group: ScoredGroup, error: BaseException, where: str) -> ScoredGroup:
+def failed_group(group: ScoredGroup, error: BaseException, where: str) -> ScoredGroup:
     """Return a group of the same draw and task, with every rollout failed by this error."""
     failed = (*group.failed, *[failed_by(error, where)] * max(len(group.episodes), 1))
     return ScoredGroup(group.draw, group.task, (), np.zeros(0, np.float32), failed=failed)

@@ -26,7 +26,7 @@ MOST_DROPPED = 32  # untrained groups per step that are kept for its record
 
 
 @dataclass(frozen=True)
-class Lease:
+class LeasedGroup:
     """One group, leased only to this trainer. If `group.draw.id` is below 0, no curriculum drew it, and there is nothing to
     settle."""
 
@@ -67,14 +67,14 @@ class Source(ABC):
         """Open the curriculum. `state` is what `state()` returned for the checkpoint that the run resumes from."""
 
     @abstractmethod
-    def want(self, groups: int) -> None:
+    def request(self, groups: int) -> None:
         """Make sure that `groups` groups wait or are being run."""
 
     @abstractmethod
-    async def lease(self, n: int, version: int, deadline_s: float) -> list[Lease]:
+    async def lease(self, n: int, version: int, deadline_s: float) -> list[LeasedGroup]:
         """Return `n` groups, none with a token more than `max_staleness` versions behind `version`. Raises DeadlineExceeded."""
 
-    async def settle(self, outcomes: Sequence[tuple[Lease, Outcome]]) -> None:
+    async def settle(self, outcomes: Sequence[tuple[LeasedGroup, Outcome]]) -> None:
         """Report the outcome of leased groups: trained, if the update is in the trainer's memory, or deliberately dropped."""
         for lease, outcome in outcomes:
             if lease.group.draw.id >= 0:
@@ -217,21 +217,21 @@ class LocalSource(Source):
         with in_one_line("the curriculum could not open"):
             self.curriculum.open(sources)
 
-    def want(self, groups: int) -> None:
+    def request(self, groups: int) -> None:
         self._wanted = groups
-        self._producer.want(groups)
+        self._producer.request(groups)
 
-    async def lease(self, n: int, version: int, deadline_s: float) -> list[Lease]:
+    async def lease(self, n: int, version: int, deadline_s: float) -> list[LeasedGroup]:
         self._stale_in_a_row, self._version = 0, version
         batch = None
         while batch is None:
-            let_in = self._runner.let_in
+            admitted = self._runner.admitted
             try:
                 batch = await self._session.lease(BatchSize(groups=n), version, deadline_s)
             except DeadlineExceeded:
-                if not self._runner.waiting_for_room and let_in == self._runner.let_in:
+                if not self._runner.waiting_for_slot and admitted == self._runner.admitted:
                     raise  # else there are some that were let in late, or wait for others to end, which have deadlines
-        return [Lease(record.id, record.payload, record.waited_s) for record in batch]
+        return [LeasedGroup(record.id, record.payload, record.waited_s) for record in batch]
 
     async def _mark_trained(self, ids: Sequence[int]) -> None:
         self._session.trained(ids)

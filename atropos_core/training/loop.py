@@ -3,120 +3,39 @@
 from __future__ import annotations
 
 import asyncio
-import math
-from collections import Counter
-from collections.abc import Awaitable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any, TypeVar
 
-import numpy as np
-
 from atropos_core import console
-from atropos_core.advantages import is_flat
 from atropos_core.config.run_file import RunConfig
-from atropos_core.errors import Interrupted, Misaligned, NoProgress, NoSuchVersion, PluginError, RunPaused
+from atropos_core.errors import Interrupted, NoProgress, RunPaused
 from atropos_core.guards.opens import in_one_line
-from atropos_core.health.alignment import EVIDENCE_NATS, MOVED, bound_of, largest_rounding, moved_column, owner
 from atropos_core.health.rescoring import Rescoring
 from atropos_core.health.watch import Health
-from atropos_core.interfaces import ModelInfo, Outcome, SettledGroup, StepRecord
-from atropos_core.rollouts.evaluation import Evaluation, evaluate, evaluated_tasks
-from atropos_core.rollouts.policy_versions import refuse_versions_that_never_were
-from atropos_core.rollouts.producer import PATIENCE
+from atropos_core.interfaces import ModelInfo, StepRecord
 from atropos_core.rollouts.runner import RolloutRunner
-from atropos_core.rollouts.source import Lease, Source
+from atropos_core.rollouts.source import Source
 from atropos_core.storage.checkpoint import Checkpoint, Checkpoints, seconds_between, taking_up
+from atropos_core.training.alignment_check import AlignmentCheck, rescoring_difference, rescoring_gap
 from atropos_core.training.batch import to_batch
-from atropos_core.training.metrics import (
-    group_metrics,
-    rescoring_difference,
-    rescoring_gap,
-    rounding_of,
-    staleness,
-    versions,
-)
+from atropos_core.training.evaluations import Evaluations
+from atropos_core.training.gather import GatheredGroups, GroupGatherer
+from atropos_core.training.metrics import group_metrics, stage_times, staleness, step_speed
 from atropos_core.training.parts import Parts
 from atropos_core.training.probe import Probe
-from atropos_core.training.step_state import Boundary, forget_evaluations_after, take_up
-from atropos_core.types import Batch, Episode, Metrics, ScoredGroup, offsets_of
+from atropos_core.training.snapshot import Progress, Snapshot, restore_parts
+from atropos_core.types import Metrics, ScoredGroup
 
 T = TypeVar("T")
 
 KINDS_OF_FAILURE_SAID = 5  # of rollouts, in a run
-OF_EVALUATION = frozenset(
-    {*(f"evaluation.{name}" for name in ("problems", "samples", "temperature", "top_p", "top_k", "max_tokens"))}
-    | {"sampling.max_tokens", "sampling.stop"}
-)
-UNUSUAL_STEPS, UNUSUAL_S = (
-    5,
-    60.0,
-)  # a step that lasts as long as 5 of the slowest so far, and at least a minute, is shown as a wait
+# A step that lasts as long as 5 of the slowest so far, and at least a minute, is shown as a wait.
+UNUSUAL_STEPS, UNUSUAL_S = 5, 60.0
 EMPTY_STEPS = 10  # in a row, before the run says that there is nothing to learn from
-
-
-@dataclass
-class Progress:
-    """The progress of a run, saved with it."""
-
-    step: int = 0
-    version: int = 0
-    empty_steps: int = 0  # in a row
-    first: Metrics = field(default_factory=dict)  # the evaluation before the first step
-    last: Metrics = field(default_factory=dict)
-    syncs: int = 0  # how often weights were published
-    sync_s: float = 0.0  # and how long that took in all
-    published_bytes: int = 0  # on disk, for the last of them
-
-
-@dataclass
-class _Gathered:
-    """The groups that a step trains, and what happened to other draws since the last step."""
-
-    version: int  # the newest that these were sampled from
-    leases: list[Lease] = field(default_factory=list)
-    groups: list[ScoredGroup] = field(default_factory=list)  # with advantages: those that the transforms kept
-    refused: list[Lease] = field(default_factory=list)  # with versions that never existed
-    failed: Sequence[ScoredGroup] = ()
-    dropped: Mapping[str, int] = field(default_factory=dict)  # by cause, before they were leased
-    dropped_groups: Sequence[tuple[ScoredGroup, str]] = ()  # some of these, with their cause
-    dropped_by: dict[int, str] = field(default_factory=dict)  # draw id -> the transform that left it out
-
-    @property
-    def raw(self) -> list[ScoredGroup]:
-        """Return the groups as they were leased."""
-        return [lease.group for lease in self.leases]
-
-    def settled(self) -> tuple[list[ScoredGroup], list[SettledGroup]]:
-        """Return the groups that were leased or failed, and the outcome of each, and of those that were dropped before."""
-        starts = offsets_of([sum(_tokens(one) for one in group.episodes) for group in self.groups])
-        trained = {group.draw.id: (group, int(at)) for group, at in zip(self.groups, starts[:-1], strict=True)}
-        found = []
-        for group in self.raw:
-            if group.draw.id in trained:
-                kept, at = trained[group.draw.id]
-                changed = len(kept.rewards) == len(group.rewards) and (kept.rewards != group.rewards).any()
-                scored = group.rewards if changed else None
-                found.append(SettledGroup(kept, "trained", batch_start=at, scored=scored))
-            else:
-                found.append(SettledGroup(group, _outcome(group, ()), self.dropped_by.get(group.draw.id, "")))
-        found += [SettledGroup(group, "failed", "training.min_group") for group in self.failed]
-        leased_or_failed = [one.group for one in found]
-        found += [SettledGroup(lease.group, "dropped", "no_such_version") for lease in self.refused]
-        for group, cause in self.dropped_groups:
-            stale = cause == "stale"
-            found.append(
-                SettledGroup(group, "stale" if stale else "dropped", "training.max_staleness" if stale else cause)
-            )
-        return leased_or_failed, found
-
-    def worst_sequences(self, metrics: Metrics) -> dict[str, str]:
-        """Remove the worst sequences of the batch from `metrics`. Return the owner of each, by the limit that it exceeds."""
-        bounds = ("alignment/worst_fresh", "alignment/worst_stale", "alignment/worst_truncated")
-        return {of: owner(self.groups, int(metrics.pop(of))) for of in bounds if of in metrics}
 
 
 class Loop:
@@ -140,10 +59,9 @@ class Loop:
         self._parts = parts
         self._source = source
         self._runner = runner
-        self._directory = directory
         self._stop = stop
         self._settings = settings or {}
-        self._boundary = Boundary(parts, source)
+        self._snapshot = Snapshot(parts, source)
         self._failures_said: set[str] = set()
         self._probe: Probe | None = None
         self._saved_step = -1
@@ -151,10 +69,8 @@ class Loop:
         self._saved_at: float | None = None  # of the event loop's clock; None: not in this process yet
         self._saving_s = 0.0  # and how long it took
         self._engines_at = 0  # the version that the engines sample from
-        self._dtype = model.dtype
-        self._evaluated: Mapping[str, str] | None = None  # digests of the tasks that are evaluated; None: not known yet
-        self._max_diff = config.training.max_logprob_diff or largest_rounding(model.dtype)
-        self._sampling = config.sampling.record()
+        self._evaluations = Evaluations(config, parts.environments, runner, directory)
+        self._alignment = AlignmentCheck(config.training.max_logprob_diff, model.dtype, parts.trainer)
         self._profile = parts.profile
         section = config.health
         rescoring = Rescoring(
@@ -165,23 +81,24 @@ class Loop:
             deterministic=config.deterministic,
         )
         self._health = Health(section, directory, rescoring)
+        self._gatherer = GroupGatherer(config.training, parts, source, self._health, self._unless_stopped)
 
     async def run(self) -> None:
         """Run to the last step. If `stop` is set, save everything and raise Interrupted."""
         steps = self._config.training.steps
         try:
-            forget_evaluations_after(self.progress.step, self._directory)
-            self._boundary.mark(vars(self.progress))
+            self._evaluations.forget_after(self.progress.step)
+            self._snapshot.take(self.progress)
             if self.progress.step == 0 and not self.progress.first:
                 await self._first_evaluation()
-                self._boundary.mark(vars(self.progress))
+                self._snapshot.take(self.progress)
             while self.progress.step < steps:
                 if self._stop.is_set():
                     raise Interrupted("stopped")
                 began = asyncio.get_running_loop().time()
                 await console.waited(f"step {self.progress.step + 1}", self._step(), after_s=unusual_s(self._slowest_s))
                 self._slowest_s = max(self._slowest_s or 0.0, asyncio.get_running_loop().time() - began)
-                self._boundary.mark(vars(self.progress))
+                self._snapshot.take(self.progress)
                 self._health.act()
                 self._check_progress()
                 if (self._is_save_due() or self._source.commit_due) and self.progress.step < steps:
@@ -221,9 +138,9 @@ class Loop:
         began = asyncio.get_running_loop().time()
         probe = self._probe.state() if self._probe else None
         with self._profile.span("checkpoint"):
-            state = self._boundary.state() | {
+            state = self._snapshot.state() | {
                 "settings": self._settings,
-                "evaluated": await self._evaluated_tasks(),
+                "evaluated": await self._evaluations.tasks(),
                 "probe": probe,
                 "health": self._health.state(),
                 "profile": self._profile.state(),
@@ -239,10 +156,10 @@ class Loop:
         another form."""
         state: Mapping[str, Any] = checkpoint.state
         named = f"the state in {checkpoint.directory}"
-        await self._evaluated_tasks()  # of the environments: their errors are not the checkpoint's
+        await self._evaluations.tasks()  # of the environments: their errors are not the checkpoint's
         with taking_up(named):
-            self.progress = _progress(state["progress"], checkpoint.step)
-            changed = self.progress.first and await self._change_of_evaluation(state)
+            self.progress = Progress.restored(state["progress"], checkpoint.step)
+            changed = self.progress.first and await self._evaluations.changes(state, self._settings)
         if changed:
             console.warn(
                 f"{changed} since the evaluation before the first step: it is not compared with those from here on."
@@ -254,7 +171,7 @@ class Loop:
             self._health.load(state.get("health", {"checks": {}}), checkpoint.step)
             if "profile" in state:
                 self._profile.load(state["profile"])
-            take_up(self._parts, state["parts"])
+            restore_parts(self._parts, state["parts"])
         bridge = self._parts.bridge
         async with bridge.writing(self.progress.version):
             await self._parts.trainer.restore(checkpoint.policy)
@@ -266,28 +183,29 @@ class Loop:
     async def _step(self) -> None:
         """Gather, train, measure, settle, evaluate, record."""
         began = perf_counter()
-        gathered = await self._gather(self.progress.version)
+        gathered = await self._gatherer.gather(self.progress.step + 1, self.progress.version)
         ready = perf_counter()
-        metrics = group_metrics(gathered.raw, gathered.failed) | await self._train(gathered)
+        metrics = group_metrics(gathered.raw, gathered.failed) | await self._train(gathered.kept)
         worst = gathered.worst_sequences(metrics)
         await self._measure_movement(gathered.raw, metrics)
         trained = perf_counter()
-        self.progress.empty_steps = 0 if gathered.groups else self.progress.empty_steps + 1
-        dropped = await self._settle(gathered)
+        self.progress.empty_steps = 0 if gathered.kept else self.progress.empty_steps + 1
+        await self._source.settle(gathered.outcomes())
         self.progress.step += 1
         metrics |= await self._evaluation_when_due()
-        metrics |= self._figures(gathered, dropped) | _seconds(began, ready, trained, metrics)
-        metrics |= self._parts.metrics() | self._times(gathered.leases)
+        metrics |= gathered.counts() | staleness(gathered.kept, gathered.version)
+        metrics |= {"policy/version": float(self.progress.version)} | step_speed(began, ready, trained, metrics)
+        metrics |= self._parts.metrics() | stage_times(self._profile, gathered.leased)
         if self._parts.workers is not None:
             metrics |= self._parts.workers.step_ended(metrics)
         await self._look_and_record(gathered, metrics)
-        await self._check_alignment(metrics, gathered.raw, worst)
+        await self._alignment.check(self.progress.step, metrics, gathered.raw, worst)
 
-    async def _train(self, gathered: _Gathered) -> Metrics:
+    async def _train(self, groups: Sequence[ScoredGroup]) -> Metrics:
         """Update and publish; without groups, do neither."""
-        if not gathered.groups:
+        if not groups:
             return {"step/skipped": 1.0, "bridge/publish_s": 0.0, "bridge/bytes_copied": 0.0}
-        metrics = await self._update(gathered.groups, self.progress.version + 1)
+        metrics = await self._update(groups, self.progress.version + 1)
         metrics.setdefault("alignment/unchecked_share", 1.0)  # a trainer that compares nothing
         return metrics
 
@@ -306,43 +224,25 @@ class Loop:
                     gap = await rescoring_gap(raw, self._parts.engine, self._parts.trainer)
                     metrics |= {} if gap is None else {"alignment/max_abs_logprob_diff": gap}
 
-    async def _settle(self, gathered: _Gathered) -> Mapping[str, int]:
-        """Report the outcome of each group. Return how many were not trained, by cause."""
-        kept = {group.draw.id for group in gathered.groups}
-        outcomes = [(lease, _outcome(lease.group, kept)) for lease in gathered.leases]
-        await self._source.settle([*outcomes, *((lease, "dropped") for lease in gathered.refused)])
-        lost = Counter(outcome for _, outcome in outcomes if outcome != "trained")
-        return dict.fromkeys(("stale", "flat", "dropped"), 0) | lost + Counter(gathered.dropped)
-
     async def _evaluation_when_due(self) -> Metrics:
-        step, config = self.progress.step, self._config.evaluation
         metrics: Metrics = {}
-        last = step == self._config.training.steps
-        if self._evaluates and (last or (config.every and step % config.every == 0)):
-            if last and self._engines_at != self.progress.version:
+        if self._evaluations.is_due(self.progress.step):
+            is_last = self.progress.step == self._config.training.steps
+            if is_last and self._engines_at != self.progress.version:
                 await self._unless_broken(self._parts.bridge.publish(self.progress.version))
                 metrics |= await self._published()
-            with self._profile.span("evaluation", config.problems):  # a stop waits for it: the step is not done without
-                evaluation = await self._unless_broken(self._evaluate())
+            # A stop waits for it: the step is not done without.
+            with self._profile.span("evaluation", self._config.evaluation.problems):
+                evaluating = self._evaluations.run(self.progress.step, self._engines_at)
+                evaluation = await self._unless_broken(evaluating)
             metrics |= evaluation.metrics | {"eval/version": float(self._engines_at)}
             self.progress.last = evaluation.metrics
         return metrics
 
-    def _figures(self, gathered: _Gathered, dropped: Mapping[str, int]) -> Metrics:
-        refused = {"groups/no_such_version": float(len(gathered.refused))} if gathered.refused else {}
-        return {
-            "groups/trained": float(len(gathered.groups)),
-            "groups/failed": float(len(gathered.failed)),
-            **{f"groups/{cause}": float(count) for cause, count in dropped.items()},
-            **refused,
-            **staleness(gathered.groups, gathered.version),
-            "policy/version": float(self.progress.version),
-        }
-
-    async def _look_and_record(self, gathered: _Gathered, metrics: Metrics) -> None:
+    async def _look_and_record(self, gathered: GatheredGroups, metrics: Metrics) -> None:
         step, failed = self.progress.step, gathered.failed
         with self._profile.span("health"):
-            metrics |= await self._health.look(step, metrics, gathered.raw, gathered.groups, failed)
+            metrics |= await self._health.look(step, metrics, gathered.raw, gathered.kept, failed)
         self._say_new_failures([*gathered.raw, *failed])
         groups, settled = gathered.settled()
         shown = [replace(one, tools=self._runner.tools_of(one.group)) for one in settled]
@@ -360,73 +260,11 @@ class Loop:
                         "are counted, not named again)"
                     )
 
-    def _with_movement(self, batch: Batch, groups: Sequence[ScoredGroup]) -> Batch:
-        """Add how far the policy has moved since each sequence was sampled, if the probe knows."""
-        if self._probe is None:
-            return batch
-        now, moved = batch.version - 1, []
-        for group in groups:
-            for rollout in (rollout for episode in group.episodes for rollout in episode.rollouts):
-                each = [self._probe.moved(int(one), now) for one in np.unique(rollout.policy_version[rollout.sampled])]
-                known = [nats for nats in each if nats is not None]
-                moved.append(max(known, default=0.0) if len(known) == len(each) else None)
-        return replace(batch, columns={**batch.columns, MOVED: moved_column(moved)})
-
-    async def _gather(self, version: int) -> _Gathered:
-        """Return the groups of a step, of policy `version` at most."""
-        training = self._config.training
-        gathered = _Gathered(version)
-        for _ in range(1 + training.refill_rounds):
-            missing = training.groups_per_step - len(gathered.groups)
-            if missing <= 0:
-                break
-            new: list[Lease] = []
-            while len(new) < missing:
-                new += await self._lease(missing - len(new), version, gathered.refused)
-            new.sort(key=lambda lease: lease.group.draw.id)
-            gathered.leases += new
-            gathered.groups += await self._transform([lease.group for lease in new], gathered.dropped_by)
-        lost = self._source.take_lost()
-        gathered.failed, gathered.dropped, gathered.dropped_groups = lost.failed, lost.dropped, lost.dropped_groups
-        return gathered
-
-    async def _lease(self, n: int, version: int, refused: list[Lease]) -> list[Lease]:
-        """Return `n` groups. Groups with versions that never existed are added to `refused`. Engines publish before a step ends, so
-        `version` is the newest that a group leased for it can have."""
-        training, found = self._config.training, []
-        self._source.want(n + training.max_staleness * training.groups_per_step)
-        leasing = self._source.lease(n, version, 2 * training.rollout_deadline_s + 60)
-        ended = partial(self._profile.ended, "sample", "play", "score")
-        with self._profile.span("waiting", n), self._health.waiting(self.progress.step + 1, ended):
-            new = await self._unless_stopped(leasing)
-        for lease in new:
-            try:
-                refuse_versions_that_never_were(lease.group, version)
-                found.append(lease)
-            except NoSuchVersion as error:
-                refused.append(lease)
-                if len(refused) >= PATIENCE * training.groups_per_step:
-                    raise
-                console.warn(f"refused, and not trained: {error}")
-        return found
-
-    async def _transform(self, groups: Sequence[ScoredGroup], dropped_by: dict[int, str]) -> Sequence[ScoredGroup]:
-        """Return the groups that the transforms keep. For each other group, add the transform that left it out to `dropped_by`."""
-        for name, teacher in self._parts.teachers.items():
-            with self._profile.span(f"teacher.{name}", len(groups)), in_one_line(f"teacher {name!r} failed"):
-                groups = await teacher.annotate(groups)
-        for name, transform in self._parts.transforms.items():
-            with self._profile.span(f"transform.{name}", len(groups)), in_one_line(f"transform {name!r} failed"):
-                given, groups = groups, _made_by(name, await transform(groups))
-            for group in groups:
-                _check_advantages(group, name)
-            left = {group.draw.id for group in groups}
-            dropped_by |= {one.draw.id: f"transform.{name}" for one in given if one.draw.id not in left}
-        return groups
-
     async def _update(self, groups: Sequence[ScoredGroup], version: int) -> Metrics:
         with self._profile.span("packing", len(groups)):
-            batch = self._with_movement(to_batch(groups, version), groups)
+            batch = to_batch(groups, version)
+            if self._probe is not None:
+                batch = self._probe.with_movement(batch, groups)
         trainer, bridge = self._parts.trainer, self._parts.bridge
         await self._rest_engines()
         if self._probe is None:
@@ -468,16 +306,11 @@ class Loop:
 
     # -- evaluation
 
-    @property
-    def _evaluates(self) -> bool:
-        """True if there is something to evaluate: environments may only exist at remote workers."""
-        return bool(self._config.evaluation.problems and self._parts.environments)
-
     async def _first_evaluation(self) -> None:
-        if not self._evaluates:
+        if not self._evaluations.enabled:
             return
         with self._profile.span("evaluation", self._config.evaluation.problems):
-            evaluation = await self._unless_stopped(self._evaluate())
+            evaluation = await self._unless_stopped(self._evaluations.run(0, self._engines_at))
         self.progress.first = evaluation.metrics
         await self._rest_engines()
         difference = await rescoring_difference(evaluation.groups, self._parts.trainer)
@@ -490,95 +323,7 @@ class Loop:
             "tokens/s": evaluation.tokens / evaluation.seconds,
         }
         await self._record(StepRecord(0, metrics, []))
-        await self._check_alignment(metrics, evaluation.groups)
-
-    async def _evaluate(self) -> Evaluation:
-        evaluation = await evaluate(
-            self._runner, self._parts.environments, self._config.evaluation, self._sampling, seed=self._config.seed
-        )
-        self._check_one_version(evaluation.groups)
-        evaluation.write(self._directory / "rollouts" / f"eval-{self.progress.step:06d}.jsonl")
-        return evaluation
-
-    async def _evaluated_tasks(self) -> Mapping[str, str]:
-        if self._evaluated is None:
-            given = self._parts.environments if self._evaluates else {}
-            self._evaluated = await evaluated_tasks(given, self._config.evaluation)
-        return self._evaluated
-
-    async def _change_of_evaluation(self, state: Mapping[str, Any]) -> str:
-        """Say why accuracies of this run are not comparable with those before `state` was saved; "" if they are."""
-        had, now = state.get("settings") or {}, self._settings
-        for path in sorted(had.keys() | now.keys()) if had and now else ():
-            was, is_ = had.get(path), now.get(path)
-            is_new = not (path in had and path in now)  # with another version of a component
-            same = was == is_ or (_is_path(was) and _is_path(is_)) or (is_new and not path.endswith(".use"))
-            if _affects_evaluation(path) and not same:
-                return f"{path} has changed"
-        known = state.get("evaluated", {})
-        for name, digest in (await self._evaluated_tasks()).items():
-            if digest and known.get(name, digest) != digest:
-                return f"the held-out tasks of environment {name!r} have changed"
-        return ""
-
-    # -- what must hold
-
-    async def _check_alignment(
-        self, metrics: Metrics, groups: Sequence[ScoredGroup], worst: Mapping[str, str] | None = None
-    ) -> None:
-        """Raises Misaligned. `worst` names the owner of the sequence of `groups` that differs most."""
-        worst = worst or {}
-        impossible = metrics.get("alignment/impossible_nats", 0.0)
-        if not impossible <= EVIDENCE_NATS:
-            raise Misaligned(
-                f"step {self.progress.step}: {worst.get('alignment/worst_stale', 'a rollout')} has logprobs that its tokens were "
-                f"not sampled with: the trainer's own of the same tokens are {impossible:.4g} nats beyond what any earlier weights "
-                f"of this policy explain; the bound is {EVIDENCE_NATS:.3g}.",
-                remedy="Look at who sent it: another model or template behind its engine, another temperature than it says, "
-                "top_p that it does not say, or made-up numbers. Logprobs that are not known are better left out.",
-            )
-        difference = metrics.get("alignment/max_abs_logprob_diff")
-        excess = metrics.get("alignment/truncated_excess_nats", 0.0)
-        await self._allow_for_rounding(max(difference or 0.0, excess), groups)
-        if difference is not None and not difference <= self._max_diff:
-            raise Misaligned(
-                f"step {self.progress.step}: the engine does not sample from the weights that the trainer published. Their "
-                f"logprobs of the same tokens differ by up to {difference:.3g} nats; the bound is {self._max_diff:g}."
-                + (f" The most is in {where}." if (where := worst.get("alignment/worst_fresh")) else ""),
-                remedy="Look at the bridge first, and with workers elsewhere at who sent it. If the difference is rounding, raise "
-                "training.max_logprob_diff.",
-            )
-        if not excess <= self._max_diff:
-            where = worst.get("alignment/worst_truncated", "a rollout")
-            raise Misaligned(
-                f"step {self.progress.step}: {where} was not sampled from the weights that the trainer published. It was sampled with "
-                f"top_p or top_k, which only raise the logprobs of what they keep, and one of its tokens has {excess:.3g} nats less "
-                f"than the trainer's own logprob; the bound is {self._max_diff:g}.",
-                remedy="Check the bridge first; with workers elsewhere, check the worker that sent it.",
-            )
-
-    async def _allow_for_rounding(self, difference: float, groups: Sequence[ScoredGroup]) -> None:
-        """Raise the limit if it is the default and this model rounds by more. Measured only after a difference exceeded the limit."""
-        given = self._config.training.max_logprob_diff is not None
-        if given or difference <= self._max_diff or not math.isfinite(difference):
-            return
-        rounding = await rounding_of(groups, self._parts.trainer)
-        bound = bound_of(rounding, self._dtype)
-        if rounding is not None and bound > self._max_diff:
-            self._max_diff = bound
-            console.say(
-                f"step {self.progress.step}: from here on, engine and trainer may differ by {bound:.2g} nats. By measurement, "
-                f"rounding moves this model's logprobs by {rounding:.2g} (training.max_logprob_diff is not set)"
-            )
-
-    def _check_one_version(self, groups: Sequence[ScoredGroup]) -> None:
-        """Check that all tokens of an evaluation have the version that is reported with it, since nothing is published meanwhile."""
-        if found := versions(groups) - {self._engines_at}:
-            raise Misaligned(
-                f"step {self.progress.step}: an evaluation of version {self._engines_at} was sampled from version "
-                f"{', '.join(map(str, sorted(found)))} as well.",
-                remedy="The engine must mark every token with the version that was published last: look at the engine first.",
-            )
+        await self._alignment.check(0, metrics, evaluation.groups)
 
     def _check_progress(self) -> None:
         if self.progress.empty_steps < EMPTY_STEPS:
@@ -602,19 +347,6 @@ class Loop:
         finally:
             stopping.cancel()
 
-    # -- keeping count
-
-    def _times(self, leases: Sequence[Lease]) -> Metrics:
-        """Return times of stages and calls since the last step's, which therefore include its sinks and checkpoint."""
-        times = self._profile.step()
-        times["time/disk_s"] = times.get("time/checkpoint_s", 0.0) + sum(
-            spent for name, spent in times.items() if name.startswith("time/sink/")
-        )
-        waited = [lease.waited_s for lease in leases if lease.waited_s is not None]
-        if waited:
-            times |= {"time/queue_mean_s": sum(waited) / len(waited), "time/queue_max_s": max(waited)}
-        return times
-
     async def _record(self, record: StepRecord) -> None:
         trained = any(one.batch_start is not None for one in record.settled)
         for name, sink in self._parts.sinks.items():
@@ -625,77 +357,10 @@ class Loop:
                     await sink.record(record)
 
 
-def _progress(saved: Mapping[str, Any], step: int) -> Progress:
-    """Restore progress. Raises KeyError, TypeError, ValueError."""
-    made = Progress(**saved)
-    for name, usual in vars(Progress()).items():
-        values = [*value.values()] if isinstance(value := getattr(made, name), dict) else [value]
-        if isinstance(value, dict) != isinstance(usual, dict) or not all(type(one) in (int, float) for one in values):
-            raise TypeError(f"progress.{name} is {value!r:.100}")
-        if isinstance(usual, int) and (not isinstance(value, int) or value < 0):
-            raise ValueError(f"progress.{name} is {value!r:.100}")
-    if made.step != step or made.version > step:
-        raise ValueError(f"it is of step {made.step} and version {made.version}, in the checkpoint of step {step}")
-    return made
-
-
-def _made_by(transform: str, groups: object) -> Sequence[ScoredGroup]:
-    """Raises PluginError for anything but a list of groups."""
-    if not isinstance(groups, Sequence) or not all(isinstance(group, ScoredGroup) for group in groups):
-        raise PluginError(
-            f"transform {transform!r} returned {type(groups).__name__}, not a list of groups.",
-            remedy="Return the groups to be trained, or an empty list if there are none.",
-        )
-    return groups
-
-
-def _check_advantages(group: ScoredGroup, transform: str) -> None:
-    """Raises PluginError for advantages that are not [G]."""
-    if group.advantages is not None and np.shape(group.advantages) != (wanted := (len(group.episodes),)):
-        raise PluginError(
-            f"transform {transform!r} gave the group of task {group.task.id!r} advantages of shape "
-            f"{np.shape(group.advantages)}, and it has {wanted[0]} episodes.",
-            remedy=f"Give one advantage for each episode, shape {wanted}: group.with_advantages(...).",
-        )
-
-
 def unusual_s(slowest_s: float | None) -> float | None:
     """Return after how many seconds a step is shown as waited for, given the slowest step so far. None: at once, for the first step
     of a process. Each later step has a progress line."""
     return None if slowest_s is None else max(UNUSUAL_STEPS * slowest_s, UNUSUAL_S)
-
-
-def _affects_evaluation(path: str) -> bool:
-    """Return True if a setting of a run changes what its evaluations measure."""
-    section, _, name = path.partition(".")
-    if section in ("environment", "reward"):
-        return not name.endswith(".weight") or section == "reward"
-    return path in OF_EVALUATION
-
-
-def _is_path(value: Any) -> bool:
-    """True for a path: files may be moved, and changes of their contents are found by the digests of the tasks."""
-    return isinstance(value, str) and value.startswith("/") and ":" not in value
-
-
-def _tokens(episode: Episode) -> int:
-    return sum(len(rollout.tokens) for rollout in episode.rollouts)
-
-
-def _outcome(group: ScoredGroup, kept: Collection[int]) -> Outcome:
-    return "trained" if group.draw.id in kept else "flat" if is_flat(group.rewards) else "dropped"
-
-
-def _seconds(began: float, ready: float, trained: float, metrics: Metrics) -> Metrics:
-    """Return the times of a step, without its evaluation and recording."""
-    seconds = trained - began
-    return {
-        "time/step_s": seconds,
-        "time/rollouts_s": ready - began,
-        "time/training_s": trained - ready,
-        "tokens/s": metrics["tokens/sampled"] / seconds,
-        "trajectories/s": metrics["rollouts/count"] / seconds,
-    }
 
 
 async def _first(work: Awaitable[T], *breaks: asyncio.Future[Any]) -> T:

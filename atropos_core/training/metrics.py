@@ -1,75 +1,15 @@
-"""Metrics of a step, computed from its groups."""
+"""Metrics of a step: of its groups, how fast it was (tokens/s), and how long its stages took."""
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 
 import numpy as np
 
-from atropos_core.interfaces import Engine, Trainer
+from atropos_core.observe.profile import Profile
 from atropos_core.rollouts.evaluation import cut_off_lowest
-from atropos_core.types import UNKNOWN_VERSION, Floats, Metrics, Rollout, ScoredGroup
-
-RESCORED_GROUPS = 32
-PROVEN_GROUPS = 2
-
-
-async def rescoring_difference(groups: Sequence[ScoredGroup], trainer: Trainer) -> float | None:
-    """Return the largest |trainer - engine| logprob over sampled tokens of the first groups, in nats; nothing may have been trained
-    since they were sampled. Truncated rollouts are skipped: their logprobs are of another distribution. None if there are no
-    others."""
-    by_temperature: dict[float, list[Rollout]] = defaultdict(list)
-    for rollout in _rollouts(groups):
-        if rollout.logprobs is not None and not rollout.truncated:
-            by_temperature[rollout.temperature or 1.0].append(rollout)
-    differences: list[Floats] = []
-    for temperature, rollouts in by_temperature.items():
-        scores = await trainer.logprobs([rollout.tokens for rollout in rollouts], temperature)
-        for score, rollout in zip(scores, rollouts, strict=True):
-            if rollout.logprobs is not None:
-                differences.append(np.abs(score - rollout.logprobs)[rollout.sampled])
-    return float(np.concatenate(differences).max(initial=0.0)) if differences else None
-
-
-async def rounding_of(groups: Sequence[ScoredGroup], trainer: Trainer) -> float | None:
-    """Return by how many nats rounding can move a logprob of these groups, with the trainer's present weights. None if the trainer
-    cannot measure it."""
-    by_temperature: dict[float, list[Rollout]] = defaultdict(list)
-    for rollout in _rollouts(groups):
-        by_temperature[rollout.temperature or 1.0].append(rollout)
-    measured = [
-        await trainer.rounding([one.tokens for one in rollouts], temperature)
-        for temperature, rollouts in by_temperature.items()
-    ]
-    return max((one for one in measured if one is not None), default=None)
-
-
-async def rescoring_gap(groups: Sequence[ScoredGroup], engine: Engine, trainer: Trainer) -> float | None:
-    """Return the largest difference between engine and trainer when both score the same tokens now, in nats. This proves that they
-    hold the same weights if a batch has no token that was sampled with them. None if the engine cannot score."""
-    sequences = [rollout.tokens for rollout in _rollouts(groups[:PROVEN_GROUPS])]
-    if not sequences:
-        return None
-    try:
-        theirs = await engine.logprobs(sequences)
-    except NotImplementedError:
-        return None
-    ours = await trainer.logprobs(sequences)
-    differences = [np.abs(a - b).max(initial=0.0) for a, b in zip(ours, theirs, strict=True)]
-    return float(np.max(differences))
-
-
-def _rollouts(groups: Sequence[ScoredGroup]) -> list[Rollout]:
-    return [rollout for group in groups[:RESCORED_GROUPS] for one in group.episodes for rollout in one.rollouts]
-
-
-def versions(groups: Sequence[ScoredGroup]) -> set[int]:
-    """Return the known policy versions of sampled tokens."""
-    rollouts = [rollout for group in groups for one in group.episodes for rollout in one.rollouts]
-    return {int(version) for one in rollouts for version in np.unique(one.policy_version[one.sampled])} - {
-        UNKNOWN_VERSION
-    }
+from atropos_core.rollouts.source import LeasedGroup
+from atropos_core.types import UNKNOWN_VERSION, Metrics, ScoredGroup
 
 
 def staleness(groups: Sequence[ScoredGroup], version: int) -> Metrics:
@@ -109,3 +49,28 @@ def group_metrics(groups: Sequence[ScoredGroup], failed: Sequence[ScoredGroup] =
     for name in sorted({name for episode in episodes for name in episode.metrics if "/" in name}):
         metrics[name] = float(np.mean([episode.metrics[name] for episode in episodes if name in episode.metrics]))
     return metrics
+
+
+def step_speed(began: float, gathered: float, trained: float, metrics: Metrics) -> Metrics:
+    """Return tokens/s, trajectories/s and the times of a step, without its evaluation and recording. The first three arguments are
+    times of one clock."""
+    seconds = trained - began
+    return {
+        "time/step_s": seconds,
+        "time/rollouts_s": gathered - began,
+        "time/training_s": trained - gathered,
+        "tokens/s": metrics["tokens/sampled"] / seconds,
+        "trajectories/s": metrics["rollouts/count"] / seconds,
+    }
+
+
+def stage_times(profile: Profile, leased: Sequence[LeasedGroup]) -> Metrics:
+    """Return times of stages and calls since the last step's, which therefore include its sinks and checkpoint."""
+    times = profile.step()
+    times["time/disk_s"] = times.get("time/checkpoint_s", 0.0) + sum(
+        spent for name, spent in times.items() if name.startswith("time/sink/")
+    )
+    waited = [one.waited_s for one in leased if one.waited_s is not None]
+    if waited:
+        times |= {"time/queue_mean_s": sum(waited) / len(waited), "time/queue_max_s": max(waited)}
+    return times

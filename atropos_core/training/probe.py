@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from atropos_core.health.alignment import MOVED, moved_column
 from atropos_core.interfaces import Trainer
-from atropos_core.types import UNKNOWN_VERSION, Batch, Bools, Floats, Tokens
+from atropos_core.types import UNKNOWN_VERSION, Batch, Bools, Floats, ScoredGroup, Tokens
 
 PROBE_TOKENS = 256
 
@@ -66,6 +68,15 @@ class Probe:
         else:
             return None
         return float(np.max([np.abs(now - then).max(initial=0.0) for then in before]))
+
+    def with_movement(self, batch: Batch, groups: Sequence[ScoredGroup]) -> Batch:
+        """Add how far the policy has moved since each sequence was sampled, if it is known."""
+        now, moved = batch.version - 1, []
+        for rollout in (rollout for group in groups for one in group.episodes for rollout in one.rollouts):
+            each = [self.moved(int(one), now) for one in np.unique(rollout.policy_version[rollout.sampled])]
+            known = [nats for nats in each if nats is not None]
+            moved.append(max(known, default=0.0) if len(known) == len(each) else None)
+        return replace(batch, columns={**batch.columns, MOVED: moved_column(moved)})
 
     def _sampled_of(self, each: Sequence[Floats]) -> Floats:
         return np.concatenate([values[chosen] for values, chosen in zip(each, self._sampled, strict=True)])

@@ -25,7 +25,7 @@ PACKAGES = {path.parent.name: path for path in (REPOSITORY / "plugins").glob("*/
 LIBRARIES = {path.parent.name: path for path in (REPOSITORY / "libs").glob("*/atropos_*") if path.is_dir()}
 CHECKED = [CORE, *LIBRARIES.values(), *PACKAGES.values(), *REPOSITORY.glob("[lp]*s/*/tests")]
 CHECKED += [REPOSITORY / name for name in ("tests", "benchmarks", "tools")]
-DECISION = REPOSITORY / "docs/decisions/0014-rooms.md"
+DECISION = REPOSITORY / "docs/decisions/0014-folders.md"
 OF_NAMEDTUPLES = {"_make", "_replace", "_fields", "_asdict"}  # public, and named so that no field is called like them
 
 
@@ -95,13 +95,13 @@ def test_every_package_is_in_the_contracts_of_imports():
     contracts = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["tool"]["importlinter"]
     packages, libraries = ({f"atropos_{name}" for name in storey} for storey in (PACKAGES, LIBRARIES))
     assert set(contracts["root_packages"]) == packages | libraries | {"atropos_core"}
-    plugins, layers, rooms, *_ = contracts["contracts"]
+    plugins, layers, folders, *_ = contracts["contracts"]
     assert plugins["modules"] == ["*"]
     assert {re.findall(r"\w+", one)[0] for one in plugins["ignore_imports"]} == libraries | {"atropos_core"}
     assert set(re.findall(r"\w+", layers["layers"][0])) == libraries
     assert layers["layers"][1:] == ["atropos_core"]
-    # that every room and module of core is in them, the contract itself sees to: it is exhaustive
-    assert len(rooms["layers"]) == len(re.findall(r"^\| \d+ \|", DECISION.read_text(), re.M)), (
+    # that every folder and module of core is in them, the contract itself sees to: it is exhaustive
+    assert len(folders["layers"]) == len(re.findall(r"^\| \d+ \|", DECISION.read_text(), re.M)), (
         f"{DECISION} has a row for each layer"
     )
 
@@ -149,12 +149,12 @@ PLANTED = {
         "import atropos_bridge_lora.bridge",
         "atropos_bridge_ipc is not allowed to import atropos_bridge_lora",
     ),
-    "a room and one above it": (
+    "a folder and one above it": (
         "atropos_core/hub/subset_sum.py",
         "def f():\n    from atropos_core.launch import assemble",
         "atropos_core.hub is not allowed to import atropos_core.launch",
     ),
-    "the ground and a room": (
+    "the root and a folder": (
         "atropos_core/seeds.py",
         "from atropos_core.storage.atomic import sync",
         "atropos_core.seeds is not allowed to import atropos_core.storage",

@@ -122,7 +122,7 @@ def test_the_page_for_agents_is_short_and_names_files_and_hooks_that_there_are()
     page = (REPOSITORY / "AGENTS.md").read_text()
     assert 60 <= len(page.splitlines()) <= 90
     spans = re.findall(r"`([^`\n]+)`", page)
-    named = [name for name in spans if re.fullmatch(r"[\w.]+/[\w./]*", name) and not re.search("NAME|ROOM", name)]
+    named = [name for name in spans if re.fullmatch(r"[\w.]+/[\w./]*", name) and not re.search("NAME|FOLDER", name)]
     assert len(named) >= 25
     for name in named:
         assert (REPOSITORY / name).exists(), name
@@ -134,10 +134,10 @@ def test_the_page_for_agents_is_short_and_names_files_and_hooks_that_there_are()
 def test_the_map_has_every_room_of_core_and_every_library():
     page = (REPOSITORY / "docs/where-things-are.md").read_text().split("| tests |")[0]
     named = {name for row in re.findall(r"^\| (`.+?) \|", page, re.M) for name in re.findall(r"`([^`]+)`", row)}
-    rooms = {path.parent.name for path in REPOSITORY.glob("atropos_core/*/__init__.py")} - {
+    folders = {path.parent.name for path in REPOSITORY.glob("atropos_core/*/__init__.py")} - {
         "codec"
     }  # a module of the root
-    assert named == rooms | {f"libs/{path.parent.name}" for path in REPOSITORY.glob("libs/*/pyproject.toml")}
+    assert named == folders | {f"libs/{path.parent.name}" for path in REPOSITORY.glob("libs/*/pyproject.toml")}
 
 
 def test_every_file_of_the_map_is_there():

@@ -7,10 +7,10 @@ that none counts twice, workers register again, and a trainer repeats its offers
 from __future__ import annotations
 
 from atropos_trajectory_client.http import CONTENT_TYPE, DAMAGED, NOT_WANTED, OTHER_TIMELINE, Api, UnknownThere
-from atropos_trajectory_client.trainer_session import Leased, SessionSpec, TrainerSession
+from atropos_trajectory_client.trainer_session import LeaseReply, SessionSpec, TrainerSession
 from atropos_trajectory_client.worker import Assignment, Worker, WorkerSpec
 
 __all__ = [
-    "CONTENT_TYPE", "DAMAGED", "NOT_WANTED", "OTHER_TIMELINE", "Api", "Assignment", "Leased", "SessionSpec", "TrainerSession",
+    "CONTENT_TYPE", "DAMAGED", "NOT_WANTED", "OTHER_TIMELINE", "Api", "Assignment", "LeaseReply", "SessionSpec", "TrainerSession",
     "UnknownThere", "Worker", "WorkerSpec",
 ]  # fmt: skip

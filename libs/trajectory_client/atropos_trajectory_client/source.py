@@ -18,7 +18,7 @@ from atropos_core.interfaces import Curriculum, ModelInfo, TaskSource
 from atropos_core.observe.profile import Profile
 from atropos_core.rollouts.policy_versions import sampled_after, without_versions_after
 from atropos_core.rollouts.producer import PATIENCE, no_progress, refuse_no_draws
-from atropos_core.rollouts.source import Lease, Source, say_other_tasks, size_warning
+from atropos_core.rollouts.source import LeasedGroup, Source, say_other_tasks, size_warning
 from atropos_core.storage.atomic import write_whole
 from atropos_core.storage.checkpoint import taking_up
 from atropos_core.types import Draw, ScoredGroup
@@ -116,27 +116,27 @@ class ApiSource(Source):
         """Let workers sample from the engine behind this URL."""
         await self._here.add_engine(url)
 
-    def want(self, groups: int) -> None:
+    def request(self, groups: int) -> None:
         self._target = groups  # `lease` offers them
 
-    async def lease(self, n: int, version: int, deadline_s: float) -> list[Lease]:
+    async def lease(self, n: int, version: int, deadline_s: float) -> list[LeasedGroup]:
         until = time.monotonic() + deadline_s
         if self._base is None:
             self._base = version
-        leases: list[Lease] = []
+        leased: list[LeasedGroup] = []
         why: str | None = None
-        while len(leases) < n:
+        while len(leased) < n:
             left = until - time.monotonic()
             if left <= 0:
-                await self._here.give_back([lease.id for lease in leases])
+                await self._here.give_back([one.id for one in leased])
                 raise DeadlineExceeded(
-                    f"{len(leases)} of {n} groups came from {self._section.url} within {deadline_s:g} s"
+                    f"{len(leased)} of {n} groups came from {self._section.url} within {deadline_s:g} s"
                     + (f": {why}" if why else "."),
                     remedy="Is there a worker of each environment? `atropos env NAME --api URL` starts one.",
                 )
             await self._look(await self._here.fetch_environments())
-            await self._offer(self._target - len(leases))
-            answer = await self._here.lease(n - len(leases), version, min(POLL_S, left))
+            await self._offer(self._target - len(leased))
+            answer = await self._here.lease(n - len(leased), version, min(POLL_S, left))
             why = answer.why
             for group in answer.failed:
                 self._failed(group, self._open.pop(group.draw.id, None))
@@ -152,10 +152,12 @@ class ApiSource(Source):
                 if group.draw.id >= 0 and sampled_after(group, newest):
                     again.append((number, group.draw))
                 else:
-                    leases.append(Lease(number, self._taken(number, self._of_this_timeline(group, newest, version))))
+                    leased.append(
+                        LeasedGroup(number, self._taken(number, self._of_this_timeline(group, newest, version)))
+                    )
             if again:
                 await self._run_again(again)
-        return leases
+        return leased
 
     async def _mark_trained(self, ids: Sequence[int]) -> None:
         self._here.trained(ids)

@@ -39,7 +39,7 @@ class SessionSpec:
 
 
 @dataclass(frozen=True)
-class Leased:
+class LeaseReply:
     """One answer to `TrainerSession.lease`: groups or none, and the outcome of draws that will bring none."""
 
     entries: tuple[tuple[int, ScoredGroup], ...] = ()  # hub id, group
@@ -110,7 +110,7 @@ class TrainerSession:
         )
         return cls(api, spec, opened)
 
-    async def lease(self, groups: int, version: int, wait_s: float) -> Leased:
+    async def lease(self, groups: int, version: int, wait_s: float) -> LeaseReply:
         """Return `groups` groups that fit `version`, or the outcome of draws that will bring none. If neither came in `wait_s`, the
         answer is empty, with a reason. If an answer does not arrive, nothing is lost."""
         until = time.monotonic() + wait_s
@@ -186,7 +186,7 @@ class TrainerSession:
             with contextlib.suppress(AtroposError):  # a server that is away ends the session itself
                 await self.api.call("DELETE", f"/v1/sessions/{self.number}", deadline_s=2.0)
 
-    async def _take(self, found: Mapping[str, Any]) -> Leased:
+    async def _take(self, found: Mapping[str, Any]) -> LeaseReply:
         """Drop and report groups that must not be trained, which an older server may have let in."""
         self.commit_due, self._seen = found["commit_due"], found["seen"]
         entries: list[tuple[int, ScoredGroup]] = []
@@ -209,7 +209,7 @@ class TrainerSession:
         done = [group.draw.id for group in (*(group for _, group in entries), *found["failed"])]
         for number in (*done, *(number for number, _ in dropped)):
             self._reported.draws.pop(number, None)
-        return Leased(tuple(entries), tuple(found["failed"]), dropped, self.commit_due, found["why"])
+        return LeaseReply(tuple(entries), tuple(found["failed"]), dropped, self.commit_due, found["why"])
 
     async def _drop_damaged(self, damaged: Mapping[int, int]) -> list[tuple[int, str]]:
         """Return the outcome of their draws, if the server will not report it with its next answer."""

@@ -72,11 +72,11 @@ class Offering:
         return episode
 
     def rollout(self, *, at: int = 0, script: Script = FOUR, seed: int = 1) -> asyncio.Task[Episode]:
-        """As a run does it: in the room, then in its deadline."""
+        """As a run does it: in a slot, then in its deadline."""
 
         async def run() -> Episode:
             task = self.agent.tasks("train")[at]
-            async with self.agent.room:
+            async with self.agent.slot:
                 return await self.agent.rollout(task, ScriptedPolicy(script, task), seed=seed)
 
         return asyncio.create_task(run())
@@ -284,7 +284,7 @@ async def test_a_rollout_begins_once_somebody_is_there_to_take_it(made: Made) ->
         task = there.agent.tasks("train")[0]
 
         async def run() -> Episode:
-            async with there.agent.room:
+            async with there.agent.slot:
                 seen.append(time.monotonic())
                 return await asyncio.wait_for(there.agent.rollout(task, ScriptedPolicy(FOUR, task), seed=1), 20)
 

@@ -78,24 +78,24 @@ class RayProcess(StartedProcess):
             self.holder.send.remote(int(signal.SIGKILL))
 
 
-class Room:
+class Placement:
     """Resources that the cluster reserves for our processes: a placement group."""
 
     def __init__(self, group: Any) -> None:
         self._group = group
 
     @classmethod
-    async def find(cls, wanted: Sequence[RoleResources], deadline_s: float) -> Room | None:
+    async def find(cls, wanted: Sequence[RoleResources], deadline_s: float) -> Placement | None:
         """Reserve room for all of them; None if there is none in time."""
         bundles = [one.bundle() or {"CPU": 0.001} for one in wanted]
-        room = cls(await asyncio.to_thread(placement_group, bundles, strategy="PACK"))
+        placement = cls(await asyncio.to_thread(placement_group, bundles, strategy="PACK"))
         found = False
         try:
-            found = await asyncio.to_thread(room._group.wait, deadline_s)
+            found = await asyncio.to_thread(placement._group.wait, deadline_s)
         finally:
             if not found:
-                await room.remove()
-        return room if found else None
+                await placement.remove()
+        return placement if found else None
 
     def strategy(self, index: int) -> PlacementGroupSchedulingStrategy:
         """The strategy of the actor that gets the resources at this index."""
@@ -115,9 +115,9 @@ class RayLauncher(Launcher):
         self._options = options
         self._connected = False  # True if this launcher connected
         self._listener: Listener | None = None
-        self._room: Room | None = None
+        self._placement: Placement | None = None
         self._roles: list[str] = []  # in the order of its resources
-        self._worker_rooms: dict[str, list[Room]] = {}  # of the first workers, by environment
+        self._worker_placements: dict[str, list[Placement]] = {}  # of the first workers, by environment
         self._workers: RayWorkers | None = None
         self._holders: list[Any] = []
         self._processes: list[RayProcess] = []
@@ -191,21 +191,21 @@ class RayLauncher(Launcher):
         for name, one in workers.items():
             await self._require_a_machine_for(f"a worker of {name}", one, f"launcher.workers.{name}")
         self._roles = list(roles)
-        self._room = await self.find_room([self._resources(role) for role in roles])
-        if self._room is None:
+        self._placement = await self.find_placement([self._resources(role) for role in roles])
+        if self._placement is None:
             raise await self._no_room(f"{' and '.join(_says(role, self._resources(role)) for role in roles)} at once")
         for name, one in workers.items():
-            rooms = self._worker_rooms[name] = []
-            while len(rooms) < one.first:
-                if (room := await self.find_room([one])) is None:
-                    count = f"{len(rooms)} of {one.first}: " if rooms else ""
+            placements = self._worker_placements[name] = []
+            while len(placements) < one.first:
+                if (placement := await self.find_placement([one])) is None:
+                    count = f"{len(placements)} of {one.first}: " if placements else ""
                     raise await self._no_room(f"{count}{_says(f'a worker of {name}', one)} beside the others")
-                rooms.append(room)
+                placements.append(placement)
 
-    async def find_room(self, wanted: Sequence[RoleResources]) -> Room | None:
+    async def find_placement(self, wanted: Sequence[RoleResources]) -> Placement | None:
         """None if there is no room for all of them in time. Raises ProcessDied if Ray does not answer."""
         try:
-            return await Room.find(wanted, self._options.room_deadline_s)
+            return await Placement.find(wanted, self._options.room_deadline_s)
         except RayError as error:
             raise ProcessDied(f"Ray does not look for room: {_first_line(error)}") from error
 
@@ -235,7 +235,7 @@ class RayLauncher(Launcher):
         refuse(self._options.workers, run)
         if self._options.workers:
             self._workers = RayWorkers(self, run, self._options.workers, self._options.look_s)
-            await self._workers.open(self._worker_rooms)
+            await self._workers.open(self._worker_placements)
         return self._workers
 
     @property
@@ -245,12 +245,12 @@ class RayLauncher(Launcher):
         return self._listener.address.rpartition(":")[0]
 
     async def start(self, role: str, program: str, environment: Mapping[str, str], log: Path) -> RayProcess:
-        room, index = (self._room, self._roles.index(role)) if role in self._roles else (None, 0)
-        return await self.start_in(room, index, self._resources(role), role, program, environment, log)
+        placement, index = (self._placement, self._roles.index(role)) if role in self._roles else (None, 0)
+        return await self.start_in(placement, index, self._resources(role), role, program, environment, log)
 
     async def start_in(
         self,
-        room: Room | None,
+        placement: Placement | None,
         index: int,
         resources: RoleResources,
         role: str,
@@ -258,7 +258,7 @@ class RayLauncher(Launcher):
         environment: Mapping[str, str],
         log: Path,
     ) -> RayProcess:
-        """Like `start`, with the resources at this index of a room, or on any machine with such resources."""
+        """Like `start`, with the resources at this index of a placement, or on any machine with such resources."""
         assert self._listener is not None, "open() comes first"
         secret, dialled = self._listener.expect()
         bundle = resources.bundle()
@@ -267,7 +267,7 @@ class RayLauncher(Launcher):
             num_gpus=bundle.pop("GPU", 0),
             memory=bundle.pop("memory", None),
             resources=bundle,
-            scheduling_strategy=room.strategy(index) if room is not None else "DEFAULT",
+            scheduling_strategy=placement.strategy(index) if placement is not None else "DEFAULT",
             max_restarts=0,
         ).remote()  # fmt: skip
         self._holders.append(holder)
@@ -332,10 +332,13 @@ class RayLauncher(Launcher):
         if self._listener is not None:
             self._listener.close()
             self._listener = None
-        for room in (self._room, *(one for rooms in self._worker_rooms.values() for one in rooms)):
-            if room is not None:
-                await room.remove()
-        self._room, self._roles, self._worker_rooms = None, [], {}
+        for placement in (
+            self._placement,
+            *(one for placements in self._worker_placements.values() for one in placements),
+        ):
+            if placement is not None:
+                await placement.remove()
+        self._placement, self._roles, self._worker_placements = None, [], {}
         if self._connected:
             self._connected = False
             await asyncio.to_thread(ray.shutdown)

@@ -22,7 +22,7 @@ from atropos_launcher_ray.config import Workers
 from atropos_launcher_ray.scaling import Scale
 
 if TYPE_CHECKING:
-    from atropos_launcher_ray.launcher import RayLauncher, RayProcess, Room
+    from atropos_launcher_ray.launcher import Placement, RayLauncher, RayProcess
 
 SERVER = "server"  # its role
 PROGRAM = "atropos_launcher_ray.command"
@@ -62,11 +62,11 @@ def command(environment: str, workers: Workers, url: str, directory: Path) -> li
 class Worker:
     """A worker that is kept running, with its process if it has one."""
 
-    def __init__(self, environment: str, number: int, room: Room | None) -> None:
+    def __init__(self, environment: str, number: int, placement: Placement | None) -> None:
         self.environment = environment
         self.number = number
         self.role = f"worker-{environment}-{number}"
-        self.room = room
+        self.placement = placement
         self.process: RayProcess | None = None
         self.since = 0.0  # of its process
         self.leaving_since: float | None = None
@@ -102,8 +102,8 @@ class RayWorkers(RunWorkers):
         self._watch: asyncio.Task[None] | None = None
         self._step_ended_at = time.monotonic()
 
-    async def open(self, rooms: dict[str, list[Room]]) -> None:
-        """Start the server, then as many workers as there are `rooms`. Raises ProcessDied, and errors of starting."""
+    async def open(self, placements: dict[str, list[Placement]]) -> None:
+        """Start the server, then as many workers as there are `placements`. Raises ProcessDied, and errors of starting."""
         make_private(self.token_file.parent)
         write_whole(self.token_file, secrets.token_urlsafe(32) + "\n", mode=0o600)
         log, api = self._log(SERVER), self.token_file.parent
@@ -119,7 +119,7 @@ class RayWorkers(RunWorkers):
                 await asyncio.sleep(LOOK_S)
         self.url = found[1].decode()
         self._watch = asyncio.create_task(self._watch_server())
-        for name, several in rooms.items():
+        for name, several in placements.items():
             while several:
                 self._add(name, several.pop())
 
@@ -173,9 +173,9 @@ class RayWorkers(RunWorkers):
         for _ in range(wanted - len(there)):
             self._add(name, None)
 
-    def _add(self, name: str, room: Room | None) -> None:
+    def _add(self, name: str, placement: Placement | None) -> None:
         taken = {one.number for one in self._workers if one.environment == name}
-        worker = Worker(name, next(n for n in range(1, len(taken) + 2) if n not in taken), room)
+        worker = Worker(name, next(n for n in range(1, len(taken) + 2) if n not in taken), placement)
         self._workers.add(worker)
         worker.task = asyncio.create_task(self._keep(worker))
         worker.task.add_done_callback(lambda task: self._ended(worker, task))
@@ -190,11 +190,11 @@ class RayWorkers(RunWorkers):
         short = 0
         try:
             while worker.leaving_since is None:
-                worker.room = worker.room or await self._find_room(worker)
+                worker.placement = worker.placement or await self._find_placement(worker)
                 began = time.monotonic()
-                how = await self._run(worker, worker.room)
-                room, worker.room = worker.room, None
-                await room.remove()
+                how = await self._run(worker, worker.placement)
+                placement, worker.placement = worker.placement, None
+                await placement.remove()
                 if worker.leaving_since is not None:
                     return
                 short = short + 1 if time.monotonic() - began < SHORT_S else 0
@@ -204,15 +204,17 @@ class RayWorkers(RunWorkers):
                 if short:
                     await asyncio.sleep(AGAIN_S)
         finally:
-            if worker.room is not None:
-                await worker.room.remove()
+            if worker.placement is not None:
+                await worker.placement.remove()
 
-    async def _run(self, worker: Worker, room: Room) -> str:
+    async def _run(self, worker: Worker, placement: Placement) -> str:
         """Run it, and return how it ended."""
         options, log = self._options[worker.environment], self._log(worker.role)
         arguments = command(worker.environment, options, self.url, self._directory)
         try:
-            process = await self._launcher.start_in(room, 0, options, worker.role, PROGRAM, variables(arguments), log)
+            process = await self._launcher.start_in(
+                placement, 0, options, worker.role, PROGRAM, variables(arguments), log
+            )
         except AtroposError as error:  # its machine was lost meanwhile, or it cannot start there
             return Exception.__str__(error).rstrip(".")
         worker.process, worker.since = process, time.monotonic()
@@ -226,13 +228,13 @@ class RayWorkers(RunWorkers):
             worker.process = None
             self._launcher.release(process)
 
-    async def _find_room(self, worker: Worker) -> Room:
+    async def _find_placement(self, worker: Worker) -> Placement:
         said = False
-        while (room := await self._launcher.find_room([self._options[worker.environment]])) is None:
+        while (placement := await self._launcher.find_placement([self._options[worker.environment]])) is None:
             if not said:
                 said = True
                 console.warn(f"the cluster has no room for {worker.role} at present: it starts once there is")
-        return room
+        return placement
 
     async def _watch_server(self) -> None:
         assert self._server is not None, "it was started before"

@@ -95,7 +95,7 @@ async def play(worker: Worker, n: int, *, version: int = 0) -> list[Draw]:
 
 async def test_what_is_wanted_is_offered_run_and_leased(server, tmp_path):
     async with worker(server) as one, run(server, tmp_path) as here:
-        here.source.want(3)
+        here.source.request(3)
         running = asyncio.create_task(play(one, 3))
         assert sorted(await here.lease(3)) == [0, 1, 2]
         await running
@@ -108,7 +108,7 @@ async def test_what_is_wanted_is_offered_run_and_leased(server, tmp_path):
 
 async def test_a_draw_whose_rollouts_all_failed_is_settled_reported_and_replaced(server, tmp_path):
     async with worker(server) as one, run(server, tmp_path) as here:
-        here.source.want(2)
+        here.source.request(2)
         leasing = asyncio.create_task(here.lease(2))
         first, second = (await one.draws(2, 10.0)).draws
         await one.failed(failed(first))
@@ -121,7 +121,7 @@ async def test_a_draw_whose_rollouts_all_failed_is_settled_reported_and_replaced
 
 async def test_failures_without_end_end_the_run_with_their_cause(server, tmp_path):
     async with worker(server) as one, run(server, tmp_path) as here:
-        here.source.want(1)
+        here.source.request(1)
         leasing = asyncio.create_task(here.lease(1))
         for _ in range(PATIENCE):
             [draw] = (await one.draws(1, 10.0)).draws
@@ -133,7 +133,7 @@ async def test_failures_without_end_end_the_run_with_their_cause(server, tmp_pat
 async def test_what_grew_stale_is_settled_counted_and_replaced(server, tmp_path):
     async with worker(server) as one, run(server, tmp_path, staleness=1) as here:
         await here.source.publish(1)
-        here.source.want(2)
+        here.source.request(2)
         leasing = asyncio.create_task(here.lease(1, version=1))
         await play(one, 2, version=1)
         await leasing
@@ -150,7 +150,7 @@ async def test_what_grew_stale_is_settled_counted_and_replaced(server, tmp_path)
 async def test_groups_that_came_while_the_run_was_dead_are_taken_up_and_none_is_drawn_twice(server, tmp_path):
     async with worker(server) as one:
         async with run(server, tmp_path) as before:
-            before.source.want(4)
+            before.source.request(4)
             running = asyncio.create_task(play(one, 4))
             await before.lease(2)
             await running
@@ -158,7 +158,7 @@ async def test_groups_that_came_while_the_run_was_dead_are_taken_up_and_none_is_
             saved = before.source.state(), before.curriculum.state()  # the commit never arrives
         async with run(server, tmp_path, state=saved[0]) as after:
             after.curriculum.load(saved[1])
-            after.source.want(3)
+            after.source.request(3)
             running = asyncio.create_task(play(one, 1))
             assert sorted(await after.lease(3)) == [2, 3, 4], "0 and 1 are in the checkpoint"
             assert [draw.id for draw in await running] == [4], "2 and 3 were there"
@@ -170,13 +170,13 @@ async def test_draws_that_are_newer_than_the_checkpoint_are_recognised(server, t
     async with worker(server) as one:
         async with run(server, tmp_path) as before:
             saved = before.source.state(), before.curriculum.state()  # nothing is drawn yet
-            before.source.want(2)
+            before.source.request(2)
             leasing = asyncio.create_task(before.lease(2))
             await play(one, 2)
             await leasing
         async with run(server, tmp_path, state=saved[0]) as after:
             after.curriculum.load(saved[1])
-            after.source.want(2)
+            after.source.request(2)
             assert sorted(await after.lease(2)) == [0, 1]
             assert after.unsettled() == [0, 1]
 
@@ -184,14 +184,14 @@ async def test_draws_that_are_newer_than_the_checkpoint_are_recognised(server, t
 async def test_an_environment_without_a_worker_holds_nothing_up(server, tmp_path):
     async with worker(server, "words") as words:
         async with worker(server, "sums"), run(server, tmp_path) as here:
-            here.source.want(8)
+            here.source.request(8)
             with pytest.raises(DeadlineExceeded, match="0 of 8 groups"):
                 await here.lease(8, deadline_s=0.5)
             open_sums = len([fields for fields in here.curriculum.state()["unsettled"] if fields[1] == "sums"])
             assert 0 < open_sums < 8
         (tmp_path / "other").mkdir()
         async with run(server, tmp_path / "other") as here:  # only of "words"
-            here.source.want(4)
+            here.source.request(4)
             running = asyncio.create_task(play(words, 4))
             assert len(await here.lease(4)) == 4
             await running
@@ -199,12 +199,12 @@ async def test_an_environment_without_a_worker_holds_nothing_up(server, tmp_path
 
 async def test_an_environment_that_comes_later_is_drawn_as_well(server, tmp_path):
     async with worker(server, "words") as words, run(server, tmp_path) as here:
-        here.source.want(1)
+        here.source.request(1)
         running = asyncio.create_task(play(words, 1))
         await here.lease(1)
         await running
         async with worker(server, "sums") as sums:
-            here.source.want(8)
+            here.source.request(8)
             leasing = asyncio.create_task(here.lease(2))
             await asyncio.gather(play(words, 1), play(sums, 1))
             await leasing
@@ -263,7 +263,7 @@ async def step(here: Run, now: dict[str, int], version: int) -> list[int]:
     """One of the loop's, at max_staleness 0: what it leased."""
     now["version"] = version
     await here.source.publish(version)
-    here.source.want(8)
+    here.source.request(8)
     ids = await here.lease(8, version)
     await here.train()
     return ids
@@ -294,7 +294,7 @@ async def test_what_was_sampled_after_the_checkpoint_that_a_run_resumes_from_is_
 async def test_a_token_of_a_version_that_nobody_had_yet_is_run_again(server, tmp_path):
     async with worker(server) as one, run(server, tmp_path) as here:
         await here.source.publish(4)
-        here.source.want(1)
+        here.source.request(1)
         leasing = asyncio.create_task(here.lease(1, version=3))
         await play(one, 1, version=4)
         await play(one, 1, version=3)
@@ -328,7 +328,7 @@ async def test_a_version_that_this_session_heard_of_only_as_lost_is_unknown(serv
 async def test_a_run_that_resumes_before_its_workers_waits_for_them(server, tmp_path):
     async with worker(server) as one, run(server, tmp_path) as before:
         saved = before.source.state(), before.curriculum.state()
-        before.source.want(2)
+        before.source.request(2)
         running = asyncio.create_task(play(one, 2))
         await before.lease(2)
         await running
@@ -339,7 +339,7 @@ async def test_a_run_that_resumes_before_its_workers_waits_for_them(server, tmp_
     assert not done, "two groups that a worker sent do not make a worker"
     async with worker(server):
         await opening
-        after.source.want(2)
+        after.source.request(2)
         assert sorted(await after.lease(2)) == [0, 1]
         await after.source.close()
 
@@ -347,20 +347,20 @@ async def test_a_run_that_resumes_before_its_workers_waits_for_them(server, tmp_
 async def test_groups_that_are_leased_before_their_draws_are_drawn_are_not_waited_for(server, tmp_path):
     async with worker(server) as one, run(server, tmp_path) as before:
         saved = before.source.state(), before.curriculum.state()
-        before.source.want(4)
+        before.source.request(4)
         running = asyncio.create_task(play(one, 4))
         await before.lease(4)
         await running
     await asyncio.to_thread(send_old_group, server)
     async with run(server, tmp_path, state=saved[0]) as after:  # an old environment is there, the worker is not yet
         after.curriculum.load(saved[1])
-        after.source.want(4)
+        after.source.request(4)
         assert all(id < 0 for id in await after.lease(4))
         await after.train()
         resaved = after.source.state(), after.curriculum.state()
     async with run(server, tmp_path, state=resaved[0]) as again, worker(server) as one:
         again.curriculum.load(resaved[1])
-        again.source.want(4)
+        again.source.request(4)
         running = asyncio.create_task(play(one, 3))
         assert sorted(await again.lease(4))[1:] == [4, 5, 6], "0 to 3 are trained"
         await running
@@ -372,7 +372,7 @@ async def test_late_groups_of_a_second_environment_are_known_by_their_draws(serv
     async with worker(server, "words") as words, worker(server, "sums") as sums:
         async with run(server, tmp_path) as before:
             saved = before.source.state(), before.curriculum.state()
-            before.source.want(16)
+            before.source.request(16)
             leasing = asyncio.create_task(before.lease(16))
             taken = [list((await one.draws(16, 10.0)).draws) for one in (words, sums)]
             for draw in taken[0]:
@@ -392,12 +392,12 @@ async def test_a_second_run_of_the_same_seed_gets_nothing_that_was_run_for_the_f
     (tmp_path / "second").mkdir()
     async with worker(server) as one:
         async with run(server, tmp_path, staleness=0) as first:
-            first.source.want(2)
+            first.source.request(2)
             leasing = asyncio.create_task(first.lease(2, 40))
             draws = (await one.draws(2, 10.0)).draws
             leasing.cancel()
         async with run(server, tmp_path / "second", staleness=0) as second:
-            second.source.want(2)
+            second.source.request(2)
             leasing = asyncio.create_task(second.lease(2))
             await asyncio.sleep(0.3)  # they are offered
             assert [await one.put(group_of(draw, version=0), deadline_s=10) for draw in draws] == [None, None]

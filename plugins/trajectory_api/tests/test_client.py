@@ -17,7 +17,7 @@ import pytest
 
 from atropos_core.errors import AccessRefused, ApiError, DataError, HubFull, LeaseLost, TokenizerMismatch, TooLarge
 from atropos_core.types import Draw
-from atropos_trajectory_client.client import Api, Leased, SessionSpec, TrainerSession, Worker, WorkerSpec
+from atropos_trajectory_client.client import Api, LeaseReply, SessionSpec, TrainerSession, Worker, WorkerSpec
 from atropos_trajectory_client.http import in_background
 from plugins.trajectory_api.tests.sent_groups import SAMPLING, VOCABULARY, Server, drawn, group_of, serving
 
@@ -44,7 +44,7 @@ async def opened(server: Server, **changes: Any) -> AsyncIterator[tuple[TrainerS
         await api.close()
 
 
-async def leased(trainer: TrainerSession, groups: int, wait_s: float = 20.0) -> Leased:
+async def leased(trainer: TrainerSession, groups: int, wait_s: float = 20.0) -> LeaseReply:
     answer = await trainer.lease(groups, 0, wait_s)
     assert len(answer.entries) == groups, answer
     return answer

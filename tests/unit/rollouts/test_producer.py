@@ -87,7 +87,7 @@ async def settle() -> None:
 async def test_what_is_wanted_is_run_at_once_and_lies_in_the_hub():
     scene = Scene()
     scene.gate.clear()
-    scene.producer.want(3)
+    scene.producer.request(3)
     await settle()
     assert scene.running == 6, "three groups of two"
     scene.gate.set()
@@ -98,25 +98,25 @@ async def test_what_is_wanted_is_run_at_once_and_lies_in_the_hub():
 async def test_wanting_the_same_again_runs_nothing_new():
     scene = Scene()
     scene.gate.clear()
-    scene.producer.want(2)
+    scene.producer.request(2)
     await settle()
-    scene.producer.want(2)
-    scene.producer.want(1)
+    scene.producer.request(2)
+    scene.producer.request(1)
     await settle()
     assert scene.running == 4
     scene.gate.set()
     await settle()
-    scene.producer.want(2)
+    scene.producer.request(2)
     await settle()
     assert len(scene.hub) == 2, "groups that wait in the hub count"
-    scene.producer.want(3)
+    scene.producer.request(3)
     assert await scene.lease(3) == [0, 1, 2]
     await scene.producer.stop()
 
 
 async def test_a_group_that_failed_is_reported_and_another_is_drawn():
     scene = Scene(lambda number: 1 / 0 if number in (0, 2) else None)
-    scene.producer.want(3)
+    scene.producer.request(3)
     assert await scene.lease(3) == [1, 3, 4]
     assert [group.draw.id for group in scene.failed] == [0, 2]
     assert scene.unsettled() == [0, 1, 2, 3, 4], "whoever hears of it settles it"
@@ -132,21 +132,21 @@ async def test_a_group_with_fewer_episodes_than_min_group_failed():
             raise KeyError("one of its two rollouts")
 
     scene = Scene(how, min_group=2)
-    scene.producer.want(2)
+    scene.producer.request(2)
     assert await scene.lease(2) == [1, 2]
     assert [len(group.episodes) for group in scene.failed] == [1]
     await scene.producer.stop()
 
     runs.clear()
     lenient = Scene(how, min_group=1)
-    lenient.producer.want(2)
+    lenient.producer.request(2)
     assert await lenient.lease(2) == [0, 1]
     await lenient.producer.stop()
 
 
 async def test_failures_without_end_break_the_producer_with_the_cause_and_its_trace():
     scene = Scene(always(KeyError("no such column")))
-    scene.producer.want(2)
+    scene.producer.request(2)
     with pytest.raises(NoProgress) as caught:
         await asyncio.wait_for(scene.producer.broken, 5)
     text = str(caught.value)
@@ -167,11 +167,11 @@ async def test_a_success_now_and_then_is_progress():
             raise KeyError("three of four")
 
     scene = Scene(how)
-    scene.producer.want(1)
+    scene.producer.request(1)
     for _ in range(8):
         [entry] = await scene.session.lease(BatchSize(groups=1), 0, 5)
         scene.session.trained([entry.id])
-        scene.producer.want(1)
+        scene.producer.request(1)
     assert not scene.producer.broken.done()
     assert len(scene.failed) > PATIENCE
     await scene.producer.stop()
@@ -179,7 +179,7 @@ async def test_a_success_now_and_then_is_progress():
 
 async def test_a_process_that_died_breaks_the_producer_at_once():
     scene = Scene(always(ProcessDied("the engine is gone")))
-    scene.producer.want(1)
+    scene.producer.request(1)
     with pytest.raises(ProcessDied, match="the engine is gone"):
         await asyncio.wait_for(scene.producer.broken, 5)
     assert scene.failed == []
@@ -188,7 +188,7 @@ async def test_a_process_that_died_breaks_the_producer_at_once():
 
 async def test_a_group_too_large_for_the_hub_breaks_the_producer_by_name():
     scene = Scene(size_bytes=1000)
-    scene.producer.want(1)
+    scene.producer.request(1)
     with pytest.raises(DataError, match="more than the whole hub"):
         await asyncio.wait_for(scene.producer.broken, 5)
     await scene.producer.stop()
@@ -196,7 +196,7 @@ async def test_a_group_too_large_for_the_hub_breaks_the_producer_by_name():
 
 async def test_a_hub_that_closes_under_a_waiting_group_is_no_surprise_to_stop():
     scene = Scene(size_bytes=6000)  # room for one group
-    scene.producer.want(2)
+    scene.producer.request(2)
     await settle()
     scene.hub.stop()
     with pytest.raises(HubClosed):
@@ -206,9 +206,9 @@ async def test_a_hub_that_closes_under_a_waiting_group_is_no_surprise_to_stop():
 
 async def test_groups_that_wait_for_room_count_as_being_run():
     scene = Scene(size_bytes=6000)
-    scene.producer.want(2)
+    scene.producer.request(2)
     await settle()
-    scene.producer.want(2)
+    scene.producer.request(2)
     await settle()
     assert (len(scene.hub), scene.unsettled()) == (1, [0, 1]), "no third draw"
     await scene.producer.stop()
@@ -217,7 +217,7 @@ async def test_groups_that_wait_for_room_count_as_being_run():
 async def test_stopping_cancels_what_is_run_and_leaves_its_draws_open_for_a_resumed_run():
     scene = Scene()
     scene.gate.clear()
-    scene.producer.want(2)
+    scene.producer.request(2)
     await settle()
     await scene.producer.stop()
     assert scene.running == 0
@@ -233,6 +233,6 @@ async def test_a_rollout_cancelled_from_inside_does_not_make_its_group_vanish():
         await helper
 
     scene = Scene(lambda number: cancels_itself() if number == 0 else None)
-    scene.producer.want(1)
+    scene.producer.request(1)
     assert await scene.lease(1) == [1], "the first one failed, and was replaced"
     await scene.producer.stop()

@@ -19,7 +19,7 @@ from atropos_core.errors import DataError, DeadlineExceeded, EventLoopBlocked, P
 from atropos_core.guards.deadlines import within
 from atropos_core.interfaces import Engine, Environment
 from atropos_core.rollouts.replies import whole_reply
-from atropos_core.rollouts.runner import RolloutRunner, WeightedReward, sound
+from atropos_core.rollouts.runner import RolloutRunner, WeightedReward, checked_group
 from atropos_core.rollouts.tokenizer import ChatTokenizer
 from atropos_core.seeds import derive
 from atropos_core.types import ABSTAINED, Episode, Failed, Sampling, ScoredGroup, Task
@@ -488,7 +488,7 @@ async def test_an_episode_that_must_not_be_trained_fails_alone_and_by_name(wrong
     group = await made.run(draw(3), made.schedule_keys(draw(3), 2), 2, Sampling())
     if wrong == "greedy tokens that are trained":  # an evaluation may be: the run's producer looks as well
         assert group.failed == ()
-        group = sound(group)
+        group = checked_group(group)
         assert group.episodes == ()
     else:
         assert len(group.episodes) == 1

@@ -36,7 +36,7 @@ async def source_of(at_once: int | None) -> AsyncIterator[LocalSource]:
     source = LocalSource(run, rollout_runner(Slow(at_once)), OrderedCurriculum(1, shuffled=True))
     await source.open(None)
     try:
-        source.want(4)
+        source.request(4)
         yield source
     finally:
         await source.stop()

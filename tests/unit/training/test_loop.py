@@ -15,6 +15,7 @@ import pytest
 from atropos_core.errors import Interrupted, Misaligned, NoProgress, NoSuchVersion
 from atropos_core.interfaces import Transform
 from atropos_core.storage.checkpoint import seconds_between
+from atropos_core.training.alignment_check import AlignmentCheck
 from atropos_core.training.loop import unusual_s
 from atropos_core.training.metrics import staleness
 from atropos_core.types import UNKNOWN_VERSION, Completion, ScoredGroup
@@ -158,11 +159,7 @@ def test_a_difference_that_the_models_own_rounding_explains_ends_no_run(
 
     async def main() -> None:
         one = life(weather(), tmp_path)
-        config, loop = one.loop._config, one.loop
-        loop._config = config.model_copy(
-            update={"training": config.training.model_copy(update={"max_logprob_diff": given})}
-        )
-        loop._dtype, loop._max_diff = "float32", given or 1e-4  # of numbers, which have no type
+        one.loop._alignment = AlignmentCheck(given, "float32", one.trainer)  # numbers have no type of their own
         step = one.trainer.step
 
         async def tells(*arguments: Any) -> dict[str, float]:

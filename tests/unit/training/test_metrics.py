@@ -12,7 +12,8 @@ from atropos_core.builtin.config import ToyTrainerOptions
 from atropos_core.builtin.plugin import TOY_MODEL
 from atropos_core.builtin.toy import ToyTrainer
 from atropos_core.plugins.provider import RunContext
-from atropos_core.training.metrics import group_metrics, rescoring_difference
+from atropos_core.training.alignment_check import rescoring_difference
+from atropos_core.training.metrics import group_metrics
 from atropos_core.types import Rollout, ScoredGroup
 from tests.unit.parts import TOKENIZER, episode, group, rollout
 

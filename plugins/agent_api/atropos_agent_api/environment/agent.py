@@ -128,11 +128,11 @@ class Agent(Environment):
         external.announce(self._server.url)
 
     @cached_property
-    def room(self) -> AbstractAsyncContextManager[object]:
+    def slot(self) -> AbstractAsyncContextManager[object]:
         """If programs elsewhere take episodes, a rollout begins only when one is waiting for it."""
         if self._external is None:
-            return super().room
-        return self._external.offers.room(self._options.concurrency)
+            return super().slot
+        return self._external.offers.slot(self._options.concurrency)
 
     @property
     def _external(self) -> ExternalSandbox | None:

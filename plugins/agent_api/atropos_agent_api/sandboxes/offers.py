@@ -68,7 +68,7 @@ class _Taker:
     """One open request for an episode."""
 
     got: asyncio.Future[Offer | None]  # None: there will be none
-    has_let_in: bool = False
+    has_admitted: bool = False
 
 
 class Offers:
@@ -129,21 +129,21 @@ class Offers:
 
     # -- rollouts
 
-    def room(self, at_once: int) -> AbstractAsyncContextManager[object]:
+    def slot(self, at_once: int) -> AbstractAsyncContextManager[object]:
         """Room for `at_once` running rollouts. Each rollout begins when a program is waiting for it."""
         return _Room(self, asyncio.Semaphore(at_once))
 
     async def taker(self) -> None:
         """Wait until a program can take one more episode. Raises DeadlineExceeded."""
-        let_in: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        admitted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._seen_at = self._seen_at or asyncio.get_running_loop().time()
-        self._rollouts.append(let_in)
+        self._rollouts.append(admitted)
         self._match()
         try:
-            await self._patiently(let_in)
+            await self._patiently(admitted)
         finally:
-            if not let_in.done():
-                self._rollouts.remove(let_in)
+            if not admitted.done():
+                self._rollouts.remove(admitted)
 
     async def end_of(self, offer: Offer) -> Exit:
         """Offer the episode, and wait for its end. Raises DeadlineExceeded if no program takes it, SandboxError if there will be no
@@ -179,8 +179,8 @@ class Offers:
         while self._offered and self._takers:
             self._take(self._offered.popleft(), self._takers.popleft())
         for taker in self._takers:
-            if not taker.has_let_in and self._rollouts:
-                taker.has_let_in = True
+            if not taker.has_admitted and self._rollouts:
+                taker.has_admitted = True
                 self._rollouts.popleft().set_result(None)
 
     def _take(self, offer: Offer, taker: _Taker) -> None:

@@ -4,19 +4,48 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any
 
 from atropos_core import console
 from atropos_core.errors import CheckpointError
 from atropos_core.interfaces import Marked
 from atropos_core.rollouts.source import Source
-from atropos_core.storage.atomic import unwritable
-from atropos_core.storage.reading import numbered
 from atropos_core.training.parts import Parts
+from atropos_core.types import Metrics
 
 
-class Boundary:
+@dataclass
+class Progress:
+    """The progress of a run, saved with it."""
+
+    step: int = 0
+    version: int = 0
+    empty_steps: int = 0  # in a row
+    first: Metrics = field(default_factory=dict)  # the evaluation before the first step
+    last: Metrics = field(default_factory=dict)
+    syncs: int = 0  # how often weights were published
+    sync_s: float = 0.0  # and how long that took in all
+    published_bytes: int = 0  # on disk, for the last of them
+
+    @classmethod
+    def restored(cls, saved: Mapping[str, Any], step: int) -> Progress:
+        """Return the progress of the checkpoint of `step`. Raises KeyError, TypeError, ValueError."""
+        made = cls(**saved)
+        for name, usual in vars(cls()).items():
+            values = [*value.values()] if isinstance(value := getattr(made, name), dict) else [value]
+            if isinstance(value, dict) != isinstance(usual, dict) or not all(
+                type(one) in (int, float) for one in values
+            ):
+                raise TypeError(f"progress.{name} is {value!r:.100}")
+            if isinstance(usual, int) and (not isinstance(value, int) or value < 0):
+                raise ValueError(f"progress.{name} is {value!r:.100}")
+        if made.step != step or made.version > step:
+            raise ValueError(f"it is of step {made.step} and version {made.version}, in the checkpoint of step {step}")
+        return made
+
+
+class Snapshot:
     """The state that belongs to the present weights. A stop may find the next step half done: some groups are settled, and running
     statistics include them. That step is run again after the resume, so none of it may be in the checkpoint. Sinks give their
     state when it is saved, because they learn of a step only at its end. So do parts that mark the end of a step themselves."""
@@ -26,7 +55,7 @@ class Boundary:
         self._source = source
         self._text = ""  # serialised, because components may keep changing the objects that they return
 
-    def mark(self, progress: Mapping[str, Any]) -> None:
+    def take(self, progress: Progress) -> None:
         """Remember the state: a step has ended, or none has begun."""
         states = {}
         for label, part in self._parts.stateful().items():
@@ -34,10 +63,10 @@ class Boundary:
                 part.mark()
             elif not _is_sink(label):
                 states[label] = part.state()
-        self._text = json.dumps({"progress": progress, "source": self._source.state(), "parts": states})
+        self._text = json.dumps({"progress": vars(progress), "source": self._source.state(), "parts": states})
 
     def state(self) -> dict[str, Any]:
-        """Return the state that was marked."""
+        """Return the state that was taken."""
         state: dict[str, Any] = json.loads(self._text)
         for label, part in self._parts.stateful().items():
             if isinstance(part, Marked):
@@ -47,7 +76,7 @@ class Boundary:
         return state
 
 
-def take_up(parts: Parts, states: Mapping[str, Any]) -> None:
+def restore_parts(parts: Parts, states: Mapping[str, Any]) -> None:
     """Restore the state of each part. Raises CheckpointError if a part cannot take it."""
     stateful = parts.stateful()
     for label in sorted(states.keys() - stateful.keys()):
@@ -63,16 +92,6 @@ def take_up(parts: Parts, states: Mapping[str, Any]) -> None:
                 f"{label} cannot take up its state from the checkpoint: {type(error).__name__}: {error}",
                 remedy="Resume with the components and options that the run had, or start a new run.",
             ) from error
-
-
-def forget_evaluations_after(step: int, directory: Path) -> None:
-    """Remove what a run that died wrote after its last checkpoint. Raises RunDirectoryError."""
-    for evaluated, path in numbered(directory / "rollouts", "eval-", ".jsonl"):
-        if evaluated > step:
-            try:
-                path.unlink()
-            except OSError as error:
-                raise unwritable(path, error) from error
 
 
 def _is_sink(label: str) -> bool:

@@ -6,7 +6,7 @@ import json
 from types import SimpleNamespace
 from typing import Any, cast
 
-from atropos_core.training.step_state import Boundary
+from atropos_core.training.snapshot import Progress, Snapshot
 
 
 class Small:
@@ -21,7 +21,7 @@ class Small:
 
 
 class Large(Small):
-    """Remembers the boundary itself; `asked` is how often its whole state was written down."""
+    """Remembers the end of a step itself; `requests` is how often its whole state was written down."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,22 +40,22 @@ class Large(Small):
         return {"value": self.then}
 
 
-def boundary(**parts: Small) -> Boundary:
+def snapshot(**parts: Small) -> Snapshot:
     named = cast(Any, SimpleNamespace(stateful=lambda: parts))
-    return Boundary(named, cast(Any, SimpleNamespace(state=lambda: {"hub": 1})))
+    return Snapshot(named, cast(Any, SimpleNamespace(state=lambda: {"hub": 1})))
 
 
 def test_every_part_is_saved_as_it_was_when_the_step_ended_and_a_sink_as_it_is():
     parts = {"curriculum": Large(), "transform.t": Small(), "sink.s": Small()}
-    one = boundary(**parts)
+    one = snapshot(**parts)
     for step in range(3):
         for part in parts.values():
             part.value = step
-        one.mark({"step": step})
+        one.take(Progress(step=step))
     for part in parts.values():
         part.value = 100  # half a step further
     assert one.state() == {
-        "progress": {"step": 2},
+        "progress": vars(Progress(step=2)),
         "source": {"hub": 1},
         "parts": {"curriculum": {"value": 2}, "transform.t": {"value": 2}, "sink.s": {"value": 100}},
     }
@@ -64,9 +64,9 @@ def test_every_part_is_saved_as_it_was_when_the_step_ended_and_a_sink_as_it_is()
 
 def test_a_large_state_is_written_down_only_for_a_checkpoint():
     large = Large()
-    one = boundary(curriculum=large)
+    one = snapshot(curriculum=large)
     for step in range(50):
-        one.mark({"step": step})
+        one.take(Progress(step=step))
     assert large.requests == 0
     one.state()
     assert large.requests == 1
