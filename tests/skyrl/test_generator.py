@@ -489,8 +489,8 @@ async def test_our_own_loop_and_skyrls_path_see_the_same_tokens_masks_and_reward
     )
     loop = LocalSource(run, rollout_runner, Given())
     await loop.open(None)
-    loop.want(3)
-    groups = [lease.group for lease in await loop.lease(3, 0, 20)]
+    loop.request(3)
+    groups = [leased.group for leased in await loop.lease(3, 0, 20)]
     await loop.stop()
     await loop.close()
     rollouts: list[tuple[Rollout, float]] = [
