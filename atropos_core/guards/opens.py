@@ -41,5 +41,5 @@ def in_one_line(what: str) -> Iterator[None]:
         message = next(iter(str(error).splitlines()), "")
         raise PluginError(
             f"{what}: {type(error).__name__}: {message}{file_and_line(error.__traceback__)}",
-            remedy="Mend that line, or what it needs; `atropos check` tries a component without a run.",
+            remedy="Fix that line or what it needs. `atropos check` tests a component without a run.",
         ) from error

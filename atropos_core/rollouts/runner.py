@@ -291,7 +291,7 @@ def _raised(name: str, split: Split, error: Exception) -> DataError:
     where = file_and_line(error.__traceback__)
     return DataError(
         f"environment {name!r}: tasks({split!r}) raised {type(error).__name__}: {error}{where}",
-        remedy="Mend that line, or what it needs; `atropos check` tries a component without a run.",
+        remedy="Fix that line or what it needs. `atropos check` tests a component without a run.",
     )
 
 

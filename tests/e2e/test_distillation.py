@@ -65,4 +65,4 @@ def test_one_command_without_the_other_half_says_what_is_missing(atropos, tmp_pa
     ended = atropos("run", "--env", "gsm8k", *alone, "--steps", "1", "--dir", "a")
     assert ended.code == 1 and "no group of the batch came with a teacher's" in ended.err, ended.err
     ended = atropos(*[one for one in TAUGHT if "trainer" not in one][:-1], "--steps", "1", "--dir", "b")
-    assert ended.code == 2 and "the trainer does not look at it" in ended.err, ended.err
+    assert ended.code == 2 and "the trainer ignores the annotations" in ended.err, ended.err

@@ -91,7 +91,7 @@ def test_what_open_raises_is_one_line_with_the_component_and_its_line(
     ended = atropos("run", write(sections), "--dir", "out")
     assert ended.code == 2, ended.err
     assert f"PluginError {named} {CAUSE}" in ended.err
-    assert "Traceback" not in ended.err and "What to do: Mend that line" in ended.err
+    assert "Traceback" not in ended.err and "What to do: Fix that line" in ended.err
 
 
 def test_an_open_that_is_no_coroutine_is_named(atropos: Callable[..., Any], write: Callable[..., str]) -> None:

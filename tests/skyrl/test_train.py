@@ -179,7 +179,7 @@ class Nowhere(TableDispatch):
 
 @pytest.mark.parametrize(
     ("engine", "dispatch", "cause"),
-    [(Refusing, TableDispatch, "a tensor of another shape"), (ToyEngine, Nowhere, "there is nothing on this machine")],
+    [(Refusing, TableDispatch, "a tensor of another shape"), (ToyEngine, Nowhere, "SkyRL did not write its policy to")],
 )
 async def test_weights_that_do_not_reach_an_engine_end_the_training_and_everything_is_closed(
     tmp_path, engine, dispatch, cause

@@ -157,7 +157,7 @@ async def test_the_rings_and_skyrls_own_engines_give_the_same_rows_of_the_same_s
 def test_a_worker_gives_up_where_skyrl_does_not_come(place):
     rings = ("--rings", str(place.rings), "--engine-url", "http://127.0.0.1:9", "--model", "toy", "--wait-s", "0")
     worker = place.start("worker", "skyrl-env", "./sevens.py", *rings)
-    assert worker.ends(30) == 1 and "nobody offers work at" in worker.text and "Traceback" not in worker.text
+    assert worker.ends(30) == 1 and "no SkyRL trainer offers work at" in worker.text and "Traceback" not in worker.text
 
 
 async def test_rollouts_that_fail_over_there_are_raised_with_their_cause(place, tmp_path):

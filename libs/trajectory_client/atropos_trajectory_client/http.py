@@ -137,7 +137,7 @@ class Api:
                     raise ApiError(
                         f"{self.url} has answered nothing for {self.patience.least_s:g} s, {method} {path} least of all: its process "
                         "is stopped or hangs, or it is out of reach.",
-                        remedy="Look at its machine and its log. Where it was only slow, raise watch.least_s.",
+                        remedy="Look at its machine and its log. If it was only slow, raise watch.least_s.",
                     ) from error
                 if left <= _LAST_S:
                     raise ApiError(

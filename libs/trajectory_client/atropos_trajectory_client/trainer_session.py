@@ -54,7 +54,7 @@ class LeaseReply:
 
 @dataclass
 class _Reported:
-    """What the trainer has reported to the server, to be repeated after a restart of the server."""
+    """Reports of the trainer to the server, which it repeats after a restart of the server."""
 
     boot: str
     version: int

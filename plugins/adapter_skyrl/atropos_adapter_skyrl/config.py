@@ -20,7 +20,7 @@ class SkyRLOptions(Options):
     url: str | None = Field(None, description="api: where `atropos serve` listens")
     token_file: AbsolutePath | None = Field(None, description="of that server and of the engines")
     rings: AbsolutePath | None = Field(
-        None, description="rings: a folder of this user's alone, where workers find the socket"
+        None, description="rings: a folder that only this user may access, where workers find the socket"
     )
     engines: tuple[str, ...] = Field((), description="api, rings: URLs of `atropos engine`, which are sent the weights")
     tasks: int | None = Field(

@@ -36,8 +36,8 @@ def refuse_more(params: Mapping[str, Any]) -> None:
     for name, harmless in _HARMLESS.items():
         if params.get(name, harmless) != harmless:
             raise ConfigError(
-                f"generator.sampling_params.{name} = {params[name]!r} reaches SkyRL's own engines alone, and these "
-                "trajectories are sampled elsewhere.",
+                f"generator.sampling_params.{name} = {params[name]!r} has no effect: it reaches only SkyRL's own engines, "
+                "but Atropos engines sample these trajectories.",
                 remedy=f"Leave it at {harmless!r}, or use atropos.source=here.",
             )
 

@@ -73,13 +73,13 @@ def check(cfg: Any, options: SkyRLOptions) -> None:
         "trainer.algorithm.loss_reduction=token_mean, or generator.merge_stepwise_output=true":
             cfg.trainer.algorithm.loss_reduction == "sequence_mean" and step_wise
             and not cfg.generator.merge_stepwise_output,
-        "with trajectories from elsewhere there is no engine to share the GPU with: set trainer.placement.colocate_all=false":
+        "Atropos engines sample the trajectories, so SkyRL has no engine to share its GPUs with: set trainer.placement.colocate_all=false":
             elsewhere and cfg.trainer.placement.colocate_all,
         "adapters are not sent to Atropos engines: set trainer.policy.model.lora.rank=0, or atropos.source=here":
             elsewhere and cfg.trainer.policy.model.lora.rank > 0,
         "Atropos environments have no images: set generator.vision_language_generator=false":
             cfg.generator.vision_language_generator,
-        "a checkpoint that is still being written holds no group yet, so none may be committed: "
+        "a group may be committed only once its checkpoint is written: set "
         "trainer.policy.megatron_config.async_dist_ckpt_save=false":
             options.source == "api" and getattr(cfg.trainer.policy.megatron_config, "async_dist_ckpt_save", False),
     }  # fmt: skip

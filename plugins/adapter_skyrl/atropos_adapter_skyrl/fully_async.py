@@ -129,7 +129,7 @@ def refused(cfg: Any, max_staleness: int | None) -> Iterator[str]:
         config.max_staleness_steps,
     )
     if trainer.placement.colocate_all:
-        yield "training goes on beside generation, on GPUs of its own: trainer.placement.colocate_all=false"
+        yield "training and generation run at the same time, on separate GPUs: set trainer.placement.colocate_all=false"
     if trainer.train_batch_size != mini:
         yield f"a step is one mini batch: trainer.train_batch_size={mini}, as trainer.policy_mini_batch_size"
     if not mini <= workers <= mini * (steps + 1):

@@ -36,8 +36,8 @@ class Publisher:
             await asyncio.to_thread(save, str(where))
             if not (where.is_dir() and any(where.iterdir())):
                 raise WeightsMismatch(
-                    f"SkyRL was to write its policy to {where}, and there is nothing on this machine.",
-                    remedy="Where SkyRL's workers are on other machines, set TMPDIR to a folder that all of them share.",
+                    f"SkyRL did not write its policy to {where} on this machine.",
+                    remedy="If SkyRL's workers run on other machines, set TMPDIR to a folder that all machines share.",
                 )
             await asyncio.gather(*(self._load(engine, where, version) for engine in self._engines))
 

@@ -158,7 +158,7 @@ def _own_folder(folder: Path) -> Iterator[tuple[Path, str, RingListener]]:
     try:
         nonce = (folder / NONCE).read_text()
     except OSError as error:
-        raise ProcessDied(f"nobody offers work at {folder}: {error.strerror}.") from None
+        raise ProcessDied(f"no SkyRL trainer offers work at {folder}: {error.strerror}.") from None
     own = folder / f"worker-{os.getpid()}-{secrets.token_hex(4)}"
     listener = RingListener(own / SOCKET, nonce)
     try:

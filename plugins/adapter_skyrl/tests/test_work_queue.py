@@ -167,7 +167,7 @@ async def test_without_workers_an_ask_waits_no_longer_than_its_deadline_and_leav
 
 
 def test_a_worker_where_nobody_offers_work_gets_an_error(tmp_path):
-    with pytest.raises(ProcessDied, match="nobody offers work at"):
+    with pytest.raises(ProcessDied, match="no SkyRL trainer offers work at"):
         WorkClient.connect(tmp_path, 1)
 
 

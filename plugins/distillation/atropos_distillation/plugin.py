@@ -72,18 +72,18 @@ def teacher_context(options: TeacherOptions, context: RunContext, model: Path) -
 def _refuse_what_nobody_reads(options: TeacherOptions, kind: Any, label: str) -> None:
     if kind is None:
         raise FitError(
-            f"[{label}] annotates every group, and the trainer does not look at it: [trainer.distillation] is unset.",
-            remedy="--set trainer.distillation.kind=forward, or take the teacher out.",
+            f"[{label}] annotates every group, but the trainer ignores the annotations: [trainer.distillation] is unset.",
+            remedy="Add --set trainer.distillation.kind=forward, or remove the teacher.",
         )
     if kind == "reverse" and options.top_k:
         raise FitError(
-            f'{label}.top_k = {options.top_k}, and trainer.distillation.kind = "reverse" needs the logprob of the sampled '
-            "token, which need not be among the likeliest.",
+            f'{label}.top_k = {options.top_k} is not possible: trainer.distillation.kind = "reverse" needs the logprob of the '
+            "sampled token, which may not be among the likeliest tokens.",
             remedy=f"Leave {label}.top_k unset, or set it to 0.",
         )
     if kind == "forward" and options.top_k == 0:
         raise FitError(
-            f'{label}.top_k = 0 tells of the sampled token alone, and trainer.distillation.kind = "forward" compares with '
+            f'{label}.top_k = 0 gives only the logprob of the sampled token, but trainer.distillation.kind = "forward" needs '
             "the teacher's likeliest tokens.",
             remedy=f'Leave {label}.top_k unset, or set trainer.distillation.kind = "reverse".',
         )

@@ -103,7 +103,7 @@ class ServerSource:
                 continue
             if answer.status_code in (401, 403):
                 raise AccessRefused(
-                    f"{self._url}{path} refuses us with status {answer.status_code}.",
+                    f"{self._url}{path} refused access with status {answer.status_code}.",
                     remedy=f"Put its key into the environment variable {self._key_variable}.",
                 )
             if answer.is_error:
@@ -111,11 +111,11 @@ class ServerSource:
             try:
                 token_entry: dict[str, Any] = answer.json()
             except ValueError:
-                raise RemoteError(f"{self._url}{path} answered with what is no JSON: {answer.text[:200]!r}") from None
+                raise RemoteError(f"{self._url}{path} did not answer with JSON: {answer.text[:200]!r}") from None
             return token_entry
         raise ApiError(
-            f"the teacher's server: {self._url}{path} gave no answer in {TRIES} tries; the last: {cause}",
-            remedy="Look whether it runs and whether the teacher's `url` is its own. A run that had begun: `atropos resume`.",
+            f"the teacher's server: {self._url}{path} did not answer in {TRIES} tries; the last one: {cause}",
+            remedy="Check that the server is running and that the teacher's `url` is right. Then continue the run with `atropos resume`.",
         )
 
     async def close(self) -> None:

@@ -124,9 +124,9 @@ async def test_a_model_that_is_not_there_ends_with_its_name_and_no_process(tmp_p
 @pytest.mark.parametrize(
     ("options", "kind", "message"),
     [
-        ({}, None, r"\[teacher.big\] annotates every group, and the trainer does not look at it"),
+        ({}, None, r"\[teacher.big\] annotates every group, but the trainer ignores the annotations"),
         ({"top_k": 4}, "reverse", r"of the sampled token(.|\n)*Leave teacher\.big\.top_k unset, or set it to 0\."),
-        ({"top_k": 0}, "forward", "tells of the sampled token alone"),
+        ({"top_k": 0}, "forward", "gives only the logprob of the sampled token"),
     ],
 )
 def test_a_teacher_that_nobody_could_learn_from_is_refused(tmp_path, options, kind, message):
@@ -329,7 +329,7 @@ async def test_a_busy_server_is_called_again_and_one_that_refuses_is_not(served,
         await annotated(options, [group(rollout(7))], tmp_path)
     assert "s3cret" not in str(refused.value)
     served.troubles = [200] + [503] * server.TRIES
-    with pytest.raises(ApiError, match="gave no answer in 5 tries; the last: status 503"):
+    with pytest.raises(ApiError, match="did not answer in 5 tries; the last one: status 503"):
         await annotated(options, [group(rollout(7))], tmp_path)
     served.troubles = []
     with pytest.raises(DataError, match="serves big, and not 'other'"):

@@ -23,8 +23,8 @@ def build(options: SelfOptions, context: RunContext) -> Teacher:
     kind, label = context.announced.get("distillation", "unknown"), context.label
     if kind is None:
         raise FitError(
-            f"[{label}] annotates every group, and the trainer does not look at it: [trainer.distillation] is unset.",
-            remedy="--set trainer.distillation.kind=reverse, or take the teacher out.",
+            f"[{label}] annotates every group, but the trainer ignores the annotations: [trainer.distillation] is unset.",
+            remedy="Add --set trainer.distillation.kind=reverse, or remove the teacher.",
         )
     if context.transport == "adapter":
         raise FitError(

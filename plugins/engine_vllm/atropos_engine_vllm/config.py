@@ -62,7 +62,7 @@ class VLLMOptions(Options):
     )
     enforce_eager: bool | None = Field(
         None,
-        description="no torch.compile and no CUDA graphs; the default on a CPU, where a start then takes half as long",
+        description="disable torch.compile and CUDA graphs; the default on a CPU, because it halves the start-up time there",
     )
     max_model_len: int | None = Field(
         None, ge=2, description="longest prompt and reply together; default: the model's own"

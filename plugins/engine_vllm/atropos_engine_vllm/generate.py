@@ -64,7 +64,9 @@ def completion(answer: Mapping[str, Any], sampling: Sampling, version: int | Non
     (choice,) = answer["choices"]
     finish = choice["finish_reason"]
     if finish not in ("stop", "length"):
-        raise RemoteError(f"vLLM ended a request by {finish!r}, which nobody here requested")
+        raise RemoteError(
+            f"vLLM ended a request with finish reason {finish!r}, but only 'stop' and 'length' are expected"
+        )
     tokens = np.array(choice["token_ids"], dtype=np.int32)
     logprobs = np.array([entry["logprob"] for entry in choice["logprobs"]["content"]], dtype=np.float32)
     if len(logprobs) != len(tokens):

@@ -35,8 +35,8 @@ def adapter_config(directory: Path) -> dict[str, Any] | None:
     config = json_object(path)
     if not (base / "config.json").is_file():
         raise ConfigError(
-            f"{directory} is an adapter of {base}, and there is no such model directory.",
-            remedy="Put the base model there, or write its place into adapter_config.json.",
+            f"the base model {base} of the adapter {directory} is not a model directory.",
+            remedy="Put the base model there, or write its path into adapter_config.json.",
         )
     if not isinstance(config.get("r"), int):
         raise ConfigError(

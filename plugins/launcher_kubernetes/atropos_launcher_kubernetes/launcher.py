@@ -227,7 +227,7 @@ class KubernetesLauncher(Launcher):
         for process in [one for pod in pods for one in pod.processes.values()]:
             process.kill()
         until = time.monotonic() + CLOSE_DEADLINE_S
-        while time.monotonic() < until and any(one.ended() is None for pod in pods for one in pod.processes.values()):  # noqa: ASYNC110 - a process says so to nobody
+        while time.monotonic() < until and any(one.ended() is None for pod in pods for one in pod.processes.values()):  # noqa: ASYNC110 - a process does not announce it
             await asyncio.sleep(0.05)
         for pod in pods:
             await self._thread.run(pod.close())

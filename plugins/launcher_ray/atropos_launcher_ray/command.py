@@ -38,7 +38,9 @@ def main() -> None:
     try:
         os.chdir(directory)
     except OSError as error:
-        console.warn(f"{directory}, where the run was started, is not on {socket.gethostname()}: {error.strerror}.")
+        console.warn(
+            f"{directory}, the directory in which the run was started, is not on {socket.gethostname()}: {error.strerror}."
+        )
     threading.Thread(target=_end_on_request, args=(connection,), daemon=True).start()
     sys.argv = ["atropos", *(connection.getsockname()[0] if argument == HOST else argument for argument in arguments)]
     atropos()

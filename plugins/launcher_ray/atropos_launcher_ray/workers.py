@@ -160,7 +160,7 @@ class RayWorkers(RunWorkers):
         if server is not None:
             server.connection.close()
             until = time.monotonic() + TWICE_S + END_S + 1.0
-            while server.ended() is None and time.monotonic() < until:  # noqa: ASYNC110 - a process says so to nobody
+            while server.ended() is None and time.monotonic() < until:  # noqa: ASYNC110 - a process does not announce it
                 await asyncio.sleep(LOOK_S)
         self.token_file.unlink(missing_ok=True)
 
@@ -238,7 +238,7 @@ class RayWorkers(RunWorkers):
 
     async def _watch_server(self) -> None:
         assert self._server is not None, "it was started before"
-        while self._server.ended() is None:  # noqa: ASYNC110 - a process says so to nobody
+        while self._server.ended() is None:  # noqa: ASYNC110 - a process does not announce it
             await asyncio.sleep(LOOK_S)
         self._break(self._server_died())
 

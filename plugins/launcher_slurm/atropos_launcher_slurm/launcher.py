@@ -219,7 +219,7 @@ class SlurmLauncher(Launcher):
         for one in processes:
             one.kill()
         until = time.monotonic() + CLOSE_DEADLINE_S
-        while any(one.ended() is None for one in processes) and time.monotonic() < until:  # noqa: ASYNC110 - a process says so to nobody
+        while any(one.ended() is None for one in processes) and time.monotonic() < until:  # noqa: ASYNC110 - a process does not announce it
             await asyncio.sleep(0.05)
         if self._listener is not None:
             self._listener.close()

@@ -50,8 +50,10 @@ class GepaOptions(Options):
     def _agrees(self) -> GepaOptions:
         reflects = self.proposer == "reflect"
         if reflects and self.url is None:
-            raise ValueError('proposer = "reflect" asks a model: set its address, url = "http://HOST:PORT/v1"')
+            raise ValueError(
+                'proposer = "reflect" asks a model, but no url is set: give its address, url = "http://HOST:PORT/v1"'
+            )
         if self.url is not None and not self.url.startswith(("http://", "https://")):
-            raise ValueError(f'url = "{self.url}" is no address: it begins with http:// or https://')
+            raise ValueError(f'url = "{self.url}" is not an address: start it with http:// or https://')
         self.refuse_idle(reflects, f"with proposer = {self.proposer!r}", "url", "model", "key_variable")
         return self

@@ -43,7 +43,7 @@ def proposer(options: GepaOptions) -> Proposer:
     theirs: Any = load_reference(options.proposer, "proposer")
     if not inspect.iscoroutinefunction(theirs):
         raise ConfigError(
-            f"trainer.proposer = {options.proposer!r} is no coroutine function.",
+            f"trainer.proposer = {options.proposer!r} is not a coroutine function.",
             remedy="Write it as `async def propose(prompt, examples, rng) -> str`.",
         )
 
@@ -56,12 +56,12 @@ def proposer(options: GepaOptions) -> Proposer:
             where = file_and_line(error.__traceback__)
             raise PluginError(
                 f"proposer {options.proposer!r} raised {type(error).__name__}: {error}{where}",
-                remedy="Mend that line; then `atropos resume`.",
+                remedy="Fix that line, then run `atropos resume`.",
             ) from error
         if not isinstance(made, str):
             raise PluginError(
-                f"proposer {options.proposer!r} returned {made!r:.100}, which is no text.",
-                remedy="It returns the next prompt, as a str; then `atropos resume`.",
+                f"proposer {options.proposer!r} returned {made!r:.100}, which is not a str.",
+                remedy="Return the next prompt as a str, then run `atropos resume`.",
             )
         return made
 
@@ -116,7 +116,7 @@ async def _posted(options: GepaOptions, url: str, body: Mapping[str, Any], heade
                 continue
             if answer.status_code in (401, 403):
                 raise AccessRefused(
-                    f"the model that reflects, at {url}, refuses us with status {answer.status_code}: {answer.text[:300]}",
+                    f"the model that reflects, at {url}, refused access with status {answer.status_code}: {answer.text[:300]}",
                     remedy=f"Put its key into the variable {options.key_variable} (trainer.key_variable); then `atropos resume`.",
                 )
             if answer.status_code == 429 or answer.status_code >= 500:
@@ -129,6 +129,6 @@ async def _posted(options: GepaOptions, url: str, body: Mapping[str, Any], heade
                 )
             return answer
     raise RemoteError(
-        f"the model that reflects, at {url}, gave no answer in {TRIES} tries; the last: {cause}",
-        remedy="Look whether it runs and whether trainer.url is its own; then `atropos resume`.",
+        f"the model that reflects, at {url}, did not answer in {TRIES} tries; the last one: {cause}",
+        remedy="Check that it is running and that trainer.url is right. Then run `atropos resume`.",
     )

@@ -177,7 +177,7 @@ async def test_requests_are_retried_on_429_and_5xx_and_other_errors_show_the_res
     with pytest.raises(RemoteError, match=r"(?s)answered 404: .*no such model.*trainer.model"):
         await reflected("no such model", url=address)
     Model.codes = [500] * 5
-    with pytest.raises(RemoteError, match=r"no answer in 5 tries; the last: status 500: .*out of memory"):
+    with pytest.raises(RemoteError, match=r"did not answer in 5 tries; the last one: status 500: .*out of memory"):
         await reflected("out of memory", url=address)
     with pytest.raises(RemoteError, match=r"no answer in 5 tries; the last: ConnectError"):
         await reflected("", url="http://127.0.0.1:9/v1")
@@ -201,9 +201,9 @@ async def test_a_proposer_of_ones_own_that_breaks_what_it_must_keep_is_named(tmp
     def made(name):
         return proposers.proposer(GepaOptions(proposer=f"{tmp_path}/mine.py:{name}"))
 
-    with pytest.raises(ConfigError, match="(?s)is no coroutine function.*async def"):
+    with pytest.raises(ConfigError, match="(?s)is not a coroutine function.*async def"):
         made("plain")
     with pytest.raises(PluginError, match=r"raised KeyError: 'x' \(mine.py:6\)"):
         await made("breaks")("p", [], random.Random(0))
-    with pytest.raises(PluginError, match="returned 5, which is no text"):
+    with pytest.raises(PluginError, match="returned 5, which is not a str"):
         await made("counts")("p", [], random.Random(0))

@@ -37,12 +37,12 @@ def simulate(
     batch_grows: Annotated[
         bool,
         typer.Option(
-            "--batch-grows", help="run.groups_per_step is for one engine: twice as many engines, twice the batch."
+            "--batch-grows", help="run.groups_per_step is for one engine, so twice the engines have twice the batch."
         ),
     ] = False,
-    seed: Annotated[int, typer.Option(help="Of the lengths that are drawn.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the lengths that are drawn.")] = 0,
 ) -> None:
-    """Say what more engines would bring a run, and what saturates first: a simulation with the figures of a run that has ended.
+    """Simulate a run with more engines, from the figures of a finished run: its tokens/s, and what saturates first.
 
     [bold]Examples[/]
 
@@ -73,7 +73,7 @@ def known_from(run: Path | None, file: Path | None) -> Known:
 
     if run is None and file is None:
         raise ConfigError(
-            "there are no figures to simulate with.",
+            "a simulation needs figures, but neither a run nor --figures is given.",
             remedy="Name the directory of a run that has ended, or a TOML file: --figures FILE (docs/simulation.md has an example).",
         )
     known = Known({}, {}, {})
@@ -93,7 +93,8 @@ def _fleets(engines: str, workers: str) -> Sequence[ClusterSize]:
             found = []
         if not found or min(found) < 1:
             raise ConfigError(
-                f"{flag} {text}: not numbers of 1 or more with commas between.", remedy=f"For example: {flag} 1,8,64"
+                f"{flag} {text}: not a list of numbers of 1 or more, separated by commas.",
+                remedy=f"For example: {flag} 1,8,64",
             )
         return found
 

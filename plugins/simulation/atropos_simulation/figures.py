@@ -19,15 +19,15 @@ class Section(NoBooleanIsANumber):
 
 
 class EngineFigures(Section):
-    single_tokens_per_s: float = Field(gt=0, description="of one sequence alone in an engine")
-    peak_tokens_per_s: float = Field(gt=0, description="that one engine approaches with ever more sequences")
+    single_tokens_per_s: float = Field(gt=0, description="of an engine that samples only one sequence")
+    peak_tokens_per_s: float = Field(gt=0, description="of one engine with as many sequences as possible")
     max_sequences: int = Field(ge=1, description="in one engine's batch; others wait")
 
     @model_validator(mode="after")
-    def _alone_is_not_faster(self) -> Self:
+    def _single_is_not_faster(self) -> Self:
         if self.single_tokens_per_s > self.peak_tokens_per_s:
             raise ValueError(
-                "single_tokens_per_s is above peak_tokens_per_s: no engine is faster with one sequence than with many"
+                "single_tokens_per_s is above peak_tokens_per_s, but no engine is faster with one sequence than with many"
             )
         return self
 
@@ -41,10 +41,10 @@ class EngineFigures(Section):
 
 
 class RolloutFigures(Section):
-    tokens: tuple[int, ...] = Field(min_length=1, description="sampled in a rollout: each is as likely as the others")
+    tokens: tuple[int, ...] = Field(min_length=1, description="sampled in a rollout; each value is equally likely")
     turns: int = Field(ge=1, description="of a rollout; its tokens are shared among them")
     environment_s: float = Field(
-        ge=0, description="after each turn: tools, graders, whatever is waited for and is no engine's"
+        ge=0, description="after each turn: waiting for tools, graders and everything else except engines"
     )
 
     @property
@@ -58,24 +58,24 @@ class WorkerFigures(Section):
 
 class HubFigures(Section):
     group_s: float = Field(ge=0, description="of one server's processor for one group, from its draw to its commit")
-    servers: int = Field(1, ge=1, description="among which environments are divided")
+    servers: int = Field(1, ge=1, description="that share the environments")
 
 
 class TrainerFigures(Section):
     step_s: float = Field(ge=0, description="of each update, whatever its size")
-    token_s: float = Field(ge=0, description="more for each sampled token that is trained")
+    token_s: float = Field(ge=0, description="in addition for each sampled token that is trained")
 
 
 class BridgeFigures(Section):
-    publish_s: float = Field(ge=0, description="of each publication beside its transfer; engines are paused")
+    publish_s: float = Field(ge=0, description="of each publication, without its transfer; engines are paused")
     bytes: float = Field(0.0, ge=0, description="that each engine receives")
-    bytes_per_s: float | None = Field(None, gt=0, description="of the link; unset only where bytes is 0")
-    at_once: bool = Field(True, description="to all engines at once, or to one after another through one link")
+    bytes_per_s: float | None = Field(None, gt=0, description="of the link; may be unset only if bytes is 0")
+    at_once: bool = Field(True, description="true: to all engines at once; false: one after another, through one link")
 
     @model_validator(mode="after")
     def _bytes_need_a_link(self) -> Self:
         if self.bytes and self.bytes_per_s is None:
-            raise ValueError("bytes is given and bytes_per_s is not: how fast is the link?")
+            raise ValueError("bytes is set but bytes_per_s is not: give the speed of the link")
         return self
 
     def seconds(self, engines: int) -> float:
@@ -84,8 +84,8 @@ class BridgeFigures(Section):
 
 
 class LoopFigures(Section):
-    step_s: float = Field(ge=0, description="of each step beside waiting, update and publication")
-    group_s: float = Field(ge=0, description="more for each group: transforms, packing, sinks")
+    step_s: float = Field(ge=0, description="of each step, without waiting, update and publication")
+    group_s: float = Field(ge=0, description="in addition for each group: transforms, packing, sinks")
 
 
 class RunFigures(Section):
@@ -93,14 +93,14 @@ class RunFigures(Section):
     group_size: int = Field(ge=1)
     max_staleness: int = Field(ge=0)
     refill_rounds: int = Field(0, ge=0)
-    kept_share: float = Field(gt=0, le=1, description="of groups that the transforms leave to be trained")
+    kept_share: float = Field(gt=0, le=1, description="of groups, that the transforms keep for training")
 
 
 class FailureFigures(Section):
     process_mtbf_s: float = Field(gt=0, description="mean time between failures of one process, engine or trainer")
-    restart_s: float = Field(ge=0, description="from a failure until the run goes on from its checkpoint")
+    restart_s: float = Field(ge=0, description="from a failure until the run continues from its checkpoint")
     checkpoint_every_s: float = Field(gt=0, description="work between two checkpoints, which a failure loses")
-    checkpoint_s: float = Field(ge=0, description="that a checkpoint takes, in which nothing else is done")
+    checkpoint_s: float = Field(ge=0, description="of a checkpoint, during which nothing else runs")
 
 
 class Figures(Section):
@@ -112,7 +112,7 @@ class Figures(Section):
     trainer: TrainerFigures
     bridge: BridgeFigures
     loop: LoopFigures
-    failures: FailureFigures | None = Field(None, description="without it nothing fails")
+    failures: FailureFigures | None = Field(None, description="unset: nothing fails")
 
 
 @dataclass(frozen=True)
@@ -149,10 +149,10 @@ class Known:
                 wrong.append(f"  {path} = {one['input']!r}: {one['msg'].removeprefix('Value error, ')}")
         if wrong:
             return ConfigError(
-                "these figures cannot be:\n" + "\n".join(wrong), remedy="docs/simulation.md lists all figures."
+                "these figures are not valid:\n" + "\n".join(wrong), remedy="docs/simulation.md lists all figures."
             )
         return ConfigError(
-            "these figures are not known, and none is guessed:\n" + "\n".join(missing),
+            "these figures are missing, and they have no default:\n" + "\n".join(missing),
             remedy="Give them: --set " + f"{missing[0].split(':')[0].strip()}=VALUE, or in the TOML file of --figures.",
         )
 
@@ -181,7 +181,7 @@ def from_file(path: Path) -> Known:
         ) from error
     loose = [name for name, section in sections.items() if not isinstance(section, dict)]
     if loose:
-        raise ConfigError(f"{path}: {loose[0]} is in no section.", remedy="docs/simulation.md has an example.")
+        raise ConfigError(f"{path}: {loose[0]} is not in a section.", remedy="docs/simulation.md has an example.")
     values = {f"{section}.{name}": value for section, inside in sections.items() for name, value in inside.items()}
     return Known(values, dict.fromkeys(values, str(path)), {})
 

@@ -41,7 +41,7 @@ def from_run(directory: Path) -> Known:
     counted = table.steps > SKIPPED
     if records.finished_steps < 0 or counted.sum() < 2:
         raise RunDirectoryError(
-            f"{directory} is no finished run of {SKIPPED + 2} steps or more: figures are taken from the steps after the first {SKIPPED}.",
+            f"{directory} is not a finished run of at least {SKIPPED + 2} steps: figures come from the steps after the first {SKIPPED}.",
             remedy="Name a run that has a summary.json, or give the figures in a file: --figures FILE.",
         )
     known: dict[str, tuple[Any, str]] = {}
@@ -51,10 +51,10 @@ def from_run(directory: Path) -> Known:
     _trainer(table, counted, known)
     _rollouts(records, table, counted, known, notes)
     notes["hub.group_s"] = (
-        "a run does not record it; benchmarks/results/hub_limit.json has it as it was measured (hub_group_s)"
+        "a run does not record it; benchmarks/results/hub_limit.json has a measured value (hub_group_s)"
     )
     notes["worker.rollout_s"] = (
-        "a run does not record it; with the loop as its own only worker it is in the figures of the engine: give 0"
+        "a run does not record it; if the loop itself is the only worker, the engine's figures include it: give 0"
     )
     where = f"{directory}: "
     return Known(
@@ -138,7 +138,7 @@ def _rollouts(
             lengths[step] = groups
     if not turns:
         notes["rollout.tokens"] = (
-            f"{records.directory / 'rollouts'} has none of these steps (sink.jsonl.rollouts_every)"
+            f"{records.directory / 'rollouts'} does not record these steps (sink.jsonl.rollouts_every)"
         )
         return
     every = [one for groups in lengths.values() for group in groups.values() for one in group]
@@ -154,7 +154,7 @@ def _rollouts(
         else ""
     )  # fmt: skip
     if why:
-        said = f"{why}: only a run of one engine and one turn with max_staleness = 0 tells an engine's rates, or measure it alone"
+        said = f"{why}: only a run with one engine, one turn and max_staleness = 0 shows an engine's rates; or measure one separately"
         notes |= dict.fromkeys(
             ("engine.single_tokens_per_s", "engine.peak_tokens_per_s", "rollout.environment_s"), said
         )
@@ -166,8 +166,10 @@ def _rollouts(
         if token_s > 0:
             known[path] = 1 / token_s, how
         else:
-            notes[path] = f"{how}: no time went with the {'tokens' if name == 'single' else 'number of sequences'}"
-    known["rollout.environment_s"] = rest_s, f"{how}: what no token explains"
+            notes[path] = (
+                f"{how}: the time did not depend on the {'tokens' if name == 'single' else 'number of sequences'}"
+            )
+    known["rollout.environment_s"] = rest_s, f"{how}: the time that does not depend on tokens"
 
 
 def _decode_times(table: MetricTable, lengths: Mapping[int, Mapping[int, Sequence[int]]]) -> tuple[float, float, float]:

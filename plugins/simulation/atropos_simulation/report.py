@@ -42,7 +42,7 @@ class Prediction:
         full = [name for name, busy in (("the hub", one.hub_busy), ("a worker", one.worker_busy)) if busy >= FULL]
         return (
             f"{one.fleet.engines} engine{'s' * (one.fleet.engines > 1)}: "
-            + (", then ".join(said) if said else "no part alone: twice as fast, none brings 5 %")
+            + (", then ".join(said) if said else "no single part: none brings 5 % if it is twice as fast")
             + (f"; {BATCH} twice as large {self.gains[BATCH]:+.0%}" if self.gains[BATCH] >= GAIN else "")
             + (f"; {' and '.join(full)} saturated" if full else "")
         )
@@ -118,7 +118,7 @@ def _short(value: object) -> str:
 def conclusions(figures: Figures, made: Sequence[Prediction]) -> list[str]:
     """Return lines with the bottleneck of each fleet, and the number of engines that saturate the hub."""
     lines = [
-        "what saturates first: tokens/s gained where a part is twice as fast",
+        "what saturates first: tokens/s gained if a part is twice as fast",
         *(f"  {row.verdict}" for row in made),
     ]
     if figures.hub.group_s:
@@ -126,9 +126,9 @@ def conclusions(figures: Figures, made: Sequence[Prediction]) -> list[str]:
         tokens = figures.run.group_size * figures.rollout.mean_tokens
         engines = groups_per_s * tokens / figures.engine.peak_tokens_per_s
         lines.append(
-            f"the hub takes {groups_per_s:,.0f} groups/s ({figures.hub.servers} server{'s' * (figures.hub.servers > 1)}) of "
-            f"{tokens:,.0f} sampled tokens each: as many as {engines:,.0f} engines make at their peak"
+            f"the hub can take {groups_per_s:,.0f} groups/s ({figures.hub.servers} server{'s' * (figures.hub.servers > 1)}) of "
+            f"{tokens:,.0f} sampled tokens each, which {engines:,.0f} engines sample at their peak"
         )
     if figures.failures is None:
-        lines.append("no [failures] were given: nothing fails")
+        lines.append("[failures] is not given: nothing fails")
     return lines

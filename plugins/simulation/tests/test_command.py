@@ -75,7 +75,7 @@ def test_a_figure_that_is_not_known_is_named_and_none_is_guessed(tmp_path, capsy
 @pytest.mark.parametrize(
     ("arguments", "wanted"),
     [
-        ((), "no figures"),
+        ((), "a simulation needs figures"),
         (("--figures", "none.toml"), "cannot be read"),
         (("--figures", "figures.toml", "--set", "trainer"), "SECTION.FIGURE=VALUE"),
         (("--figures", "figures.toml", "--set", "trainer.stepp_s=1"), "trainer.stepp_s"),
@@ -83,7 +83,7 @@ def test_a_figure_that_is_not_known_is_named_and_none_is_guessed(tmp_path, capsy
             ("--figures", "figures.toml", "--set", "engine.single_tokens_per_s=1e9"),
             "no engine is faster with one sequence",
         ),
-        (("--figures", "figures.toml", "--set", "bridge.bytes=5"), "how fast is the link"),
+        (("--figures", "figures.toml", "--set", "bridge.bytes=5"), "give the speed of the link"),
         (("--figures", "figures.toml", "--engines", "0"), "--engines 0"),
         (("--figures", "figures.toml", "--engines", "1,2", "--workers", "1,2,3"), "3 numbers"),
     ],

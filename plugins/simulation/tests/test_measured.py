@@ -126,7 +126,7 @@ def test_a_rate_that_no_time_went_with_is_not_known(tmp_path):
 def test_a_run_that_has_not_ended_is_refused(tmp_path):
     run = write_run(tmp_path / "run")
     (run / "summary.json").unlink()
-    with pytest.raises(RunDirectoryError, match="no finished run"):
+    with pytest.raises(RunDirectoryError, match="is not a finished run"):
         from_run(run)
 
 

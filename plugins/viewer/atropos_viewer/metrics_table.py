@@ -81,7 +81,7 @@ class MetricsTable:
         return known[-1] if known else 0 if step == 1 else None
 
     def notices(self) -> list[str]:
-        """What the reader should know about the file, one sentence each."""
+        """Notes about the file for the reader, one sentence each."""
         if self._why_unread:
             return [f"metrics.jsonl cannot be read: {self._why_unread}."]
         if self.steps:

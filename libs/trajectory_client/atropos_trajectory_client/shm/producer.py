@@ -129,7 +129,7 @@ class RingProducer:
     def ring(self) -> None:
         """Tell the consumer now what was written. Never waits: what the socket does not take is sent with the next."""
         self._notify()
-        os.sched_yield()  # Linux may have woken the consumer on this core, where it would wait for the end of our time slice
+        os.sched_yield()  # Linux may have woken the consumer on this core, and it would then wait for the end of our time slice
         if len(self._free) <= self._few:
             self._collect(_ANSWERS_AT_ONCE)
 

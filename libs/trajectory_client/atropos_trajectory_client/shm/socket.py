@@ -67,7 +67,7 @@ class RingSocket:
             raise DeadlineExceeded(f"{path} takes no connection now: too many wait there already") from None
         except OSError as error:
             sock.close()
-            raise ProcessDied(f"nobody listens at {path}: {error.strerror or error}") from None
+            raise ProcessDied(f"no server listens at {path}: {error.strerror or error}") from None
         except BaseException:
             sock.close()
             raise

@@ -186,8 +186,8 @@ class Intake:
         self._reading.release()
 
     def _read_all(self, body: bytes, many: bool) -> list[Read]:
-        """Read all groups. Raises DataError. It changes no shared state except for short bodies of one group; the others may be read
-        beside the event loop."""
+        """Read all groups. Raises DataError. Only short bodies of one group change shared state, so the others may be read
+        in a thread."""
         if not many and not is_long(body, many=many) and (quick := self._quick.read(body)) is not None:
             with contextlib.suppress(DataError):  # the full way reports it better
                 return [self._read(quick, None)]

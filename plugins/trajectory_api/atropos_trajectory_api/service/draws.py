@@ -2,7 +2,7 @@
 
 A draw is waiting, with one worker, or back: its group is in the hub. Of two groups of one draw, the first counts. When the trainer
 begins a new session, waiting draws are forgotten (it offers again what it wants), and workers keep the draws that they run: if the same
-draw is offered again, it is not run twice. If the new session is another run's, nobody wants those draws: another run with the same
+draw is offered again, it is not run twice. If the new session is another run's, those draws are unwanted: another run with the same
 seed has the same draws, but must not get what other weights sampled.
 """
 
