@@ -86,7 +86,7 @@ def test_engine_and_trainer_map_the_same_memory_and_the_supervisor_no_torch(watc
 
 
 PLANTED = """
-from atropos_bridge_ipc.extensions import TrainerExtension
+from atropos_bridge_ipc.trainer_extension import TrainerExtension
 from atropos_bridge_ipc.bridge import IpcBridge
 from atropos_bridge_ipc.config import IpcOptions
 from atropos_core import hookimpl

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from atropos_bridge_ipc import handles
-from atropos_bridge_ipc.ends import engine_end
+from atropos_bridge_ipc.engine_extension import extension_for
 
 TENSOR = "model.layers.1.self_attn.o_proj.weight"  # square
 
@@ -35,7 +35,7 @@ class Meddler:
 
 
 def _answers(change: Callable[[Path, dict[str, Any]], None]) -> Callable[[Any], Any]:
-    return lambda server: engine_end(Meddler(server, change))
+    return lambda server: extension_for(Meddler(server, change))
 
 
 def _manifest(change: Callable[[list[dict[str, Any]]], Any]) -> Callable[[Any], Any]:
@@ -87,4 +87,4 @@ unshareable = _answers(
 
 
 def skips_publish(server: Any) -> Any:
-    return engine_end(Meddler(server, None, without="update"))
+    return extension_for(Meddler(server, None, without="update"))

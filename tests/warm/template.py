@@ -43,7 +43,7 @@ IMPORTED = (
     "atropos_testing.new_command", "atropos_testing.check_command",
     "atropos_core.cli.config", "atropos_doctor.command", "atropos_adapter_kit.command",
     "atropos_testing.environments", "atropos_engine_hf.engine", "atropos_trainer_grpo.trainer",
-    "atropos_bridge_ipc.bridge", "atropos_bridge_ipc.extensions", "torch.profiler",
+    "atropos_bridge_ipc.bridge", "atropos_bridge_ipc.trainer_extension", "torch.profiler",
     "atropos_bridge_lora.bridge", "atropos_bridge_checkpoint.bridge",
     "atropos_env_gsm8k.environment", "atropos_trajectory_api.server.app", "pytest",
     "atropos_core.builtin.config", "atropos_core.builtin.rewards", "atropos_core.builtin.curricula", "atropos_core.builtin.recording",

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Literal
 
 from atropos_bridge_checkpoint.config import CheckpointBridgeOptions
+from atropos_core.bridges import PublishingBridge
 from atropos_core.interfaces import Endpoint, Engine, Publication
 from atropos_core.plugins.provider import RunContext
-from atropos_core.training.publishing_bridge import PublishingBridge
 
 
 class CheckpointBridge(PublishingBridge):
@@ -30,7 +30,7 @@ class CheckpointBridge(PublishingBridge):
         self._published: list[Path] = []  # by this connection, oldest first
 
     def extensions(self) -> Mapping[Literal["engine", "trainer"], str]:
-        return {"trainer": "atropos_bridge_checkpoint.extensions:TrainerExtension"}
+        return {"trainer": "atropos_bridge_checkpoint.trainer_extension:TrainerExtension"}
 
     async def connect(self, trainer: Endpoint, engines: Sequence[Engine]) -> None:
         """Do nothing for engines of this run: they have loaded the trainer's model directory. An engine that outlives runs

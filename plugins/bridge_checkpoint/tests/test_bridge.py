@@ -147,7 +147,7 @@ async def test_a_trainer_of_something_else_than_a_transformers_model_is_refused(
     from atropos_core.processes.endpoints import LocalEndpoint
 
     endpoint = LocalEndpoint(type("Holder", (), {"model": torch.nn.Linear(2, 2)})())
-    await endpoint.load_extension("atropos_bridge_checkpoint.extensions:TrainerExtension")
+    await endpoint.load_extension("atropos_bridge_checkpoint.trainer_extension:TrainerExtension")
     with pytest.raises(WeightsMismatch, match=r"trainer's is a Linear.*\n.*--bridge lora"):
         await endpoint.call("save", str(tmp_path / "v000001"), str(tmp_path))
 
@@ -161,7 +161,7 @@ import asyncio, resource, sys
 from pathlib import Path
 from types import SimpleNamespace
 from transformers import Qwen3Config, Qwen3ForCausalLM
-from atropos_bridge_checkpoint.extensions import TrainerExtension
+from atropos_bridge_checkpoint.trainer_extension import TrainerExtension
 
 out = Path(sys.argv[1])
 model = Qwen3ForCausalLM(Qwen3Config(vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2,

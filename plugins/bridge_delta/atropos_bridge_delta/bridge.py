@@ -13,10 +13,10 @@ from typing import Any, Literal
 
 from atropos_bridge_delta.config import DeltaBridgeOptions
 from atropos_core import console
+from atropos_core.bridges import PublishingBridge, all_or_none
 from atropos_core.errors import AtroposError
 from atropos_core.interfaces import Endpoint, Engine, Publication
 from atropos_core.plugins.provider import RunContext
-from atropos_core.training.publishing_bridge import PublishingBridge, all_or_none
 from atropos_torch_models.tensors import of_all
 
 PIECE_BYTES = 1 << 20
@@ -35,8 +35,8 @@ class DeltaBridge(PublishingBridge):
 
     def extensions(self) -> Mapping[Literal["engine", "trainer"], str]:
         return {
-            "engine": "atropos_bridge_delta.engine:EngineExtension",
-            "trainer": "atropos_bridge_delta.trainer:TrainerExtension",
+            "engine": "atropos_bridge_delta.engine_extension:EngineExtension",
+            "trainer": "atropos_bridge_delta.trainer_extension:TrainerExtension",
         }
 
     async def connect(self, trainer: Endpoint, engines: Sequence[Engine]) -> None:

@@ -167,7 +167,7 @@ class ByDirectory:
 
 
 def by_directory(engine: Any) -> Any:
-    from atropos_bridge_delta.engine import EngineExtension
+    from atropos_bridge_delta.engine_extension import EngineExtension
 
     return EngineExtension(ByDirectory(engine))
 
@@ -239,7 +239,7 @@ async def test_an_update_that_failed_half_way_is_the_last(open_scene: Any) -> No
 
 def WithoutRoom(holder: Any) -> Any:
     """On a machine whose disk is full as soon as it is written."""
-    from atropos_bridge_delta.trainer import TrainerExtension
+    from atropos_bridge_delta.trainer_extension import TrainerExtension
 
     class Full(TrainerExtension):
         def _anew(self, kind: str) -> Any:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from atropos_bridge_ipc import handles
-from atropos_bridge_ipc.servers import VERSION_SLOT
+from atropos_bridge_ipc.engine_extension import VERSION_SLOT
 from atropos_core import console
 from atropos_core.errors import FitError, WeightsMismatch
 from atropos_core.interfaces import Bridge, Endpoint, Engine, Publication
@@ -42,8 +42,8 @@ class IpcBridge(Bridge):
 
     def extensions(self) -> Mapping[Literal["engine", "trainer"], str]:
         return {
-            "engine": "atropos_bridge_ipc.ends:engine_end",
-            "trainer": "atropos_bridge_ipc.extensions:TrainerExtension",
+            "engine": "atropos_bridge_ipc.engine_extension:extension_for",
+            "trainer": "atropos_bridge_ipc.trainer_extension:TrainerExtension",
         }
 
     async def connect(self, trainer: Endpoint, engines: Sequence[Engine]) -> None:

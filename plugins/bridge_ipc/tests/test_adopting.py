@@ -13,15 +13,16 @@ import pytest
 import torch
 from torch import nn
 
-from atropos_bridge_ipc.extensions import EngineExtension, TrainerExtension
 from atropos_bridge_ipc.manifest import ALIGN, PAGE, Manifest
+from atropos_bridge_ipc.owner_extension import OwnerExtension
+from atropos_bridge_ipc.trainer_extension import TrainerExtension
 from atropos_core.errors import FitError, WeightsMismatch
 
 
 async def share(
     engine: Any, trainer: Any, change: Callable[[dict[str, Any]], None] = lambda offer: None
 ) -> tuple[Any, Any, Any]:
-    ours, theirs = EngineExtension(engine), TrainerExtension(trainer)
+    ours, theirs = OwnerExtension(engine), TrainerExtension(trainer)
     reply = await ours.export("posix_shm")
     change(reply.value)
     await theirs.adopt(reply.value, reply.descriptors)
@@ -212,7 +213,7 @@ async def test_a_buffer_that_nothing_can_rebuild_is_refused(holders: Any) -> Non
 
 async def test_the_transport_must_be_the_devices_own(tiny: Path, holders: Any) -> None:
     with pytest.raises(FitError, match="by cuda_ipc, and the engine's model is on cpu"):
-        await EngineExtension(holders.loaded(tiny)).export("cuda_ipc")
+        await OwnerExtension(holders.loaded(tiny)).export("cuda_ipc")
 
 
 def test_half_precision_views_hold_the_same_values(holders: Any) -> None:

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Literal
 
 from atropos_bridge_lora.config import LoraBridgeOptions
+from atropos_core.bridges import PublishingBridge
 from atropos_core.interfaces import Endpoint, Engine, Publication
 from atropos_core.plugins.provider import RunContext
-from atropos_core.training.publishing_bridge import PublishingBridge
 
 
 class LoraBridge(PublishingBridge):
@@ -30,7 +30,7 @@ class LoraBridge(PublishingBridge):
         self._published: list[Path] = []  # oldest first
 
     def extensions(self) -> Mapping[Literal["engine", "trainer"], str]:
-        return {"trainer": "atropos_bridge_lora.extensions:TrainerExtension"}
+        return {"trainer": "atropos_bridge_lora.trainer_extension:TrainerExtension"}
 
     async def connect(self, trainer: Endpoint, engines: Sequence[Engine]) -> None:
         """Give the engines the adapter that the trainer begins with, as version 0. It changes nothing yet, but shows that

@@ -14,11 +14,11 @@ from typing import Any, Literal
 from atropos_bridge_nccl import BROKE_OFF
 from atropos_bridge_nccl.config import NcclBridgeOptions
 from atropos_core import console
+from atropos_core.bridges import PublishingBridge, all_or_none
 from atropos_core.errors import DeadlineExceeded, ProcessDied
 from atropos_core.guards.endings import raise_first
 from atropos_core.interfaces import Endpoint, Engine, Publication
 from atropos_core.plugins.provider import RunContext
-from atropos_core.training.publishing_bridge import PublishingBridge, all_or_none
 from atropos_torch_models.tensors import of_all
 
 REASON_S = 10.0  # for the others, once one end has failed: who is gone is known a moment later than who misses it
@@ -37,8 +37,8 @@ class NcclBridge(PublishingBridge):
 
     def extensions(self) -> Mapping[Literal["engine", "trainer"], str]:
         return {
-            "engine": "atropos_bridge_nccl.engine:engine_end",
-            "trainer": "atropos_bridge_nccl.trainer:TrainerExtension",
+            "engine": "atropos_bridge_nccl.engine_extension:extension_for",
+            "trainer": "atropos_bridge_nccl.trainer_extension:TrainerExtension",
         }
 
     async def connect(self, trainer: Endpoint, engines: Sequence[Engine]) -> None:

@@ -178,7 +178,7 @@ async def test_an_end_that_never_comes_is_an_error_at_the_deadline(tmp_path: Pat
     import torch
 
     trainer = LocalEndpoint(type("Holder", (), {"model": torch.nn.Linear(2, 2)})())
-    await trainer.load_extension("atropos_bridge_nccl.trainer:TrainerExtension")
+    await trainer.load_extension("atropos_bridge_nccl.trainer_extension:TrainerExtension")
     opened = (await trainer.call("open", None, "", ""))[0]
     where = {
         "size": 2,

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 SLACK_S = 5.0  # of a server's answer over its workers' deadlines
 
 
-def engine_end(engine: Any) -> Any:
+def extension_for(engine: Any) -> Any:
     """Return a ServerExtension if a server holds the engine's weights, else an EngineExtension."""
     return ServerExtension(engine) if hasattr(engine, "transfer_weights") else EngineExtension(engine)
 

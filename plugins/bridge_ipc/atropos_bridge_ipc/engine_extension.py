@@ -1,6 +1,4 @@
-"""The bridge's extension for an engine whose weights are in the workers of a server. It calls them through the server.
-The server does not return their answers, so it reads these from handle files. It touches no weights and needs no torch.
-"""
+"""The bridge's extension in the engine's process. Does not import torch: the weights may be in the workers of a server."""
 
 from __future__ import annotations
 
@@ -16,8 +14,18 @@ from atropos_core.processes.rpc import Reply
 VERSION_SLOT = 2  # of the sentinel page of a copy
 
 
+def extension_for(engine: Any) -> Any:
+    """Return a ServerExtension if the workers of a server hold the engine's weights, else an OwnerExtension."""
+    if hasattr(engine, "transfer_weights"):
+        return ServerExtension(engine)
+    from atropos_bridge_ipc.owner_extension import OwnerExtension
+
+    return OwnerExtension(engine)
+
+
 class ServerExtension:
-    """One engine's workers. `where`, made by the bridge, has `directory`, `file`, `nonce`, `model` and `deadline_s`."""
+    """Calls the workers of a server through it. The server does not return their answers, so they write these into handle files.
+    `where`, made by the bridge, has `directory`, `file`, `nonce`, `model` and `deadline_s`."""
 
     def __init__(self, server: WeightServer) -> None:
         self._server = server

@@ -1,6 +1,4 @@
-"""The bridge's extensions: in the trainer's process, and in an engine's process that holds its own weights. Each gets
-the component that lives there, an interfaces.WeightHolder.
-"""
+"""The bridge's extension in the trainer's process."""
 
 from __future__ import annotations
 
@@ -14,67 +12,13 @@ from torch import nn
 
 from atropos_bridge_ipc import rotary, segment, stored, tensors
 from atropos_bridge_ipc.copies import Copies
-from atropos_bridge_ipc.manifest import PAGE, Manifest, Tensor, check, check_rebuilt, end, place
+from atropos_bridge_ipc.manifest import Manifest, Tensor, check, check_rebuilt
+from atropos_bridge_ipc.sentinels import Sentinels
 from atropos_core.errors import FitError, WeightsMismatch
-from atropos_core.interfaces import Transport, WeightHolder
-from atropos_core.processes.rpc import Reply
+from atropos_core.interfaces import WeightHolder
 
 
-class _Extension:
-    """The part that both ends share: a sentinel that one end writes must be read by the other."""
-
-    def __init__(self, holder: WeightHolder) -> None:
-        self.holder = holder
-        self._flat: torch.Tensor  # the segment that both ends last agreed on
-        self._device = torch.device("cpu")  # the device that holds the shared weights
-
-    async def write_sentinel(self, slot: int, value: int) -> None:
-        self._sentinels()[slot] = value
-        await self.finish_writes()
-
-    async def read_sentinel(self, slot: int) -> int:
-        return int(self._sentinels()[slot])
-
-    async def finish_writes(self) -> None:
-        """Return once everything that was written can be read by the other end."""
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-
-    def _sentinels(self) -> torch.Tensor:
-        return self._flat[:PAGE].view(torch.int64)
-
-
-class EngineExtension(_Extension):
-    """The owner's end."""
-
-    async def export(self, transport: Transport, where: Mapping[str, Any] | None = None) -> Reply:
-        """Move every distinct parameter and persistent buffer into a new segment. (`where` is for workers of a server,
-        which answer in files.)"""
-        model: nn.Module = self.holder.model
-        described, found = tensors.describe(model)
-        device = found[0].device
-        del found
-        placed = place(described)
-        exported = tensors.move(tensors.saved(model), placed, lambda: segment.export(transport, end(placed), device))
-        self._flat, self._device = exported.flat, device
-        await self.finish_writes()
-        self.holder.weights_moved()
-        rebuilt = {name: tensors.digest(buffer) for name, buffer in tensors.transient(model).items()}
-        manifest = Manifest(len(exported.flat), placed, rebuilt)
-        offer = {
-            "transport": transport,
-            "manifest": manifest.encoded(),
-            "handle": exported.handle,
-            "segment": exported.identity,
-        }
-        return Reply(offer, exported.descriptors)
-
-    async def takes_copies(self) -> bool:
-        """Return False: nothing in this process loads a copy of the trainer's weights into the model."""
-        return False
-
-
-class TrainerExtension(_Extension):
+class TrainerExtension(Sentinels):
     """The other end: its model becomes views of the owner's segment, or keeps its own weights and writes copies."""
 
     def __init__(self, holder: WeightHolder) -> None:
