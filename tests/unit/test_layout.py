@@ -20,7 +20,7 @@ LIBRARIES = sorted(path.parent for path in (REPOSITORY / "libs").glob("*/pyproje
 FRAMEWORKS = {"torch", "transformers", "peft", "vllm", "skyrl", "gem", "ray", "datasets"}
 LIGHT = {"atropos_core", "numpy", "pydantic", "pluggy", "typer"}  # typer for a plugin's commands
 IN_LIBRARIES = {"torch_models": {"torch"}}  # docs/decisions/0030-libraries.md
-LIGHT |= {f"atropos_{library.name}" for library in LIBRARIES if library.name not in IN_LIBRARIES}
+LIGHT |= {f"atropos_{library.name}" for library in LIBRARIES}
 
 
 def imports(path: Path) -> Iterator[str]:

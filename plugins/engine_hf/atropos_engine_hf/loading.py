@@ -11,9 +11,9 @@ from transformers.cache_utils import DynamicLayer
 from transformers.utils import logging
 
 from atropos_core.errors import ConfigError, FitError
-from atropos_core.models.model_size import OWN_CODE_REMEDY, needs_own_code
 from atropos_core.storage.reading import base_of_adapter
 from atropos_torch_models.devices import refuse_missing
+from atropos_torch_models.model_directory import OWN_CODE_REMEDY, needs_own_code
 from atropos_torch_models.stop_ids import stop_ids
 
 

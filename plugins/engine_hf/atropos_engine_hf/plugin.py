@@ -51,7 +51,7 @@ def holds(options: HFOptions, workload: Workload) -> Iterable[Holding]:
 
 
 def check(options: HFOptions, workload: Workload) -> None:
-    from atropos_core.models.model_size import check_weights, sliding_window
+    from atropos_torch_models.model_directory import check_weights, sliding_window
 
     directory = workload.context.model
     check_weights(directory)
@@ -64,7 +64,7 @@ def check(options: HFOptions, workload: Workload) -> None:
 
 
 def dtype(options: HFOptions, workload: Workload) -> str:
-    from atropos_core.models.model_size import loaded_dtype
+    from atropos_torch_models.model_directory import loaded_dtype
 
     return loaded_dtype(workload.context.model, options.dtype, workload.context.devices[0])
 

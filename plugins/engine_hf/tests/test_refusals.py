@@ -21,11 +21,11 @@ from transformers import (
 )
 
 from atropos_core.errors import ConfigError, FitError
-from atropos_core.models.model_size import sliding_window
 from atropos_core.plugins.provider import RunContext
 from atropos_engine_hf.config import HFOptions
 from atropos_engine_hf.decoder import Decoder
 from atropos_engine_hf.loading import load_model, refuse_unsupported
+from atropos_torch_models.model_directory import sliding_window
 
 
 @pytest.mark.parametrize(

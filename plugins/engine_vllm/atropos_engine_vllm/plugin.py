@@ -29,8 +29,8 @@ def holds(options: VLLMOptions, workload: Workload) -> Iterable[Holding]:
 
 def check(options: VLLMOptions, workload: Workload) -> None:
     from atropos_core.errors import ConfigError
-    from atropos_core.models.model_size import check_weights
     from atropos_engine_vllm.memory import check_share
+    from atropos_torch_models.model_directory import check_weights
 
     context = workload.context
     if options.enable_sleep_mode and context.max_staleness:

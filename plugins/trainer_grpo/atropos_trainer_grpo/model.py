@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging
 
 from atropos_core.errors import FitError, WeightsMismatch
-from atropos_core.models.model_size import OWN_CODE_REMEDY, needs_own_code
+from atropos_torch_models.model_directory import OWN_CODE_REMEDY, needs_own_code
 from atropos_trainer_grpo.attention import NAME, attention_of, register
 from atropos_trainer_grpo.logprobs import Scored, token_logprobs
 from atropos_trainer_grpo.packed_rows import Packing, pack

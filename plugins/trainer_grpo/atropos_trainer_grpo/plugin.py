@@ -114,7 +114,8 @@ def holds(options: GrpoOptions, workload: Workload) -> Iterable[Holding]:
 
 
 def check(options: GrpoOptions, workload: Workload) -> None:
-    from atropos_core.models.model_size import read, sliding_window
+    from atropos_core.models.model_size import read
+    from atropos_torch_models.model_directory import sliding_window
 
     if workload.truncated:
         _refuse_truncation(options)
@@ -167,7 +168,7 @@ def _refuse_truncation(options: GrpoOptions) -> None:
 
 
 def dtype(options: GrpoOptions, workload: Workload) -> str:
-    from atropos_core.models.model_size import loaded_dtype
+    from atropos_torch_models.model_directory import loaded_dtype
 
     return loaded_dtype(workload.context.model, options.dtype, workload.context.devices[0])
 
