@@ -9,7 +9,6 @@ import numpy as np
 
 from atropos_core.builtin.config import ExactOptions, FormatOptions, LengthOptions, NumericOptions
 from atropos_core.builtin.numbers import answer_value, is_same, last_value
-from atropos_core.builtin.numbers import last_number as last_number  # plugins import it from here
 from atropos_core.errors import DataError
 from atropos_core.interfaces import Reward
 from atropos_core.rollouts.replies import searched

@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atropos_core.builtin.config import ExactOptions, FormatOptions, LengthOptions, NumericOptions
+from atropos_core.builtin.numbers import last_number
 from atropos_core.builtin.rewards import (
     EnvironmentReward,
     ExactReward,
     FormatReward,
     LengthReward,
     NumericReward,
-    last_number,
     last_reply,
 )
 from atropos_core.errors import DataError

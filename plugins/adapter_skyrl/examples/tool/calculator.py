@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from atropos_core import Environment, Score, Task
-from atropos_core.builtin.rewards import last_number
+from atropos_core.builtin.numbers import last_number
 from atropos_core.conversation import Conversation, Policy
 from atropos_core.types import Episode, Split
 
