@@ -6,7 +6,7 @@ Policy versions are checked elsewhere (`atropos_core.rollouts.policy_versions`),
 Token columns are checked by their extremes over all rollouts at once (by the position of the largest value, which numpy finds at
 a third of the cost of the value). The wrong value is searched for only if there is one. A group of 8 kB in one to eight rollouts
 costs 12 to 26 us, a quarter of decoding its frame (CPU time of one core of a busy machine). A server skips this check for most
-groups (its `quick_look`).
+groups (its `fast_check`).
 """
 
 from __future__ import annotations

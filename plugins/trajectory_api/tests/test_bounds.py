@@ -27,8 +27,8 @@ from atropos_core.group_schema import (
 )
 from atropos_core.rollouts.policy_versions import refuse_versions_that_never_were
 from atropos_core.types import UNKNOWN_VERSION, Draw, ScoredGroup, Task
+from atropos_trajectory_api.groups.fast_check import check_typical_frame
 from atropos_trajectory_api.groups.frame_check import read_group
-from atropos_trajectory_api.groups.quick_look import surely_right
 from tests.wrong_groups import LENGTH, VOCABULARY, column, group, nested, on_episode, on_group, on_rollout, unchecked
 
 NEWEST = 7  # version that engines can have sampled from
@@ -158,7 +158,7 @@ def verdicts(made: ScoredGroup, vocabulary: int = VOCABULARY, newest: int | None
         whole = True
     except DataError:
         whole = False
-    return surely_right(frame, vocabulary, newest) is not None, whole
+    return check_typical_frame(frame, vocabulary, newest) is not None, whole
 
 
 @pytest.mark.parametrize(("make", "on", "beyond"), [row[1:] for row in BOUNDS], ids=[row[0] for row in BOUNDS])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -13,12 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atropos_core.codec import encode_bytes
+from atropos_core.codec.columns import GroupColumns
 from atropos_core.errors import DataError
 from atropos_core.group_schema import check_group
 from atropos_core.hub.records import Label
 from atropos_core.types import UNKNOWN_VERSION, Rollout, ScoredGroup, TopK
+from atropos_trajectory_api.groups.fast_check import _Columns, check_typical_frame
 from atropos_trajectory_api.groups.frame_check import check_frame, read_group
-from atropos_trajectory_api.groups.quick_look import surely_right
 from plugins.trajectory_api.tests.sent_groups import VOCABULARY, drawn, group_of
 from tests.wrong_groups import NATIVE, VALUES, on_episode, on_rollout, unchecked
 from tests.wrong_groups import group as wrong_group
@@ -146,11 +147,15 @@ def rich() -> ScoredGroup:
 FRAMES = (FRAME, encode_bytes(rich()))
 
 
+def test_the_fast_check_names_the_columns_as_the_codec_does():
+    assert _Columns._fields == tuple(field.name for field in fields(GroupColumns))
+
+
 @pytest.mark.parametrize("frame", FRAMES, ids=["plain", "rich"])
-def test_an_honest_group_needs_a_quick_look_and_no_more(frame: bytes):
-    assert surely_right(frame, VOCABULARY, 7) == check_frame(frame, VOCABULARY, 7)
+def test_an_honest_group_passes_the_fast_check(frame: bytes):
+    assert check_typical_frame(frame, VOCABULARY, 7) == check_frame(frame, VOCABULARY, 7)
     group = read_group(frame, VOCABULARY)
-    assert surely_right(frame, VOCABULARY, 7) == (group.draw, Label.of(group, len(frame)))
+    assert check_typical_frame(frame, VOCABULARY, 7) == (group.draw, Label.of(group, len(frame)))
 
 
 WORDS = st.sampled_from([None, True, -1, 0, 1.5, 1 << 70, "", "~a", [], {}, [[1]], {"~r": "Rollout", "~f": []}])
@@ -182,19 +187,19 @@ def test_rewards_that_lie_behind_the_end_of_a_frame_are_refused() -> None:
     header["~g"][rewards] = size
     raw = json.dumps(header).encode()
     frame = PREFIX.pack(b"ATR1", len(raw), size) + raw + FRAME[PREFIX.size + length :]
-    assert surely_right(frame, VOCABULARY, 7) is None
+    assert check_typical_frame(frame, VOCABULARY, 7) is None
     with pytest.raises(DataError):
         check_frame(frame, VOCABULARY, 7)
 
 
 @pytest.mark.parametrize("wrong", [*VALUES, *NATIVE, "a temperature of nan", "a score of nan"])
 @pytest.mark.parametrize("turned", [False, True], ids=["first", "last"])
-def test_the_quick_look_lets_nothing_in_that_the_schema_refuses(wrong: str, turned: bool) -> None:
+def test_the_fast_check_lets_nothing_in_that_the_schema_refuses(wrong: str, turned: bool) -> None:
     nan = {"a temperature of nan": on_rollout(temperature=np.nan), "a score of nan": on_episode(score=np.nan)}
     made = (nan.get(wrong) or (VALUES | NATIVE)[wrong][0])(wrong_group())
     if turned:
         made = unchecked(made, episodes=made.episodes[::-1])
     with pytest.raises(DataError):
         check_group(made, VOCABULARY)
-    assert surely_right(encode_bytes(made), VOCABULARY, None) is None
-    assert surely_right(encode_bytes(wrong_group()), VOCABULARY, None) is not None
+    assert check_typical_frame(encode_bytes(made), VOCABULARY, None) is None
+    assert check_typical_frame(encode_bytes(wrong_group()), VOCABULARY, None) is not None

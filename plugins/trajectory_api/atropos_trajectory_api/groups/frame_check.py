@@ -12,7 +12,7 @@ from atropos_core.guards.apart import loads_in_turns
 from atropos_core.hub.records import Label
 from atropos_core.rollouts.policy_versions import refuse_versions_that_never_were
 from atropos_core.types import Draw, ScoredGroup
-from atropos_trajectory_api.groups.quick_look import LONG_HEADER, surely_right
+from atropos_trajectory_api.groups.fast_check import LONG_HEADER, check_typical_frame
 
 EXPANSION = 16  # how many times its frame's length a group's columns may hold: an honest one holds less than twice that
 SPARE_BYTES = 1 << 16  # allowed in addition, since a short group may be all one token
@@ -71,7 +71,7 @@ class Checked(NamedTuple):
 def check_frame(frame: bytes, vocabulary: int, newest_version: int | None = None) -> Checked:
     """Check the frame of a group. Raises DataError that says what is wrong with it. A `vocabulary` of 0 is unknown;
     `newest_version` as in `refuse_versions_that_never_were`."""
-    found = surely_right(frame, vocabulary, newest_version)
+    found = check_typical_frame(frame, vocabulary, newest_version)
     if found is not None:
         return Checked(*found)
     group = read_group(frame, vocabulary)

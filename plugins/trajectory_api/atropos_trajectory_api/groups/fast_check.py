@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 import orjson
@@ -47,48 +47,51 @@ _Counts = list[Annotated[int, Strict(), Field(ge=1)]]
 _Flags = list[StrictBool]
 _Temperature = Annotated[float, Strict(), Field(ge=LEAST_TEMPERATURE, le=MOST_TEMPERATURE, allow_inf_nan=False)]
 _Score = Annotated[float, Strict(), Field(ge=-LARGEST_REWARD, le=LARGEST_REWARD, allow_inf_nan=False)]
-_Fields = tuple[
-    tuple[
-        _Number, _Text, Literal["train", "test"], _Number, _Number
-    ],  # the draw: number, environment, split, index, seed
-    Any,  # its task
-    _Counts,  # rollouts of each episode
-    _Counts,  # tokens of each rollout
-    _At,  # tokens
-    _At,  # sampled
-    _At | None,  # trained
-    list[StrictInt],  # versions
-    _At | None,  # logprobs
-    None,  # advantages
-    None,  # of a reference
-    Any,  # which rollouts lack a column
-    list[_Temperature],
-    _Flags,  # truncated
-    _Flags,  # sft
-    None,  # teachers
-    list[_Score],
-    list[StrictBool | None],  # correct
-    list[_Text],  # finish
-    Any,  # parts, metrics and messages of each episode
-    _At,  # rewards
-    dict[str, Any],  # parts
-    Any,  # failures
-    None,  # advantages of the group
-    Any,  # what old clients sent
-]
-_TEMPERATURE = 12  # its index among these
-_validate: Callable[[Any], tuple[Any, ...]] = TypeAdapter(_Fields).validator.validate_python
 
 
-def surely_right(frame: bytes, vocabulary: int, newest_version: int | None) -> tuple[Draw, Label] | None:
-    """The values that the hub needs of the frame. None if it must be checked the full way."""
+class _Columns(NamedTuple):
+    """The columns of a group in the order of a frame, which is that of `GroupColumns`."""
+
+    draw: tuple[_Number, _Text, Literal["train", "test"], _Number, _Number]  # id, environment, split, index, seed
+    task: Any
+    rollouts: _Counts
+    lengths: _Counts
+    tokens: _At
+    sampled: _At
+    trained: _At | None
+    policy_version: list[StrictInt]
+    logprobs: _At | None
+    advantages: None
+    ref_logprobs: None
+    lacking: Any
+    temperature: list[_Temperature]
+    truncated: _Flags
+    sft: _Flags
+    teachers: None
+    scores: list[_Score]
+    correct: list[StrictBool | None]
+    finish: list[_Text]
+    details: Any
+    rewards: _At
+    parts: dict[str, Any]
+    failed: Any
+    group_advantages: None
+    wire: Any
+
+
+_validate: Callable[[Any], _Columns] = TypeAdapter(_Columns).validator.validate_python
+_TEMPERATURE = _Columns._fields.index("temperature")  # pydantic takes an int for a float, and the codec does not
+
+
+def check_typical_frame(frame: bytes, vocabulary: int, newest_version: int | None) -> tuple[Draw, Label] | None:
+    """Return the values that the hub needs of the frame, or None if it must be checked the full way."""
     try:
-        return _look(frame, vocabulary, newest_version)
+        return _checked(frame, vocabulary, newest_version)
     except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, struct.error, DataError):
         return None
 
 
-def _look(frame: bytes, vocabulary: int, newest_version: int | None) -> tuple[Draw, Label] | None:
+def _checked(frame: bytes, vocabulary: int, newest_version: int | None) -> tuple[Draw, Label] | None:
     if len(frame) < PREFIX.size:
         return None
     magic, header_bytes, body_bytes = PREFIX.unpack_from(frame)
@@ -99,35 +102,34 @@ def _look(frame: bytes, vocabulary: int, newest_version: int | None) -> tuple[Dr
     if len(header) != 1:
         return None
     fields = header["~g"]
-    (
-        (number, environment, split, index, seed), task, rollouts, lengths, tokens, sampled, trained, versions, logprobs,
-        _, _, lacking, temperature, truncated, sft, _, scores, correct, finish, details, rewards, parts, failed, _, wire,
-    ) = _validate(fields)  # fmt: skip
-    total, sequences, episodes = sum(lengths), len(lengths), len(scores)
+    columns = _validate(fields)
+    versions, lengths, task = columns.policy_version, columns.lengths, columns.task
+    total, sequences, episodes = sum(lengths), len(lengths), len(columns.scores)
     if not (
-        lacking == wire == {}
-        and failed == _NO_TUPLE
-        and sum(rollouts) * (1 if len(rollouts) == episodes else episodes) == sequences == len(versions)
-        and _ones(episodes, rollouts, correct, finish)
-        and _ones(sequences, temperature, truncated, sft)
+        columns.lacking == columns.wire == {}
+        and columns.failed == _NO_TUPLE
+        and sum(columns.rollouts) * (1 if len(columns.rollouts) == episodes else episodes) == sequences == len(versions)
+        and _ones(episodes, columns.rollouts, columns.correct, columns.finish)
+        and _ones(sequences, columns.temperature, columns.truncated, columns.sft)
         and {*map(type, fields[_TEMPERATURE])} == _REAL
     ):
         return None
-    ids = np.frombuffer(frame, np.uint32, total, start + tokens)
+    ids = np.frombuffer(frame, np.uint32, total, start + columns.tokens)
     if not ids.item(ids.argmax()) < (vocabulary or ID_BOUND):
         return None
-    if logprobs is not None:
-        values = np.frombuffer(frame, np.float32, total, start + logprobs)
+    if columns.logprobs is not None:
+        values = np.frombuffer(frame, np.float32, total, start + columns.logprobs)
         # for a nan, both return its position; it is within no bounds
         if not (values[values.argmin()] >= LOWEST_LOGPROB and values[values.argmax()] <= LOGPROB_ROUNDING):
             return None
-    bits = np.frombuffer(frame, np.uint8, (total + 7) // 8, start + sampled)
-    if trained is not None:
-        counted = np.frombuffer(frame, np.uint8, (total + 7) // 8, start + trained)
+    bits = np.frombuffer(frame, np.uint8, (total + 7) // 8, start + columns.sampled)
+    if columns.trained is not None:
+        counted = np.frombuffer(frame, np.uint8, (total + 7) // 8, start + columns.trained)
         if np.count_nonzero(counted & ~bits):
             return None
     floats = _floats(episodes)
-    for at in (rewards, *(_part_at(name, mark, episodes) for name, mark in parts.items())) if parts else (rewards,):
+    parts = [_part_at(name, mark, episodes) for name, mark in columns.parts.items()] if columns.parts else ()
+    for at in (columns.rewards, *parts):
         if at < 0 or not _are_rewards(floats.unpack_from(frame, start + at)):
             return None
     name, messages, answer, data = task["~f"]
@@ -139,15 +141,18 @@ def _look(frame: bytes, vocabulary: int, newest_version: int | None) -> tuple[Dr
         and (answer is None or type(answer) is str)
         and _are_messages(messages)
         and (data == {} or (type(data) is dict and _is_plain(data, MAX_DEPTH - 1)))
-        and (details is None or (_ones(episodes, details) and all(map(_is_plain_detail, details))))
+        and (
+            columns.details is None
+            or (_ones(episodes, columns.details) and all(map(_is_plain_detail, columns.details)))
+        )
     ):
         return None
     highest = ID_BOUND - 1 if newest_version is None else newest_version
     if not UNKNOWN_VERSION <= min(versions) <= max(versions) <= highest:
         return None
     oldest = _oldest(versions, lengths, bits, total)
-    label = Label(environment, sequences, len(frame), oldest, number if number >= 0 else None, name)
-    return Draw(number, environment, split, index, seed), label
+    draw = Draw(*columns.draw)
+    return draw, Label(draw.environment, sequences, len(frame), oldest, draw.id if draw.id >= 0 else None, name)
 
 
 def _ones(count: int, *lists: list[Any]) -> bool:
