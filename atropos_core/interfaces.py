@@ -419,7 +419,7 @@ class Adapter(Protocol):
 class Loss(Protocol):
     """The objective that a trainer minimises. Its call signature is between it and the trainers that support it."""
 
-    def findings(self, *, skip: Sequence[str] = ()) -> list[Finding]: ...  # `atropos check NAME`
+    contract: str  # its contract tests, "pkg.mod:function": function(loss, skip=names) returns a list of Finding
 
 
 @dataclass(frozen=True)

@@ -110,7 +110,7 @@ def kind_of(made: Any) -> str | None:
     """Return the kind that a class or an instance derives from; None if unclear."""
     cls = made if inspect.isclass(made) else type(made)
     found = [kind for kind in KINDS if _interface(kind) in cls.__mro__]
-    return found[0] if found else "loss" if hasattr(made, "findings") else None
+    return found[0] if found else "loss" if hasattr(made, "contract") else None
 
 
 def load_reference(reference: str, kind: str = "environment") -> Any:
@@ -238,6 +238,7 @@ def _missing(kind: str, cls: type) -> Iterator[str]:
             has = next((vars(base)[name] for base in cls.__mro__ if name in vars(base)), None)
             if has is None or has is method:
                 yield name
+    yield from (name for name in vars(interface).get("__annotations__", ()) if not hasattr(cls, name))
 
 
 def _check_class(kind: str, cls: type, name: str, made: Any = None) -> None:

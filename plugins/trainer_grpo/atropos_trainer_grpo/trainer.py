@@ -277,13 +277,13 @@ class GrpoTrainer(Trainer):
 
     def _refuse_idle(self, loss: Loss) -> None:
         """Refuse idle options for a custom loss; config.py does so for the built-in ones."""
-        from atropos_trainer_grpo.contract import heeds
+        from atropos_trainer_grpo.loss_cases import uses_bound
 
         options = self._options
         idle = [
             f"clip_{bound}" if bound != "dual" else "dual_clip"
             for bound, given in (("low", options.clip_low), ("high", options.clip_high), ("dual", options.dual_clip))
-            if given is not None and not heeds(loss, bound)
+            if given is not None and not uses_bound(loss, bound)
         ]
         if options.loss_length is not None and (options.average or loss.average) != "constant":
             idle.append("loss_length")

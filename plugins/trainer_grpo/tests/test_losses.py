@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from atropos_testing import ContractBroken, check, loss_contract
 from atropos_trainer_grpo import config, plugin
+from atropos_trainer_grpo.check_loss import check_loss
 from atropos_trainer_grpo.config import GrpoOptions
 from atropos_trainer_grpo.losses import LOSSES, Clip, Rows, Surrogate, policy_gradient, register, token_weights
 from atropos_trainer_grpo.update import clip_of
@@ -231,7 +232,7 @@ def test_an_option_of_a_loss_acts_on_the_sign_of_advantage_that_its_name_says(na
     [option] = values
     assert changed == {True: not option.endswith("_neg"), False: not option.endswith("_pos")}
     loss_contract(name)()
-    assert all(finding.ok is not False for finding in other.findings())
+    assert all(finding.ok is not False for finding in check_loss(other))
 
 
 @pytest.mark.parametrize("advantage", [1.0, -1.0])
@@ -425,7 +426,7 @@ def always_pulls(rows, clip):
     ],
 )  # fmt: skip
 def test_each_fault_of_a_strangers_loss_is_found_by_its_name(loss, broken):
-    assert broken in [finding.subject for finding in loss.findings() if finding.ok is False]
+    assert broken in [finding.subject for finding in check_loss(loss) if finding.ok is False]
 
 
 def test_a_decorated_function_keeps_what_it_was_declared_with():
@@ -442,14 +443,14 @@ def test_a_decorated_function_keeps_what_it_was_declared_with():
 
 def test_a_check_can_be_skipped_by_name():
     verdicts = {
-        finding.subject: finding.ok for finding in always_pulls.findings(skip=["zero advantages", "reinforces"])
+        finding.subject: finding.ok for finding in check_loss(always_pulls, skip=["zero advantages", "reinforces"])
     }
     assert verdicts["zero advantages"] is None
     assert False not in verdicts.values()
 
 
 def test_a_strangers_sound_loss_passes_and_may_be_named_by_its_file(tmp_path, monkeypatch):
-    assert all(finding.ok for finding in sound.findings())
+    assert all(finding.ok for finding in check_loss(sound))
     (tmp_path / "mine.py").write_text(
         "from atropos_trainer_grpo.losses import Surrogate, register\n\n@register(average='sum')\ndef mine(rows, clip):\n"
         "    ratio = rows.ratio()\n    return Surrogate(-ratio * rows.advantages, ratio.detach())\n\n"

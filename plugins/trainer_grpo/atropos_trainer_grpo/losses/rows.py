@@ -6,18 +6,15 @@ batch NaN, even if the clip leaves it out (0 x inf). `bounded_exp` replaces `exp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from atropos_trainer_grpo.losses.averages import Average
-
-if TYPE_CHECKING:
-    from atropos_core.interfaces import Finding
 
 FURTHEST = 60.0  # nats: e^60 = 1.1e26 leaves float32 twelve decades for advantages and for the network's own factors
 
@@ -85,17 +82,14 @@ class Loss:
     holds_fixed: bool = False  # its gradient is not that of its value: a factor is constant (a stop-gradient)
     needs_whole: bool = False  # the rollouts of an episode must be in one micro-batch: it adds up over `Rows.sequence`
 
+    contract = "atropos_trainer_grpo.check_loss:check_loss"  # which `atropos check NAME` calls
+
     def __call__(self, rows: Rows, clip: Clip) -> Surrogate:
         return self.surrogate(rows, clip)
 
     def having(self, **values: float) -> Loss:
         """The same loss with other values of its options."""
         return replace(self, surrogate=partial(self.surrogate, **values)) if values else self
-
-    def findings(self, *, skip: Sequence[str] = ()) -> list[Finding]:
-        from atropos_trainer_grpo.contract import findings
-
-        return findings(self, skip=skip)
 
 
 def register(
