@@ -45,10 +45,10 @@ from atropos_core.plugins.manager import load_plugins
 from atropos_core.plugins.provider import RunContext
 from atropos_core.rollouts.runner import checked
 from atropos_core.rollouts.tokenizer import ChatTokenizer
-from atropos_core.storage.run_records import RunRecords
 from atropos_core.types import Episode
 from atropos_env_atroposlib.environment import AtroposlibEnvironment
 from atropos_env_atroposlib.options import AtroposlibOptions
+from atropos_records.rollout_records import RolloutRecords
 from benchmarks.atroposlib_cases import ROW, case_of
 from benchmarks.atroposlib_model import Scripted, long_model
 from benchmarks.machine import RESULTS, described
@@ -224,7 +224,7 @@ def judged(run: Path, sampled: Path) -> dict[str, Any]:
     said = {tuple(json.loads(line)) for line in sampled.read_text().splitlines()}
     apart = [row[ALIGNMENT] for row in steps if row.get(ALIGNMENT) is not None]
     counted: Counter[str] = Counter()
-    records = RunRecords(run)
+    records = RolloutRecords(run)
     for step in map(records.step, records.steps()):
         for episode in step.episodes:
             for tokens in step.sequences(episode) if episode.outcome == "trained" else ():

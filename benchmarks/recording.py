@@ -23,9 +23,9 @@ from atropos_core import console
 from atropos_core.builtin.config import JsonlOptions
 from atropos_core.builtin.sinks import JsonlSink
 from atropos_core.interfaces import SettledGroup, StepRecord
-from atropos_core.storage.run_records import RunRecords
 from atropos_core.training.batch import to_batch
 from atropos_core.types import ScoredGroup
+from atropos_records.rollout_records import RolloutRecords
 from atropos_testing.samples import make_group
 from benchmarks.machine import RESULTS, described
 from tests.conftest import metrics_of
@@ -60,7 +60,7 @@ def of_a_run(folder: Path, steps: int) -> dict[str, Any]:
 
 
 def _steps(folder: Path) -> list[Any]:
-    records = RunRecords(folder)
+    records = RolloutRecords(folder)
     return [records.step(step) for step in records.steps()]
 
 

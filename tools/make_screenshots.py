@@ -12,7 +12,7 @@ from pathlib import Path
 from PIL import Image
 from playwright.sync_api import Page, sync_playwright
 
-from atropos_core.storage.run_records import RunRecords
+from atropos_records.rollout_records import RolloutRecords
 from tests.view.conftest import CHROMIUM, go, until, viewing
 
 IMAGES = Path(__file__).parents[1] / "docs/images"
@@ -21,7 +21,7 @@ COLOURS = 128  # of a picture: it is small, and letters stay sharp
 
 def main(runs: list[Path]) -> None:
     IMAGES.mkdir(exist_ok=True)
-    records = RunRecords(runs[0])
+    records = RolloutRecords(runs[0])
     step = records.steps()[5]
     row = next(one.line for one in records.step(step).episodes if one.outcome == "trained" and one.sampled_tokens > 20)
     draw = records.step(step).episodes[row].draw

@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 
 from atropos_core.config.run_file import to_toml
-from atropos_core.storage.run_records import RunRecords
+from atropos_records.rollout_records import RolloutRecords
 from tests.e2e.runs import RunningRun
 
 DEADLINE_S = 600.0
@@ -96,7 +96,7 @@ def killed_at_random(
 
 def failures(folder: Path, names: list[str]) -> dict[str, list[str]]:
     """Each draw was settled in one step, but for those in progress as the run was stopped."""
-    records = RunRecords(folder)
+    records = RolloutRecords(folder)
     steps_of_draw: dict[int, set[int]] = {}
     failed: dict[str, list[str]] = {name: [] for name in names}
     for step in map(records.step, records.steps()):

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from atropos_core.storage.run_records import RunRecords
 from atropos_records.audit import ranges
+from atropos_records.rollout_records import RolloutRecords
 from tests.conftest import TOY
 from tests.e2e.runs import finish
 
@@ -40,7 +40,7 @@ def run(whole: Path, tmp_path: Path) -> Path:
 
 def a_trained_token(run: Path, step: int = STEP) -> tuple[int, int, int]:
     """Its sequence in the step, its position there, and its index in the columns."""
-    tokens = RunRecords(run).step(step).tokens
+    tokens = RolloutRecords(run).step(step).tokens
     assert tokens is not None
     index = int(np.flatnonzero(tokens.column("trained"))[2])
     sequence = int(np.searchsorted(tokens.offsets, index, "right")) - 1
@@ -68,7 +68,7 @@ def audited(atropos: Callable[..., object], run: Path, *arguments: str) -> tuple
 def test_a_run_is_as_it_was_recorded(atropos, run):
     code, text, faults = audited(atropos, run)
     assert (code, faults) == (0, []), text
-    sampled = sum(int(RunRecords(run).step(step).tokens.column("sampled").sum()) for step in (1, 2, 3, 4))
+    sampled = sum(int(RolloutRecords(run).step(step).tokens.column("sampled").sum()) for step in (1, 2, 3, 4))
     compared = int(text.split("logprobs")[1].split()[0].replace(",", ""))
     assert compared >= sampled, "each of the engine's, and the trainer's beside it"
     assert "versions 0, 1, 2, 3" in text
@@ -77,7 +77,7 @@ def test_a_run_is_as_it_was_recorded(atropos, run):
 
 def test_a_changed_logprob_is_named_with_both_values(atropos, run):
     sequence, position, index = a_trained_token(run)
-    before = float(RunRecords(run).step(STEP).tokens.column("logprobs")[index])
+    before = float(RolloutRecords(run).step(STEP).tokens.column("logprobs")[index])
     change(run, "logprobs", index, before - 0.01)
     code, _, faults = audited(atropos, run)
     assert code == 1
@@ -85,14 +85,14 @@ def test_a_changed_logprob_is_named_with_both_values(atropos, run):
     assert (fault["step"], fault["sequence"], fault["position"]) == (STEP, sequence, position)
     assert fault["recorded"] == pytest.approx(before - 0.01)
     assert fault["recomputed"] == pytest.approx(before, abs=1e-5)
-    assert fault["task"] == RunRecords(run).step(STEP).episodes[sequence].task
+    assert fault["task"] == RolloutRecords(run).step(STEP).episodes[sequence].task
     assert audited(atropos, run, "--tolerance", "0.1")[0] == 0, "within what is tolerated"
     assert audited(atropos, run, "--step", "1")[0] == 0, "another step"
 
 
 def test_a_changed_id_is_named_by_text_and_by_logprob(atropos, run):
     sequence, position, index = a_trained_token(run)
-    change(run, "ids", index, RunRecords(run).step(STEP).tokens.column("ids")[index] + 1)
+    change(run, "ids", index, RolloutRecords(run).step(STEP).tokens.column("ids")[index] + 1)
     code, _, faults = audited(atropos, run)
     assert code == 1
     mine = [one for one in faults if one["sequence"] == sequence]
@@ -102,7 +102,7 @@ def test_a_changed_id_is_named_by_text_and_by_logprob(atropos, run):
 
 
 def test_a_changed_id_of_the_prompt_is_named(atropos, run):
-    tokens = RunRecords(run).step(STEP).tokens
+    tokens = RolloutRecords(run).step(STEP).tokens
     change(run, "ids", int(tokens.offsets[2]) + 1, 9)
     code, _, faults = audited(atropos, run)
     assert code == 1
@@ -249,7 +249,7 @@ def test_a_run_of_the_tiny_policy_is_audited_by_its_own_trainer(atropos, tmp_pat
     """Sampling and training overlap: one reply has tokens of several versions, each of which is scored with its own weights."""
     run = tmp_path / "tiny"
     finish(run, "run", *OVERLAPPED, "--dir", str(run))
-    episodes = [one for step in range(1, 7) for one in RunRecords(run).step(step).episodes]
+    episodes = [one for step in range(1, 7) for one in RolloutRecords(run).step(step).episodes]
     assert any(len(one.versions) > 1 for one in episodes), "or this shows less than it could"
     assert any(one.scored_reward != one.reward for one in episodes)
     code, text, faults = audited(atropos, run)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from safetensors import safe_open
 
-from atropos_core.storage.run_records import RunRecords
+from atropos_records.rollout_records import RolloutRecords
 from tests.conftest import REPOSITORY, TOY
 from tests.e2e.runs import finish
 from tests.pages.blocks import the_block
@@ -55,7 +55,7 @@ def test_the_audit_on_the_page_finds_nothing_wrong(folder, atropos):
 
 def test_the_table_of_columns_is_what_is_written(folder):
     rows = re.findall(r"^\| `(\w+)` \| (\w+) \[([SN][ +1]*)\] \|", section("Columns over all tokens"), re.M)
-    step = RunRecords(folder / "runs/mine").step(3)
+    step = RolloutRecords(folder / "runs/mine").step(3)
     with safe_open(step.tokens_path, framework="numpy") as file:
         size = {"S": step.tokens.sequences, "S + 1": step.tokens.sequences + 1, "N": step.tokens.tokens}
         for name, kind, axis in rows:

@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 
 from atropos_core.config.run_file import to_toml
-from atropos_core.storage.run_records import RunRecords
+from atropos_records.rollout_records import RolloutRecords
 from tests.e2e.ledger import plant_ledger, settled
 from tests.e2e.runs import RunningRun
 from tests.shared_memory import SharedFiles
@@ -142,7 +142,7 @@ def accounts(folder: Path) -> dict[str, int]:
     missing = set(range(newest)) - {draw for draw, _, _ in entries}
     assert len(missing) <= in_progress, f"drawn, and never settled: {sorted(missing)}"
     assert all(draw > newest - 3 * in_progress for draw in missing), f"drawn, and never settled: {sorted(missing)}"
-    records = RunRecords(folder / "run")
+    records = RolloutRecords(folder / "run")
     steps_of: dict[str, set[int]] = {}
     members: Counter[str] = Counter()
     for step in map(records.step, records.steps()):

@@ -17,7 +17,7 @@ import pytest
 from atropos_core.cli import run_app
 from atropos_core.interfaces import SettledGroup
 from atropos_core.rollouts.tokenizer import ChatTokenizer
-from atropos_core.storage.run_records import RunRecords
+from atropos_records.rollout_records import RolloutRecords
 from tests.e2e.runs import finish
 from tests.recorded_runs import group_of, says, settled, user
 
@@ -63,7 +63,7 @@ def trained(form: str, data: Path, policy: Path) -> dict[str, Any]:
 
 def sampled_histories(run: Path) -> dict[tuple[int, str], list[tuple[list[int], list[int]]]]:
     """By step and task: the prompt's ids and the reply's, of each whole episode."""
-    records, found = RunRecords(run), {}
+    records, found = RolloutRecords(run), {}
     for step in map(records.step, records.steps()):
         for episode in step.episodes:
             [tokens] = step.sequences(episode)

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from atropos_core.storage.run_records import RunRecords
 from atropos_core.storage.token_file import write_token_file
+from atropos_records.rollout_records import RolloutRecords
 from tests.view.conftest import MakeRun, Open, until
 
 
@@ -77,7 +77,7 @@ def with_a_stale_engine(run: Path, to: Path) -> Path:
     """A copy in which half of step 6 is what an engine two versions behind would have sampled: a run itself stops at the first
     such token."""
     shutil.copytree(run, to)
-    step = RunRecords(to).step(6)
+    step = RolloutRecords(to).step(6)
     assert step.tokens is not None
     columns = {name: np.array(step.tokens.column(name)) for name in step.tokens.names}
     lines = np.repeat(columns["episodes"], np.diff(columns["sequence_offsets"]))

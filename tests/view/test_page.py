@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from atropos_core.storage.run_records import RunRecords
+from atropos_records.rollout_records import RolloutRecords
 from tests.view.conftest import Open, command, expect_texts_only, go, until, viewing
 
 PLACES = ("curves", "rollouts", "rollouts?run=0&step=2&row=0", "rollouts?run=0&step=2&group=8", "evaluations", "times")
@@ -31,7 +31,7 @@ def count(page: Any) -> str:
 
 def test_every_metric_has_a_curve_that_ends_where_the_records_do(sound: Path, open_page: Open):
     page = open_page(sound)
-    records = RunRecords(sound).metrics()
+    records = RolloutRecords(sound).metrics()
     assert (
         f"{len(records.columns)} of {len(records.columns)} metrics" in page.locator(".curves .count").first.inner_text()
     )
@@ -175,7 +175,7 @@ def test_groups_say_why_they_were_left_out_and_open_side_by_side(sound: Path, op
 
 @pytest.mark.parametrize("value", ["advantage", "logprob", "difference", "entropy", "version"])
 def test_each_token_has_the_value_of_the_records(sound: Path, open_page: Open, value: str):
-    step = RunRecords(sound).step(3)
+    step = RolloutRecords(sound).step(3)
     line = next(one.line for one in step.episodes if one.outcome == "trained")
     [tokens] = step.sequences(step.episodes[line])
     assert tokens.trainer_logprobs is not None and tokens.entropy is not None
@@ -213,7 +213,7 @@ def test_the_tokens_spell_the_conversation(sound: Path, open_page: Open):
 
 def test_each_branch_of_a_rollout_has_its_own_tokens(make_run: Any, open_page: Open):
     run = make_run("Branching")
-    step = RunRecords(run).step(2)
+    step = RolloutRecords(run).step(2)
     first, second = step.sequences(step.episodes[0])
     page = open_page(run, at="rollouts?run=0&step=2&row=0")
     page.wait_for_selector(".tokens .tok")
@@ -256,7 +256,7 @@ def test_a_damaged_file_is_one_clear_error_and_other_steps_are_shown(sound: Path
 
 
 def test_held_out_problems_are_compared_before_and_after(sound: Path, open_page: Open):
-    before, after = (RunRecords(sound).evaluation(step) for step in (0, 6))
+    before, after = (RolloutRecords(sound).evaluation(step) for step in (0, 6))
     page = open_page(sound, at="evaluations")
     page.wait_for_selector(".row")
     figures = page.locator(".summary .figure").all_inner_texts()
@@ -270,7 +270,7 @@ def test_held_out_problems_are_compared_before_and_after(sound: Path, open_page:
 
 
 def test_the_time_went_where_the_summary_says(sound: Path, open_page: Open):
-    stages = [one for one in RunRecords(sound).summary["times"] if one["kind"] == "stage"]
+    stages = [one for one in RolloutRecords(sound).summary["times"] if one["kind"] == "stage"]
     page = open_page(sound, at="times")
     names = page.locator("table").first.locator("tbody th").all_inner_texts()
     assert names == [one["name"] for one in sorted(stages, key=lambda one: -one["seconds"])]
@@ -324,8 +324,8 @@ def test_the_slider_is_marked_where_a_run_has_something(sound: Path, tmp_path: P
         for kind in ("rollouts", "evaluation", "checkpoint", "finding")
     }
     assert at == {
-        "rollouts": [1, 2, 3, 5, 6], "evaluation": RunRecords(run).evaluation_steps(),
-        "checkpoint": RunRecords(run).checkpoint_steps(), "finding": [4],
+        "rollouts": [1, 2, 3, 5, 6], "evaluation": RolloutRecords(run).evaluation_steps(),
+        "checkpoint": RolloutRecords(run).checkpoint_steps(), "finding": [4],
     }  # fmt: skip
     assert at["evaluation"] and at["checkpoint"]
     thumb = page.locator(".slide input").bounding_box()
@@ -499,7 +499,7 @@ def test_everything_is_reached_by_keys_alone(sound: Path, open_page: Open):
 
 
 def test_a_curve_is_read_step_by_step_and_opens_its_rollouts_with_keys(sound: Path, open_page: Open):
-    records = RunRecords(sound).metrics()
+    records = RolloutRecords(sound).metrics()
     page = open_page(sound)
     card = page.locator('.card[data-metric="reward/mean"]')
     card.focus()

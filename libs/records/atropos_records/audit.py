@@ -24,10 +24,11 @@ from atropos_core.launch.assemble import Plan, trainer_alone
 from atropos_core.plugins.manager import Plugins
 from atropos_core.plugins.provider import ResolvedModel
 from atropos_core.storage.checkpoint import Checkpoint, Checkpoints
-from atropos_core.storage.run_records import RunRecords, metric_rows
-from atropos_core.storage.token_file import SequenceTokens, TokenFile
+from atropos_core.storage.run_records import metric_rows
 from atropos_core.types import UNKNOWN_VERSION, Bools, Floats
 from atropos_records.record_checks import Expected, Fault, check_step, version_before
+from atropos_records.rollout_records import RolloutRecords
+from atropos_records.step_tokens import SequenceTokens, TokenFile
 
 TOKENS_AT_ONCE = 1 << 16  # that the trainer is given in one call
 MOST_DIFFERENCES = 1000  # of one version that are kept: another model's weights differ everywhere
@@ -77,7 +78,7 @@ def plan_of(config: RunConfig, model: ResolvedModel, plugins: Plugins) -> Plan:
 
 
 async def audit(
-    records: RunRecords, plan: Plan, steps: Sequence[int], scratch: Path, tolerance: float | None,
+    records: RolloutRecords, plan: Plan, steps: Sequence[int], scratch: Path, tolerance: float | None,
     say: Callable[[str], None],
 ) -> Audit:  # fmt: skip
     """Audit the recorded steps in `steps`, or all of them if it is empty. `tolerance` is in nats; None: what the run itself
@@ -108,7 +109,7 @@ async def audit(
     return found
 
 
-def _steps_to_audit(records: RunRecords, steps: Sequence[int]) -> list[int]:
+def _steps_to_audit(records: RolloutRecords, steps: Sequence[int]) -> list[int]:
     if steps:
         return [records.step(step).step for step in steps]
     if not records.steps_with_tokens():
@@ -153,7 +154,7 @@ def _claims(step: int, file: TokenFile, before: int | None, found: Audit) -> Ite
 
 async def _compare(
     plan: Plan,
-    records: RunRecords,
+    records: RolloutRecords,
     claims: Mapping[int, list[_Claim]],
     scratch: Path,
     tolerance: float | None,
@@ -209,7 +210,7 @@ def _by_version(checkpoints: Checkpoints, found: Audit) -> Mapping[int, Checkpoi
 
 
 async def _compare_one(
-    trainer: Trainer, version: int, claims: Sequence[_Claim], records: RunRecords, dtype: str | None, found: Audit
+    trainer: Trainer, version: int, claims: Sequence[_Claim], records: RolloutRecords, dtype: str | None, found: Audit
 ) -> None:
     """Compare the claims with the trainer's logprobs. `dtype`: of the weights, or None if the run file sets the tolerance."""
     differences: list[Fault] = []

@@ -12,9 +12,9 @@ from atropos_core.cli.options import SetOption, Uses, configure
 
 if TYPE_CHECKING:
     from atropos_core.launch.assemble import Plan
-    from atropos_core.storage.run_records import RunRecords
     from atropos_records.audit import Audit
     from atropos_records.record_checks import Fault
+    from atropos_records.rollout_records import RolloutRecords
 
 USES = Uses("atropos audit", ("trainer", "watch"))
 SHOWN = 20  # faults on the terminal
@@ -62,12 +62,12 @@ def audit(
     from atropos_core import console
     from atropos_core.rollouts.evaluation import written
     from atropos_core.storage.atomic import refuse_existing
-    from atropos_core.storage.run_records import RunRecords
     from atropos_records.audit import plan_of
+    from atropos_records.rollout_records import RolloutRecords
 
     if out is not None:
         refuse_existing(out)
-    records = RunRecords(run)
+    records = RolloutRecords(run)
     loaded, resolved, plugins = configure(saved=run, changes=changes, uses=USES)
     found = asyncio.run(_audit(records, plan_of(loaded.config, resolved, plugins), step or [], tolerance))
     _show(found)
@@ -79,7 +79,7 @@ def audit(
     console.say("what could be checked is as it should be.")
 
 
-async def _audit(records: RunRecords, plan: Plan, steps: list[int], tolerance: float | None) -> Audit:
+async def _audit(records: RolloutRecords, plan: Plan, steps: list[int], tolerance: float | None) -> Audit:
     import asyncio
 
     from atropos_core import console

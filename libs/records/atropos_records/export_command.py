@@ -11,7 +11,7 @@ import typer
 
 if TYPE_CHECKING:
     from atropos_core.scripting.results import Exported, ExportedPolicy
-    from atropos_core.storage.run_records import RunRecords
+    from atropos_records.rollout_records import RolloutRecords
 
 
 class Form(StrEnum):
@@ -96,7 +96,7 @@ def pushed(
     from dataclasses import replace
 
     from atropos_core.errors import ConfigError
-    from atropos_core.storage.run_records import RunRecords
+    from atropos_records.rollout_records import RolloutRecords
 
     if push is None:
         if public:
@@ -104,7 +104,7 @@ def pushed(
         return exported(run, form, out, **options)
     from atropos_records.hugging_face import Hub
 
-    records, hub = RunRecords(run), Hub(push, public=public)
+    records, hub = RolloutRecords(run), Hub(push, public=public)
     made = exported(run, form, out, **options)
     return replace(made, url=hub.push(made, records))
 
@@ -124,15 +124,15 @@ def exported(
 ) -> Exported | ExportedPolicy:
     """Export a run as `atropos export` does, without printing. Raises AtroposError."""
     from atropos_core.errors import ConfigError
-    from atropos_core.storage.run_records import RunRecords
     from atropos_records.dataset import DatasetExport, selection_of
     from atropos_records.groups import recorded_groups
+    from atropos_records.rollout_records import RolloutRecords
 
     selection = selection_of(
         form, min_reward=min_reward, only_correct=only_correct, best_per_group=best_per_group, min_margin=min_margin,
         keep_cut_off=keep_cut_off,
     )  # fmt: skip
-    records = RunRecords(run)
+    records = RolloutRecords(run)
     if form == "hf":
         return _policy(records, out, steps, merged=merged)
     if merged:
@@ -147,7 +147,7 @@ def exported(
         export.discard()
 
 
-def _policy(records: RunRecords, out: Path, steps: Sequence[int], *, merged: bool) -> ExportedPolicy:
+def _policy(records: RolloutRecords, out: Path, steps: Sequence[int], *, merged: bool) -> ExportedPolicy:
     from atropos_core import console
     from atropos_core.errors import ConfigError
     from atropos_core.plugins.manager import load_plugins

@@ -10,10 +10,10 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
-from atropos_core.storage.run_records import EpisodeRecord
-from atropos_core.storage.token_file import SequenceTokens
 from atropos_records.groups import ExportedGroup
+from atropos_records.rollout_records import EpisodeRecord
 from atropos_records.selection import LeftOut, Selection, reward_of, usable
+from atropos_records.step_tokens import SequenceTokens
 
 Row = dict[str, Any]
 Column = Literal["string", "int64", "float64", "bool", "json", "list[json]", "list[int32]", "list[bool]", "list[float]"]

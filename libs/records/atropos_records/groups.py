@@ -11,9 +11,9 @@ from typing import Any
 from atropos_core.builtin.recording import rows, token_columns, tools_id
 from atropos_core.errors import DataError
 from atropos_core.interfaces import SettledGroup, StepRecord
-from atropos_core.storage.run_records import EpisodeRecord, RunRecords, episode_record
-from atropos_core.storage.token_file import SequenceTokens, sequences_of
 from atropos_core.types import ScoredGroup
+from atropos_records.rollout_records import EpisodeRecord, RolloutRecords, episode_record
+from atropos_records.step_tokens import SequenceTokens, sequences_of
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class ExportedGroup:
     tools: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)  # by EpisodeRecord.tools
 
 
-def recorded_groups(records: RunRecords, steps: Sequence[int] = ()) -> Iterator[ExportedGroup]:
+def recorded_groups(records: RolloutRecords, steps: Sequence[int] = ()) -> Iterator[ExportedGroup]:
     """Yield groups of these steps, or of all, in order, with one step in memory at a time. Raises DataError if a step is not recorded,
     or nothing is."""
     recorded = records.steps()

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from atropos_core.rollouts.replies import AS_SAMPLED
 from atropos_core.rollouts.tokenizer import ChatTokenizer
-from atropos_core.storage.run_records import EpisodeRecord, RecordedStep
-from atropos_core.storage.token_file import SequenceTokens, TokenFile
 from atropos_core.types import UNKNOWN_VERSION, Bools, Message, Tokens
+from atropos_records.rollout_records import EpisodeRecord, RecordedStep
+from atropos_records.step_tokens import SequenceTokens, TokenFile
 
 MOST_OF_ONE_KIND = 100  # faults of a step: what is wrong everywhere needs no list
 SINGLE = 1e-4  # relative: sums in float32, in another order

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from atropos_core.storage.run_records import EpisodeRecord
 from atropos_core.types import Message
 from atropos_records.groups import ExportedGroup
+from atropos_records.rollout_records import EpisodeRecord
 
 LeftOut = Counter[str]  # by the reason
 

@@ -14,7 +14,7 @@ from datasets import load_dataset
 
 from atropos_core.cli import run_app
 from atropos_core.interfaces import SettledGroup
-from atropos_core.storage.run_records import RunRecords
+from atropos_records.rollout_records import RolloutRecords
 from atropos_testing.samples import make_episode, make_group, make_task
 from tests.recorded_runs import group_of, recorded, says, settled, user
 
@@ -160,7 +160,7 @@ async def test_parquet_has_every_episode_and_every_token_that_is_recorded(tmp_pa
     assert [(row["member"], row["sequence"], bool(row["failed"])) for row in rows] == [
         (0, 0, False), (1, 0, False), (1, 1, False), (None, None, True),
     ]  # fmt: skip
-    step = RunRecords(run).step(1)
+    step = RolloutRecords(run).step(1)
     for row in rows[:3]:
         episode = step.episodes[row["member"]]
         tokens = step.sequences(episode)[row["sequence"]]

@@ -19,7 +19,7 @@ import pytest
 from atropos_core.builtin.plugin import TOY_MODEL
 from atropos_core.errors import RemoteError
 from atropos_core.rollouts.tokenizer import ChatTokenizer
-from atropos_core.storage.run_records import RunRecords
+from atropos_records.rollout_records import RolloutRecords
 from plugins.env_atroposlib.tests.hosted import FILES, N, group_of, within_environment
 from tests.e2e.runs import RunningRun
 
@@ -84,7 +84,7 @@ def test_killed_six_times_at_random_nothing_is_lost_or_trained_twice(tmp_path: P
         run.process.wait()
     assert run.text.count("has ended, and is started again") == KILLS
 
-    records = RunRecords(tmp_path / "run")
+    records = RolloutRecords(tmp_path / "run")
     trained: Counter[tuple[str, int]] = Counter()
     steps_of_draw: dict[int, set[int]] = {}
     failed: dict[str, list[str]] = {name: [] for name in NAMES}

@@ -24,7 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atropos_core.errors import RunDirectoryError
-from atropos_core.storage.run_records import MetricTable, RunRecords, is_step
+from atropos_core.storage.run_records import MetricTable, is_step
+from atropos_records.rollout_records import RolloutRecords
 from atropos_simulation.figures import Known
 
 SKIPPED = 2  # steps at the start, in which many things happen for the first time
@@ -36,7 +37,7 @@ Floats = NDArray[np.float64]
 
 def from_run(directory: Path) -> Known:
     """Return a run's figures. Raises RunDirectoryError if the run has not ended or is too short."""
-    records = RunRecords(directory)
+    records = RolloutRecords(directory)
     table = records.metrics()
     counted = table.steps > SKIPPED
     if records.finished_steps < 0 or counted.sum() < 2:
@@ -65,7 +66,7 @@ def from_run(directory: Path) -> Known:
 
 
 def _shape(
-    records: RunRecords, table: MetricTable, counted: NDArray[np.bool_], known: dict[str, tuple[Any, str]]
+    records: RolloutRecords, table: MetricTable, counted: NDArray[np.bool_], known: dict[str, tuple[Any, str]]
 ) -> None:
     for name in ("groups_per_step", "group_size", "max_staleness", "refill_rounds"):
         known[f"run.{name}"] = _training(records, name), f"config.toml, training.{name}"
@@ -82,7 +83,7 @@ def _shape(
     known["bridge.publish_s"] = float(published.mean()), "metrics.jsonl, mean of bridge/publish_s, its transfer in it"
 
 
-def _loop(records: RunRecords, known: dict[str, tuple[Any, str]]) -> None:
+def _loop(records: RolloutRecords, known: dict[str, tuple[Any, str]]) -> None:
     seconds = records.summary.get("seconds")
     if not isinstance(seconds, dict) or not all(
         isinstance(spent, int | float) and abs(spent) < 1e300 for spent in seconds.values()
@@ -118,7 +119,7 @@ def _trainer(table: MetricTable, counted: NDArray[np.bool_], known: dict[str, tu
 
 
 def _rollouts(
-    records: RunRecords,
+    records: RolloutRecords,
     table: MetricTable,
     counted: NDArray[np.bool_],
     known: dict[str, tuple[Any, str]],
@@ -213,7 +214,7 @@ def _least_squares(rows: Floats, values: Floats) -> list[float]:
     return best
 
 
-def _training(records: RunRecords, name: str) -> int:
+def _training(records: RolloutRecords, name: str) -> int:
     """Return a whole number of the section [training]. Raises RunDirectoryError."""
     value = records.config.get("training", {}).get(name)
     if not is_step(value):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from atropos_core.storage.run_records import EvaluatedProblem
+from atropos_records.rollout_records import EvaluatedProblem
 from atropos_viewer.shown import number, text_of
 
 

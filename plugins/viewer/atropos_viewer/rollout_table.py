@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from atropos_core.storage.run_records import EpisodeRecord
-from atropos_core.storage.token_file import TokenFile
+from atropos_records.rollout_records import EpisodeRecord
+from atropos_records.step_tokens import TokenFile
 from atropos_viewer.shown import coded, number, text_of, tool_calls
 
 PREVIEW = 120  # characters of a rollout's last message

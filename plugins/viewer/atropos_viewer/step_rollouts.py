@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from atropos_core.errors import DataError
-from atropos_core.storage.run_records import EpisodeRecord, RecordedStep
-from atropos_core.storage.token_file import SequenceTokens
 from atropos_core.types import UNKNOWN_VERSION
+from atropos_records.rollout_records import EpisodeRecord, RecordedStep
+from atropos_records.step_tokens import SequenceTokens
 from atropos_viewer.rollout_table import table, why_left_out
 from atropos_viewer.shown import number, numbers, text_of
 from atropos_viewer.token_texts import TokenTexts

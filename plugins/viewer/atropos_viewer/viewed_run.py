@@ -9,7 +9,8 @@ from typing import Any
 
 from atropos_core.errors import RunDirectoryError
 from atropos_core.storage.reading import read_text
-from atropos_core.storage.run_records import METRICS, RunRecords
+from atropos_core.storage.run_records import METRICS
+from atropos_records.rollout_records import RolloutRecords
 from atropos_viewer.evaluation_table import evaluation_table
 from atropos_viewer.findings import findings
 from atropos_viewer.metrics_table import MetricsTable
@@ -27,7 +28,7 @@ class ViewedRun:
             raise RunDirectoryError(
                 f"run directory {directory} does not exist.", remedy="`ls -t runs` shows the newest."
             )
-        self._records = RunRecords(directory)
+        self._records = RolloutRecords(directory)
         self.directory = directory
         self._config = self._records.config
         self._metrics = MetricsTable(directory / METRICS)

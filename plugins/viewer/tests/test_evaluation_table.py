@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from atropos_core.storage.run_records import EvaluatedProblem, EvaluatedSample
+from atropos_records.rollout_records import EvaluatedProblem, EvaluatedSample
 from atropos_viewer.evaluation_table import evaluation_table
 
 

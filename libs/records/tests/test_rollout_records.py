@@ -18,9 +18,9 @@ from atropos_core.builtin.config import JsonlOptions
 from atropos_core.builtin.sinks import JsonlSink
 from atropos_core.errors import DataError, RunDirectoryError
 from atropos_core.interfaces import SettledGroup, StepRecord
-from atropos_core.storage.run_records import RunRecords
 from atropos_core.training.batch import to_batch
 from atropos_core.types import TopK
+from atropos_records.rollout_records import RolloutRecords
 from atropos_testing.samples import make_group
 from tests.disks import mounted
 
@@ -59,7 +59,7 @@ async def write(sink: JsonlSink, *steps: int) -> None:
 async def test_what_was_recorded_is_read_again(tmp_path):
     run, sink = a_run(tmp_path)
     await write(sink, 1, 2)
-    records = RunRecords(run)
+    records = RolloutRecords(run)
     assert records.steps() == records.steps_with_tokens() == [1, 2]
     table = records.metrics()
     assert table.steps.tolist() == [1, 2]
@@ -96,7 +96,7 @@ async def test_what_was_recorded_is_read_again(tmp_path):
 async def test_values_of_the_trainer_are_those_of_the_same_tokens(tmp_path):
     run, sink = a_run(tmp_path)
     await write(sink, 1)
-    step = RunRecords(run).step(1)
+    step = RolloutRecords(run).step(1)
     batch_order = [one for draw in (1, 0) for one in step.episodes if one.draw == draw]
     tokens = [step.sequences(one)[0] for one in batch_order]
     trainers = np.concatenate([one.trainer_logprobs for one in tokens])
@@ -118,7 +118,7 @@ async def test_where_messages_are_not_the_replies_nobody_guesses_which_tokens_th
     await sink.open()
     await sink.record(StepRecord(1, {}, [more], [SettledGroup(more, "dropped")]))
     await sink.close()
-    step = RunRecords(run).step(1)
+    step = RolloutRecords(run).step(1)
     assert len(step.sequences(step.episodes[0])) == 1
     assert step.reply_spans(step.episodes[0]) == []
 
@@ -134,7 +134,7 @@ async def test_a_teacher_speaks_of_the_tokens_that_it_names(tmp_path):
     await sink.open()
     await sink.record(StepRecord(1, {}, [taught], [SettledGroup(taught, "dropped")]))
     await sink.close()
-    step = RunRecords(run).step(1)
+    step = RolloutRecords(run).step(1)
     (tokens,) = step.sequences(step.episodes[0])
     assert tokens.teacher_logprobs[-1] == -2
     assert np.isnan(tokens.teacher_logprobs[:-1]).all()
@@ -143,7 +143,7 @@ async def test_a_teacher_speaks_of_the_tokens_that_it_names(tmp_path):
 async def test_the_oldest_tokens_make_room_and_the_texts_stay(tmp_path, capsys):
     run, sink = a_run(tmp_path, tokens_max_mb=0.03)
     await write(sink, *range(1, 9))
-    records = RunRecords(run)
+    records = RolloutRecords(run)
     kept = records.steps_with_tokens()
     assert records.steps() == list(range(1, 9))
     assert kept == list(range(kept[0], 9)) and 1 < kept[0] < 8
@@ -158,7 +158,7 @@ async def test_without_tokens_the_reader_says_so(tmp_path):
     assert not sink.wants_token_values(1)
     await write(sink, 1)
     (run / "config.toml").write_text("[sink.jsonl]\ntokens = false\n")
-    step = RunRecords(run).step(1)
+    step = RolloutRecords(run).step(1)
     assert step.tokens is None and step.sequences(step.episodes[0]) == []
     assert step.why_no_tokens == "the run does not record tokens: sink.jsonl.tokens is false"
 
@@ -174,7 +174,7 @@ async def test_a_resumed_run_removes_what_came_after_its_checkpoint(tmp_path):
     again.load(state)
     await again.open()
     await again.close()
-    records = RunRecords(run)
+    records = RolloutRecords(run)
     assert records.steps() == records.steps_with_tokens() == records.metrics().steps.tolist() == [1]
 
 
@@ -194,7 +194,7 @@ async def test_metrics_cut_inside_a_line_lose_that_line_and_no_later_one(tmp_pat
     await again.open()
     await again.step(3, {"loss": 0.5}, [])
     await again.close()
-    table = RunRecords(run).metrics()
+    table = RolloutRecords(run).metrics()
     assert table.broken == 0 and table.steps.tolist() == [*range(1, left_bytes // 25 + 1), 3]
     assert "lines of steps before it are gone" in " ".join(capsys.readouterr().err.split())
 
@@ -205,18 +205,18 @@ def test_a_run_of_an_earlier_version_is_read_as_far_as_it_goes(tmp_path):
     old = {"task": "a", "environment": "b", "draw": 1, "reward": 1.0, "advantage": None, "parts": {}, "correct": True,
            "finish": "stop", "tokens": 3, "messages": [{"role": "assistant", "content": "x"}]}  # fmt: skip
     (tmp_path / "rollouts/step-000004.jsonl").write_text(json.dumps(old) + "\n")
-    step = RunRecords(tmp_path).step(4)
+    step = RolloutRecords(tmp_path).step(4)
     (episode,) = step.episodes
     assert episode.outcome is None and episode.sequences == () and episode.reward == 1.0
     assert step.reply_spans(episode) == []
     assert "recorded no tokens" in step.why_no_tokens
     for other in (10**300, -1, 2**63):
         with pytest.raises(DataError, match=f"no rollouts of step {other}: 1 are, from 4 to 4"):
-            RunRecords(tmp_path).step(other)
+            RolloutRecords(tmp_path).step(other)
     with pytest.raises(DataError, match="no rollouts of step 5: 1 are, from 4 to 4"):
-        RunRecords(tmp_path).step(5)
+        RolloutRecords(tmp_path).step(5)
     with pytest.raises(RunDirectoryError, match="is not a run directory"):
-        RunRecords(tmp_path / "rollouts")
+        RolloutRecords(tmp_path / "rollouts")
 
 
 def cut_short(path: Path) -> None:
@@ -260,7 +260,7 @@ def another_format(path: Path) -> None:
 async def test_a_damaged_file_of_tokens_is_one_error_that_names_it(tmp_path, damage):
     run, sink = a_run(tmp_path)
     await write(sink, 1)
-    step = RunRecords(run).step(1)
+    step = RolloutRecords(run).step(1)
     damage(step.tokens_path)
     with pytest.raises(DataError, match=r"step-000001\.safetensors is damaged"):
         step.tokens  # noqa: B018 - it is opened
@@ -283,11 +283,11 @@ GOOD = {"task": "a", "environment": "b", "draw": 1}
 async def test_a_damaged_line_is_one_error_that_names_it(tmp_path, line):
     run, sink = a_run(tmp_path)
     await write(sink, 1)
-    path = RunRecords(run).rollouts_path(1)
+    path = RolloutRecords(run).rollouts_path(1)
     lines = path.read_text().splitlines()
     path.write_text("\n".join([*lines[:2], line, *lines[2:]]) + "\n")
     with pytest.raises(DataError, match=r"step-000001\.jsonl is damaged: line 3: "):
-        RunRecords(run).step(1).episodes  # noqa: B018 - it is read
+        RolloutRecords(run).step(1).episodes  # noqa: B018 - it is read
 
 
 async def test_a_full_disk_is_one_error_that_names_the_step_and_leaves_nothing_half_written(tmp_path):
@@ -298,7 +298,7 @@ async def test_a_full_disk_is_one_error_that_names_the_step_and_leaves_nothing_h
             for step in range(1, 100):
                 await sink.record(a_record(step))
         await sink.close()
-        records = RunRecords(run)
+        records = RolloutRecords(run)
         assert not list((run / "rollouts").glob(".*"))
         for step in map(records.step, records.steps()):
             assert step.tokens is not None and step.sequences(step.episodes[0])
@@ -309,7 +309,7 @@ def test_lines_of_metrics_that_are_not_whole_are_counted(tmp_path):
     lines = ['{"step": 1, "a": 1}', '{"step": 2, "a": "x"}', '{"step": 3, "a": null, "b": 2}', '{"step": "x"}', "{", "[]",
              '{"step": 4, "a": 1' + "0" * 400 + "}"]  # fmt: skip
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
-    table = RunRecords(tmp_path).metrics()
+    table = RolloutRecords(tmp_path).metrics()
     assert table.broken == 5 and table.steps.tolist() == [1, 3]
     assert table.columns["a"][0] == 1 and np.isnan(table.columns["a"][1])
     assert np.isnan(table.columns["b"][0]) and table.columns["b"][1] == 2
@@ -318,9 +318,9 @@ def test_lines_of_metrics_that_are_not_whole_are_counted(tmp_path):
 async def test_sequences_that_the_file_of_tokens_has_not_are_one_error(tmp_path):
     run, sink = a_run(tmp_path)
     await write(sink, 1)
-    path = RunRecords(run).rollouts_path(1)
+    path = RolloutRecords(run).rollouts_path(1)
     path.write_text(path.read_text().replace('"sequences": [0]', '"sequences": [99]'))
-    step = RunRecords(run).step(1)
+    step = RolloutRecords(run).step(1)
     with pytest.raises(DataError, match=r"line 1: .* no number 99"):
         step.sequences(step.episodes[0])
 
@@ -394,6 +394,6 @@ async def test_a_damaged_file_is_one_error_or_left_out_and_nothing_waits(tmp_pat
             lambda records: records.evaluation(0),
         ):
             try:
-                read(RunRecords(run))
+                read(RolloutRecords(run))
             except (DataError, RunDirectoryError) as error:
                 assert str(run) in str(error), way

@@ -1,0 +1,150 @@
+"""Read the tokens of a step, as atropos_core.storage.token_file wrote them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atropos_core.errors import DataError
+from atropos_core.storage.token_file import FORMAT, OFFSETS, OPTIONAL_COLUMNS, SEQUENCE_COLUMNS, TOKEN_COLUMNS
+from atropos_core.types import Bools, Floats, Tokens, Versions
+
+
+@dataclass(frozen=True)
+class SequenceTokens:
+    """One token history. Floats are NaN where there is no value; an optional column is None if the step has none."""
+
+    ids: Tokens  # [T]
+    sampled: Bools  # [T] sampled by the policy
+    trained: Bools  # [T] counted by the loss
+    logprobs: Floats  # [T] the engine's, as sampled
+    versions: Versions  # [T] policy version that sampled it; -1 if not sampled, or unknown
+    advantages: Floats  # [T] as the loss used them
+    trainer_logprobs: Floats | None  # [T] of the policy before the update
+    entropy: Floats | None  # [T] of that policy, in nats
+    teacher_logprobs: Floats | None  # [T] of this token
+    ref_logprobs: Floats | None  # [T]
+    episode: int  # its line in the file of texts, from 0
+    temperature: float
+    truncated: bool  # sampled with top_p or top_k: logprobs are of what these left
+
+    @property
+    def replies(self) -> list[tuple[int, int]]:
+        """Start and end of each run of sampled tokens: the policy's replies, in order."""
+        edges = np.flatnonzero(np.diff(np.concatenate([[False], self.sampled, [False]]).astype(np.int8)))
+        return [(int(start), int(end)) for start, end in zip(edges[::2], edges[1::2], strict=True)]
+
+
+def sequences_of(columns: Mapping[str, NDArray[Any]]) -> list[SequenceTokens]:
+    """Return all sequences of columns that are in memory."""
+    offsets = columns[OFFSETS]
+
+    def cut(name: str, number: int) -> Any:
+        return columns[name][offsets[number] : offsets[number + 1]] if name in columns else None
+
+    return [
+        SequenceTokens(
+            **{name: cut(name, number) for name in (*TOKEN_COLUMNS, *OPTIONAL_COLUMNS)},
+            episode=int(columns["episodes"][number]),
+            temperature=float(columns["temperature"][number]),
+            truncated=bool(columns["truncated"][number]),
+        )
+        for number in range(len(offsets) - 1)
+    ]
+
+
+class TokenFile:
+    """A step's columns, each read when it is requested. Raises DataError for damaged data, at once or when it is read."""
+
+    def __init__(self, path: Path) -> None:
+        from safetensors import SafetensorError, safe_open
+
+        self.path = path
+        try:
+            if path.exists() and not path.is_file():  # it would wait for a pipe
+                raise OSError("it is not a file")
+            self._file: Any = safe_open(path, framework="numpy")  # the library has no types
+            self._check()
+        except (OSError, SafetensorError) as error:
+            raise _damaged(path, str(error)) from error
+        self.column = cache(self._column)
+
+    @property
+    def sequences(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def tokens(self) -> int:
+        return int(self.offsets[-1])
+
+    def _column(self, name: str) -> NDArray[Any] | None:
+        """Return the column of this name, [N] or [S], or None if this step has none."""
+        if name not in self.names:
+            return None
+        found: NDArray[Any] = self._file.get_tensor(name)
+        return found
+
+    def sequence(self, number: int) -> SequenceTokens:
+        """Read only this sequence. Raises IndexError."""
+        if not 0 <= number < self.sequences:
+            raise IndexError(f"{self.path} has {self.sequences} sequences, and no number {number}")
+        start, end = int(self.offsets[number]), int(self.offsets[number + 1])
+
+        def cut(name: str) -> Any:
+            return self._file.get_slice(name)[start:end] if name in self.names else None
+
+        return SequenceTokens(
+            **{name: cut(name) for name in (*TOKEN_COLUMNS, *OPTIONAL_COLUMNS)},
+            episode=int(self._row("episodes", number)),
+            temperature=float(self._row("temperature", number)),
+            truncated=bool(self._row("truncated", number)),
+        )
+
+    def of_episode(self, line: int) -> list[int]:
+        """Return the numbers of an episode's sequences."""
+        episodes = self.column("episodes")
+        return [] if episodes is None else np.flatnonzero(episodes == line).tolist()
+
+    def _row(self, name: str, number: int) -> Any:
+        column = self.column(name)
+        assert column is not None, "checked when it was opened"
+        return column[number]
+
+    def _check(self) -> None:
+        path, file = self.path, self._file
+        metadata = file.metadata() or {}
+        if metadata.get("format") != FORMAT:
+            raise _damaged(path, f"it says format {metadata.get('format')!r:.40}, and this program reads {FORMAT!r}")
+        self.names = frozenset(file.keys())
+        wanted = {OFFSETS: "I64", **TOKEN_COLUMNS, **SEQUENCE_COLUMNS}
+        if lacking := sorted(wanted.keys() - self.names):
+            raise _damaged(path, f"it has no {', '.join(lacking)}")
+        wanted |= {name: "F32" for name in OPTIONAL_COLUMNS if name in self.names}
+        shapes = {}
+        for name, dtype in wanted.items():
+            part = file.get_slice(name)
+            if part.get_dtype() != dtype or len(part.get_shape()) != 1:
+                raise _damaged(
+                    path, f"{name} is {part.get_dtype()} of shape {part.get_shape()}, not {dtype} of one axis"
+                )
+            shapes[name] = part.get_shape()[0]
+        self.offsets: NDArray[np.int64] = file.get_tensor(OFFSETS)
+        if not len(self.offsets) or self.offsets[0] != 0 or (np.diff(self.offsets) < 0).any():
+            raise _damaged(path, f"{OFFSETS} do not rise from 0")
+        for name in wanted.keys() - {OFFSETS}:
+            length = self.sequences if name in SEQUENCE_COLUMNS else self.tokens
+            if shapes[name] != length:
+                raise _damaged(path, f"{name} has {shapes[name]} entries, and {OFFSETS} say {length}")
+
+
+def _damaged(path: Path, what: str) -> DataError:
+    return DataError(
+        f"{path} is damaged: {what}.",
+        remedy="The run did not write this: copy the file again from an intact copy, or remove it; the texts next to it stay.",
+    )
