@@ -164,6 +164,11 @@ PLANTED = {
         "def f():\n    from atropos_trajectory_api.native import routes",
         "atropos_trajectory_api.service is not allowed to import atropos_trajectory_api.native",
     ),
+    "the sandboxes of agents and their environment": (
+        "atropos_agent_api/sandboxes/keeper.py",
+        "def f():\n    from atropos_agent_api.environment import agent",
+        "atropos_agent_api.sandboxes is not allowed to import atropos_agent_api.environment",
+    ),
 }
 
 

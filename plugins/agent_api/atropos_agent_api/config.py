@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from atropos_agent_api.environment.templates import GRADER_NAMES, check
+from atropos_agent_api.templates import GRADER_NAMES, check
 from atropos_core.config.component import Component
 from atropos_core.plugins.option_paths import AbsolutePath
 from atropos_core.plugins.provider import Options

@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from atropos_agent_api.config import AgentOptions
-from atropos_agent_api.environment.templates import check, fill, of_task, plain
+from atropos_agent_api.templates import check, fill, of_task, plain
 from atropos_core.errors import DataError
 from atropos_core.types import Task
 

@@ -17,21 +17,21 @@ from typing import Any
 from atropos_agent_api.config import AgentOptions
 from atropos_agent_api.environment import poisoned
 from atropos_agent_api.environment.baseline import Baseline, BaselineSession
-from atropos_agent_api.environment.program import MODEL, Files, program_of, shown_to, values_of
-from atropos_agent_api.environment.streams import KeptStreams, tail
-from atropos_agent_api.environment.templates import prompt_of
+from atropos_agent_api.environment.program import Files, program_of, shown_to, values_of
 from atropos_agent_api.grading.case import Case
 from atropos_agent_api.grading.graders import Grader
 from atropos_agent_api.grading.left_files import NotGradable, copy_left
 from atropos_agent_api.sandboxes.external import ExternalSandbox
 from atropos_agent_api.sandboxes.preloaded import PreloadedSandbox
 from atropos_agent_api.sandboxes.process import ProcessSandbox
+from atropos_agent_api.sandboxes.streams import KeptStreams, tail
 from atropos_agent_api.server.episodes import Episodes
-from atropos_agent_api.server.running import open_agent_server
+from atropos_agent_api.server.running import MODEL, open_agent_server
 from atropos_agent_api.sessions.options import SessionOptions, trained_calls
 from atropos_agent_api.sessions.record import SessionRecord
 from atropos_agent_api.sessions.session import Session
 from atropos_agent_api.sessions.sessions import Sessions
+from atropos_agent_api.templates import prompt_of
 from atropos_agent_api.tokens.formats import ChatFormat
 from atropos_agent_api.tokens.model_formats import ModelFormats
 from atropos_core import console

@@ -8,12 +8,12 @@ from atropos_agent_api.config import AgentOptions, RewardOptions
 from atropos_agent_api.environment.agent import Agent
 from atropos_agent_api.environment.baseline import Baseline
 from atropos_agent_api.environment.program import function_of
-from atropos_agent_api.environment.streams import KeptStreams
 from atropos_agent_api.grading.command import CommandGrader
 from atropos_agent_api.grading.graders import EnvironmentGrader, FunctionGrader, Grader, PluginGrader
 from atropos_agent_api.sandboxes.local import LocalSandbox
 from atropos_agent_api.sandboxes.preloaded import PreloadedSandbox
 from atropos_agent_api.sandboxes.process import ProcessSandbox
+from atropos_agent_api.sandboxes.streams import KeptStreams
 from atropos_agent_api.tokens.model_formats import ModelFormats
 from atropos_core.config.component import Component, RewardComponent
 from atropos_core.config.resolve import inner

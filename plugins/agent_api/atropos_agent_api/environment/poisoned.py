@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from atropos_agent_api.config import LimitOptions
-from atropos_agent_api.environment.templates import plain
+from atropos_agent_api.templates import plain
 from atropos_core.interfaces import Finding
 
 LIMITS = LimitOptions(wall_s=8.0, output_mb=1.0, disk_mb=16.0, processes=24, memory_mb=512.0)

@@ -10,17 +10,18 @@ from pathlib import Path
 
 from atropos_agent_api.config import AgentOptions, FileOptions, LimitOptions
 from atropos_agent_api.dialects.values import writable
-from atropos_agent_api.environment.templates import check, fill, fixed, of_task, plain, prompt_of
+from atropos_agent_api.sandboxes import function
 from atropos_agent_api.sandboxes.installations import needed_by
+from atropos_agent_api.server.running import MODEL
+from atropos_agent_api.templates import check, fill, fixed, of_task, plain, prompt_of
 from atropos_core.errors import ConfigError, DataError
 from atropos_core.sandboxes import Inside, Limits, Network, Program
 from atropos_core.types import Task
 
-MODEL = "policy"  # the model name that programs get; any name works
 MOST_FILE_BYTES = 256_000_000  # of all files that each program gets
 PASSED = ("LANG", "LC_ALL", "TZ", "TERM")  # passed on from our own environment
 TASK_FILE = ".atropos-task.json"  # in HOME
-FUNCTION = Path(__file__).with_name("function.py")
+FUNCTION = Path(function.__file__)
 
 
 class Files:

@@ -15,11 +15,11 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from atropos_agent_api.environment.streams import tail
-from atropos_agent_api.environment.templates import fill, fixed
 from atropos_agent_api.grading.case import Case, read_score
 from atropos_agent_api.grading.graders import Grader
 from atropos_agent_api.sandboxes.installations import needed_by
+from atropos_agent_api.sandboxes.streams import tail
+from atropos_agent_api.templates import fill, fixed
 from atropos_core.errors import ConfigError, DataError, DeadlineExceeded
 from atropos_core.sandboxes import Limits, Network, Program, Sandbox
 from atropos_core.storage.tempdirs import owned_prefix

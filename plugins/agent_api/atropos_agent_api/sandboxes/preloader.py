@@ -16,8 +16,8 @@ import traceback
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from atropos_agent_api.environment.function import load, run
 from atropos_agent_api.sandboxes.descendants import descendants
+from atropos_agent_api.sandboxes.function import load, run
 from atropos_agent_api.sandboxes.keeper import Keeper, keep
 
 _PR_SET_CHILD_SUBREAPER = 36

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from atropos_agent_api.environment.program import MODEL
-from atropos_agent_api.server.running import open_agent_server
+from atropos_agent_api.server.running import MODEL, open_agent_server
 from atropos_agent_api.sessions.options import SessionOptions
 from atropos_agent_api.sessions.session import Session
 from atropos_agent_api.sessions.sessions import Sessions

@@ -10,6 +10,7 @@ from atropos_http_server.body_limits import Limits
 from atropos_http_server.gate import Gate
 from atropos_http_server.server import ListenOptions, RunningServer, serve_in_loop
 
+MODEL = "policy"  # the model name that programs get; any name works
 BODY_BYTES = 32_000_000
 IN_FLIGHT_BYTES = 512_000_000  # of all bodies that are being read, with JSON counted at eight times its bytes
 REQUEST_S = 60.0  # for a request to arrive, and for the client to read some of an answer
