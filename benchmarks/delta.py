@@ -27,7 +27,8 @@ from pathlib import Path
 from typing import Any
 
 from atropos_core.config import run_file as config
-from atropos_core.launch.assemble import build, make_plan
+from atropos_core.launch.builder import build
+from atropos_core.launch.plan import make_plan
 from atropos_core.plugins.manager import load_plugins
 from atropos_testing.scenes import Scene, connect
 from benchmarks.machine import RESULTS, described

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from atropos_core.config import run_file as config
-from atropos_core.launch.assemble import build, make_plan
+from atropos_core.launch.builder import build
+from atropos_core.launch.plan import make_plan
 from atropos_core.plugins.manager import load_plugins
 from atropos_core.training.parts import Parts
 from atropos_core.types import Sampling

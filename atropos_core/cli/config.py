@@ -23,7 +23,7 @@ from atropos_core.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from atropos_core.launch.assemble import Plan
+    from atropos_core.launch.plan import Plan
 
 
 def add(app: typer.Typer) -> None:
@@ -57,7 +57,7 @@ def show(
     """
     from atropos_core import console
     from atropos_core.config.run_file import flatten
-    from atropos_core.launch.assemble import make_plan
+    from atropos_core.launch.plan import make_plan
 
     loaded, resolved, plugins = configure(
         file,

@@ -24,7 +24,7 @@ from atropos_core.cli.options import (
 
 if TYPE_CHECKING:
     from atropos_core.errors import RunDirectoryError
-    from atropos_core.launch.assemble import Plan
+    from atropos_core.launch.plan import Plan
     from atropos_core.rollouts.chat_model import ChatModel
     from atropos_core.rollouts.evaluation import Evaluation
 
@@ -166,7 +166,7 @@ def evaluated(
 
     from atropos_core import console
     from atropos_core.errors import ConfigError
-    from atropos_core.launch.assemble import make_plan
+    from atropos_core.launch.plan import make_plan
     from atropos_core.rollouts.evaluation import written
     from atropos_core.storage.atomic import refuse_existing
 
@@ -334,7 +334,7 @@ async def _evaluate(plan: Plan, elsewhere: ChatModel | None, concurrency: int) -
     import asyncio
 
     from atropos_core.errors import Interrupted
-    from atropos_core.launch.assemble import build_for_evaluation
+    from atropos_core.launch.builder import build_for_evaluation
     from atropos_core.launch.model_checks import check_model
     from atropos_core.launch.signals import blocked_loop_alarm, own_process, requests_to_end
     from atropos_core.rollouts.evaluation import evaluate

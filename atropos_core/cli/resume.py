@@ -13,7 +13,7 @@ from atropos_core.cli.completion import runs
 from atropos_core.cli.options import SetOption, StepsOption
 
 if TYPE_CHECKING:
-    from atropos_core.launch.assemble import Plan
+    from atropos_core.launch.plan import Plan
 
 
 def add(app: typer.Typer) -> None:
@@ -63,7 +63,7 @@ def take_up(directory: Path, *, steps: int | None = None, changes: Sequence[str]
     from atropos_core.cli.options import configure
     from atropos_core.config.run_file import flatten
     from atropos_core.errors import CheckpointError, RunDirectoryError
-    from atropos_core.launch.assemble import make_plan
+    from atropos_core.launch.plan import make_plan
     from atropos_core.storage.checkpoint import Checkpoints, taking_up
 
     if not (directory / "config.toml").is_file():

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from atropos_core.interfaces import Environment
-    from atropos_core.launch.assemble import Plan
+    from atropos_core.launch.plan import Plan
     from atropos_core.launch.supervisor import Summary
     from atropos_core.observe.profile import ProfileRow
     from atropos_core.plugins.manager import Plugins
@@ -82,7 +82,7 @@ def run(
     """
     from atropos_core import console
     from atropos_core.errors import ConfigError
-    from atropos_core.launch.assemble import make_plan
+    from atropos_core.launch.plan import make_plan
     from atropos_core.launch.rendering import render, say_files
     from atropos_core.launch.supervisor import refuse_unmakeable, refuse_used, unused
 
@@ -160,7 +160,7 @@ def _say_memory(plan: Plan, directory: Path) -> None:
     import asyncio
 
     from atropos_core import console
-    from atropos_core.launch.assemble import tasks_of
+    from atropos_core.launch.builder import tasks_of
     from atropos_core.launch.memory_plan import plan_memory, table
     from atropos_core.launch.memory_remedies import check_memory
     from atropos_core.launch.model_checks import check_disk, check_model, say_long_prompts

@@ -57,6 +57,11 @@ class ResolvedComponent:
         return own | WITH_EVERY_ENGINE if self.offer.kind == "engine" else own
 
     @property
+    def announced(self) -> Mapping[str, Any]:
+        """The facts that the other components get: `Provider.announces`."""
+        return self.offer.provider.announces(self.options)
+
+    @property
     def role(self) -> str:
         """ "engine", "trainer"; "engine-NAME" of a replica."""
         return self.label.replace(".replica.", "-")

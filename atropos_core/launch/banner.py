@@ -8,7 +8,7 @@ from pathlib import Path
 from atropos_core.config.component import Component, ComponentOnDevices
 from atropos_core.config.run_file import RunConfig
 from atropos_core.interfaces import ModelInfo, Transport
-from atropos_core.launch.assemble import Plan
+from atropos_core.launch.plan import Plan
 from atropos_core.plugins.requirements import cuda_devices
 from atropos_core.storage.checkpoint import Checkpoint
 from atropos_core.training.parts import Parts

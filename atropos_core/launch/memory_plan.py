@@ -19,7 +19,7 @@ from atropos_core.plugins.provider import SAMPLING, UPDATE, Holding, Workload, h
 
 if TYPE_CHECKING:
     from atropos_core.config.resolve import ResolvedComponent
-    from atropos_core.launch.assemble import Plan
+    from atropos_core.launch.plan import Plan
 
 SUPERVISOR_BYTES = 120_000_000  # of an interpreter with our own modules, and the rollouts of a step as Python objects
 NVIDIA_SMI = ("nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits")
@@ -115,7 +115,7 @@ def workloads(
     plan: Plan, directory: Path, available: Mapping[str, int] | None = None
 ) -> list[tuple[ResolvedComponent, Workload]]:
     """Return engines, trainer, bridge, curriculum and teachers, each with its Workload."""
-    from atropos_core.launch.assemble import contexts
+    from atropos_core.launch.builder import contexts
     from atropos_core.rollouts.evaluation import IN_FLIGHT
 
     config, training = plan.config, plan.config.training

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from atropos_core.config.run_file import FLAG, Layer, dump, load, nest, toml_value
 from atropos_core.errors import AtroposError, FitError
-from atropos_core.launch.assemble import make_plan
 from atropos_core.launch.memory_plan import MemoryPlan, gb, plan_memory, workloads
 from atropos_core.launch.model_checks import check_components
+from atropos_core.launch.plan import make_plan
 from atropos_core.plugins.manager import load_plugins
 
 if TYPE_CHECKING:
-    from atropos_core.launch.assemble import Plan
+    from atropos_core.launch.plan import Plan
     from atropos_core.plugins.manager import Plugins
 
 NOTICED_BYTES = 10_000_000  # what two sums must differ by to be printed differently

@@ -22,7 +22,7 @@ from atropos_core.rollouts.tokenizer import ChatTokenizer
 
 if TYPE_CHECKING:
     from atropos_core.config.resolve import ResolvedComponent
-    from atropos_core.launch.assemble import Plan
+    from atropos_core.launch.plan import Plan
     from atropos_core.plugins.provider import Workload
     from atropos_core.types import Split
 
@@ -199,7 +199,7 @@ def _check_template(plan: Plan, directory: Path, tokenizer: ChatTokenizer) -> No
     try:
         tokenizer.render([{"role": "user", "content": "What is 38 + 7?"}])
     except (ConfigError, DataError) as error:
-        from atropos_core.launch.assemble import environments
+        from atropos_core.launch.builder import environments
 
         if tokenizer.template is None and not any(
             _is_usual(type(one)) for one in environments(plan, directory).values()

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from atropos_core import console
 from atropos_core.errors import AtroposError, FitError, RunDirectoryError
-from atropos_core.launch.assemble import Plan, planned
 from atropos_core.launch.model_checks import check_model
+from atropos_core.launch.plan import Plan
 from atropos_core.launch.supervisor import refuse_used
 from atropos_core.launchers import SchedulerFiles
 from atropos_core.plugins.provider import LauncherProvider
@@ -25,7 +25,7 @@ def render(plan: Plan, directory: Path) -> SchedulerFiles | None:
     launcher = plan.single["launcher"]
     provider = launcher.offer.provider
     assert isinstance(provider, LauncherProvider)
-    made = provider.render(launcher.options, planned(plan, directory))
+    made = provider.render(launcher.options, plan.for_launcher(directory))
     if made is not None:
         check_model(plan, directory)
     return made

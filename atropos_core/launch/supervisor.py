@@ -29,13 +29,14 @@ from atropos_core.guards.endings import raise_first
 from atropos_core.guards.opens import MODEL_DEADLINE_S, opened
 from atropos_core.health.watch import forget_after, note_end
 from atropos_core.interfaces import Engine, ModelInfo, Trainer
-from atropos_core.launch.assemble import Plan, build
 from atropos_core.launch.awake import AwakeLoop
 from atropos_core.launch.banner import banner
+from atropos_core.launch.builder import build
 from atropos_core.launch.memory_plan import plan_memory
 from atropos_core.launch.memory_remedies import check_memory
 from atropos_core.launch.model_checks import check_disk, check_model
 from atropos_core.launch.picture import draw_at_end
+from atropos_core.launch.plan import Plan
 from atropos_core.launch.signals import blocked_loop_alarm, interruptible, own_process, signals, watched
 from atropos_core.launch.text_checks import warn_of_prompts
 from atropos_core.observe.memory_usage import Peak, watched_memory

@@ -137,7 +137,7 @@ def atropos_commands(app: typer.Typer) -> None:
 
 @hookspec
 def atropos_dry_run(plan: Any, figures: Path | None) -> Iterable[str]:  # type: ignore[empty-body]
-    """Return more lines for the output of `atropos run --dry-run`. `plan` is a launch.assemble.Plan. `figures` is the value of
+    """Return more lines for the output of `atropos run --dry-run`. `plan` is a launch.plan.Plan. `figures` is the value of
     `--figures`: a finished run's directory, or a file."""
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from atropos_core import console
 from atropos_core.cli.options import configure
 from atropos_core.errors import Interrupted
-from atropos_core.launch.assemble import Plan
+from atropos_core.launch.plan import Plan
 from atropos_core.plugins.manager import load_plugins
 from atropos_core.scripting.arguments import Arguments
 from atropos_core.scripting.blocking import blocking
@@ -55,7 +55,7 @@ def run(
     """Train a policy and return when it has ended: `atropos run`. Ctrl-C pauses it, which the result says; a second one ends it at
     once. Raises AtroposError."""
     from atropos_core.cli.run import warn_of_broken
-    from atropos_core.launch.assemble import make_plan
+    from atropos_core.launch.plan import make_plan
     from atropos_core.launch.supervisor import make_directory, new_directory
 
     arguments = Arguments(set)

@@ -22,7 +22,8 @@ from atropos_core.codec import encode_bytes
 from atropos_core.config.run_file import ApiSection, Layer, load, nest
 from atropos_core.errors import AtroposError
 from atropos_core.guards.patience import DEFAULT_PATIENCE
-from atropos_core.launch.assemble import contexts, make_plan
+from atropos_core.launch.builder import contexts
+from atropos_core.launch.plan import make_plan
 from atropos_core.launch.supervisor import execute, make_directory
 from atropos_core.plugins.manager import load_plugins
 from atropos_core.plugins.provider import Provider, RunContext

@@ -151,7 +151,7 @@ PLANTED = {
     ),
     "a folder and one above it": (
         "atropos_core/hub/subset_sum.py",
-        "def f():\n    from atropos_core.launch import assemble",
+        "def f():\n    from atropos_core.launch import plan",
         "atropos_core.hub is not allowed to import atropos_core.launch",
     ),
     "the root and a folder": (

@@ -777,7 +777,7 @@ tests/unit/hub/test_hub.py::test_a_hub_too_small_for_a_step_says_so_instead_of_w
   run: hub.size_mb
 tests/unit/rollouts/test_evaluation.py::test_each_problem_is_run_with_seeds_of_its_own_and_the_evaluations_own_sampling
   run: evaluation.samples evaluation.temperature evaluation.top_p evaluation.max_tokens
-tests/unit/launch/test_assemble.py::test_further_engines_differ_in_what_their_tables_say_and_only_the_first_shares_memory
+tests/unit/launch/test_plan.py::test_further_engines_differ_in_what_their_tables_say_and_only_the_first_shares_memory
   run: engine.replica
 tests/e2e/test_toy_run.py::test_a_deterministic_run_is_the_same_twice_and_across_a_resume
   run: deterministic

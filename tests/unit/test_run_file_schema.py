@@ -31,7 +31,7 @@ def tables(text: str) -> dict[str, Any] | None:
 
 
 def is_valid(path: Path) -> bool:
-    from atropos_core.launch.assemble import make_plan
+    from atropos_core.launch.plan import make_plan
 
     try:
         loaded, model, plugins = configure(path, download=False)
@@ -69,7 +69,7 @@ def test_every_valid_run_file_of_pages_and_tests_is_taken(tmp_path):
 
 def test_a_resolved_run_is_taken(tmp_path):
     from atropos_core.config.run_file import flatten, nest, to_toml
-    from atropos_core.launch.assemble import make_plan
+    from atropos_core.launch.plan import make_plan
 
     loaded, model, plugins = configure(None, env=["gsm8k"], model="tiny")
     values = make_plan(loaded.config, model, plugins).resolved()

@@ -16,7 +16,8 @@ import numpy as np
 
 from atropos_core.config import run_file as config
 from atropos_core.interfaces import ModelInfo
-from atropos_core.launch.assemble import Plan, build, make_plan
+from atropos_core.launch.builder import build
+from atropos_core.launch.plan import Plan, make_plan
 from atropos_core.plugins.manager import load_plugins
 from atropos_core.plugins.provider import ResolvedModel
 from atropos_core.training.batch import to_batch

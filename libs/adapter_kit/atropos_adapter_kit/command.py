@@ -133,7 +133,8 @@ def _export(name: str, file: Path | None, out: Path, options: Sequence[str], run
     from atropos_core import console
     from atropos_core.config.resolve import resolve_component
     from atropos_core.errors import RunDirectoryError
-    from atropos_core.launch.assemble import make_plan, refuse_second_advantages
+    from atropos_core.launch.fit import refuse_second_advantages
+    from atropos_core.launch.plan import make_plan
     from atropos_core.plugins.manager import load_plugins
 
     _known(load_plugins(), name)

@@ -20,7 +20,8 @@ from atropos_core.config.run_file import RunConfig
 from atropos_core.errors import CheckpointError, DataError
 from atropos_core.health.alignment import bound_of, largest_rounding
 from atropos_core.interfaces import Trainer, Transport
-from atropos_core.launch.assemble import Plan, trainer_alone
+from atropos_core.launch.builder import trainer_alone
+from atropos_core.launch.plan import Plan
 from atropos_core.plugins.manager import Plugins
 from atropos_core.plugins.provider import ResolvedModel
 from atropos_core.storage.checkpoint import Checkpoint, Checkpoints

@@ -11,7 +11,7 @@ from atropos_core.cli.completion import runs
 from atropos_core.cli.options import SetOption, Uses, configure
 
 if TYPE_CHECKING:
-    from atropos_core.launch.assemble import Plan
+    from atropos_core.launch.plan import Plan
     from atropos_records.audit import Audit
     from atropos_records.record_checks import Fault
     from atropos_records.rollout_records import RolloutRecords

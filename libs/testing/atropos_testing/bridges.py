@@ -17,7 +17,8 @@ from atropos_core.config import run_file as config
 from atropos_core.config.resolve import WITH_EVERY_ENGINE
 from atropos_core.errors import AtroposError, DeadlineExceeded, FitError
 from atropos_core.interfaces import Finding, Transport
-from atropos_core.launch.assemble import Plan, build, make_plan
+from atropos_core.launch.builder import build
+from atropos_core.launch.plan import Plan, make_plan
 from atropos_core.plugins.manager import Plugins, load_plugins
 from atropos_core.plugins.provider import BridgeProvider, Offer, Provider, WeightsProvider
 from atropos_core.plugins.requirements import check_requires

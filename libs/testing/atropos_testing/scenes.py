@@ -10,7 +10,7 @@ import numpy as np
 
 from atropos_core.conversation import Conversation
 from atropos_core.interfaces import Publication, Transport
-from atropos_core.launch.assemble import Plan
+from atropos_core.launch.plan import Plan
 from atropos_core.rollouts.engine_policy import EnginePolicy
 from atropos_core.rollouts.tokenizer import ChatTokenizer
 from atropos_core.training.batch import to_batch

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from atropos_adapter_skyrl.work_client import WorkClient
     from atropos_core.guards.patience import Patience
     from atropos_core.interfaces import Engine
-    from atropos_core.launch.assemble import Plan
+    from atropos_core.launch.plan import Plan
 
 
 USES = Uses("atropos skyrl-env", ("model", "environment", "reward", "training.rollout_deadline_s", "watch"))
@@ -49,7 +49,7 @@ def skyrl_env(
     from atropos_core import console
     from atropos_core.cli.options import configure
     from atropos_core.config.run_file import read_token
-    from atropos_core.launch.assemble import make_plan
+    from atropos_core.launch.plan import make_plan
     from atropos_trajectory_client.remote_engine import RemoteEngine
 
     loaded, resolved, plugins = configure(file, env=[name], model=model, reward=reward, changes=changes, uses=USES)
@@ -83,7 +83,7 @@ async def _work(plan: Plan, rings: Path, engine: Engine, count: int, wait_s: flo
 async def _run(plan: Plan, directory: Path, rings: Path, engine: Engine, count: int, wait_s: float) -> int:
     from atropos_adapter_skyrl.rings import work
     from atropos_core import console
-    from atropos_core.launch.assemble import build_for_evaluation
+    from atropos_core.launch.builder import build_for_evaluation
     from atropos_core.rollouts.runner import RolloutRunner
 
     (directory / "logs").mkdir()

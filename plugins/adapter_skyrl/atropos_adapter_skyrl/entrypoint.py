@@ -39,7 +39,8 @@ from atropos_core.config.run_file import load, nest, parse_flag, read_file, read
 from atropos_core.errors import ConfigError
 from atropos_core.guards.patience import Patience
 from atropos_core.interfaces import Engine, Environment
-from atropos_core.launch.assemble import build_for_evaluation, make_plan
+from atropos_core.launch.builder import build_for_evaluation
+from atropos_core.launch.plan import make_plan
 from atropos_core.plugins.manager import load_plugins
 from atropos_core.plugins.provider import ResolvedModel, RunContext
 from atropos_core.storage.tempdirs import owned_prefix, sweep

@@ -48,7 +48,7 @@ def serve_agent(
     """
     from atropos_core.cli.options import configure
     from atropos_core.cli.run import execute_new
-    from atropos_core.launch.assemble import make_plan
+    from atropos_core.launch.plan import make_plan
 
     names = agents_of(file, env)
     given = {"use": "external", "host": host, "port": port, "token_file": token_file and str(token_file)}

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 from atropos_core.config.resolve import placed, resolve_component
 from atropos_core.errors import FitError, UnknownComponent
-from atropos_core.launch.assemble import make_plan
 from atropos_core.launch.memory_plan import plan_memory, workloads
 from atropos_core.launch.model_checks import check_dtypes
+from atropos_core.launch.plan import make_plan
 from atropos_core.models.model_size import context_tokens
 from atropos_core.plugins.provider import PROMPT_TOKENS, BridgeProvider
 
 if TYPE_CHECKING:
     from atropos_core.config.run_file import RunConfig
-    from atropos_core.launch.assemble import Plan
+    from atropos_core.launch.plan import Plan
     from atropos_core.plugins.manager import Plugins
     from atropos_core.plugins.provider import ResolvedModel
 

@@ -137,8 +137,8 @@ FILES = {
 @pytest.mark.parametrize("file", FILES)
 def test_the_command_of_each_way_is_the_plan_that_was_searched_whatever_the_file_has(tmp_path, eight_billion, file):
     from atropos_core.cli.options import configure
-    from atropos_core.launch.assemble import make_plan
     from atropos_core.launch.memory_plan import plan_memory
+    from atropos_core.launch.plan import make_plan
     from atropos_trainer_grpo.fitting import Fitting
     from atropos_trainer_grpo.plan_command import typed_command
 

@@ -11,8 +11,9 @@ import pytest
 
 from atropos_core.config.run_file import Layer, load
 from atropos_core.errors import PluginError
-from atropos_core.launch.assemble import contexts, make_plan
+from atropos_core.launch.builder import contexts
 from atropos_core.launch.memory_plan import MemoryPlan, PlanRow, host_memory, in_turn, peak, plan_memory, table
+from atropos_core.launch.plan import make_plan
 from atropos_core.models.model_size import read
 from atropos_core.plugins.manager import load_plugins
 from atropos_core.plugins.provider import Holding

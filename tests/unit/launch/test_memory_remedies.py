@@ -13,9 +13,9 @@ import pytest
 
 from atropos_core.config.run_file import FLAG, Layer, load, nest, parse_flag
 from atropos_core.errors import FitError
-from atropos_core.launch.assemble import Plan, make_plan
 from atropos_core.launch.memory_plan import gb, plan_memory
 from atropos_core.launch.memory_remedies import check_memory
+from atropos_core.launch.plan import Plan, make_plan
 from atropos_core.plugins.manager import load_plugins
 
 HIDDEN, LAYERS, WIDE, KEY, VOCABULARY = 576, 30, 1536, 192, 49152

@@ -9,8 +9,8 @@ import pytest
 
 from atropos_core.config.run_file import FLAG, Layer, load, nest
 from atropos_core.errors import ConfigError
-from atropos_core.launch.assemble import make_plan
 from atropos_core.launch.model_checks import check_model
+from atropos_core.launch.plan import make_plan
 from atropos_core.plugins.manager import load_plugins
 
 

@@ -13,7 +13,7 @@ import pytest
 from atropos_core.cli.options import short_name
 from atropos_core.config.run_file import Layer, dump, load, to_toml
 from atropos_core.errors import AtroposError, ConfigError, PluginError, UnknownComponent
-from atropos_core.launch.assemble import make_plan
+from atropos_core.launch.plan import make_plan
 from atropos_core.plugins.manager import BROUGHT_BY, PluginReport, Plugins, load_plugins
 
 GOOD = """

@@ -546,7 +546,7 @@ async def test_a_rollout_that_ends_without_sampling_does_not_hold_a_deterministi
 async def test_a_hosted_reward_that_hangs_once_fails_that_group_alone(tmp_path):
     """Through the runner, whose own deadline is the same: the stuck process is ended, and the next group is scored."""
     from atropos_core.config.run_file import Layer, load
-    from atropos_core.launch.assemble import make_plan
+    from atropos_core.launch.plan import make_plan
     from atropos_core.plugins.manager import load_plugins
 
     plugins = load_plugins([])
@@ -561,7 +561,7 @@ async def test_a_hosted_reward_that_hangs_once_fails_that_group_alone(tmp_path):
     resolved = plugins.resolve_model("toy")
     plan = make_plan(load([Layer("preset", resolved.preset), Layer("test", settings)]).config, resolved, plugins)
     (tmp_path / "logs").mkdir()
-    from atropos_core.launch.assemble import build
+    from atropos_core.launch.builder import build
 
     parts = await build(plan, tmp_path)
     try:

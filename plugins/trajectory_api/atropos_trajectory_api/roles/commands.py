@@ -72,7 +72,7 @@ def train(
     from atropos_core.cli.options import configure
     from atropos_core.cli.run import execute_new
     from atropos_core.errors import ConfigError
-    from atropos_core.launch.assemble import make_plan
+    from atropos_core.launch.plan import make_plan
 
     given = {"api.url": api, "api.token_file": token_file and str(token_file), "api.engine_address": engine_address}
     loaded, resolved, plugins = configure(
@@ -134,7 +134,7 @@ def env(
     async def main() -> int:
         from atropos_core.cli.options import configure
         from atropos_core.config.run_file import read_token
-        from atropos_core.launch.assemble import make_plan
+        from atropos_core.launch.plan import make_plan
         from atropos_core.plugins.manager import load_plugins
         from atropos_trajectory_api.roles.environment_worker import await_policy, draining_signals, work
         from atropos_trajectory_client.client import Api
@@ -204,7 +204,7 @@ def engine(
     from atropos_core.cli.options import configure
     from atropos_core.config.run_file import FLAG, read_token
     from atropos_core.errors import ConfigError
-    from atropos_core.launch.assemble import make_plan
+    from atropos_core.launch.plan import make_plan
     from atropos_trajectory_api.roles.engine import bridge_code, sent_weights, serve_engine
 
     if token_file is not None:

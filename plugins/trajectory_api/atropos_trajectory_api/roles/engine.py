@@ -12,7 +12,8 @@ from atropos_core import console
 from atropos_core.config.resolve import WITH_EVERY_ENGINE, resolve_component
 from atropos_core.errors import FitError
 from atropos_core.interfaces import Bridge
-from atropos_core.launch.assemble import Plan, build_for_evaluation
+from atropos_core.launch.builder import build_for_evaluation
+from atropos_core.launch.plan import Plan
 from atropos_core.launch.signals import watched
 from atropos_core.plugins.manager import Plugins
 from atropos_core.plugins.provider import RunContext

@@ -30,7 +30,7 @@ from atropos_records.export_command import (
 )
 
 if TYPE_CHECKING:
-    from atropos_core.launch.assemble import Plan
+    from atropos_core.launch.plan import Plan
     from atropos_core.rollouts.tool_sets import Tools
     from atropos_core.types import ScoredGroup, Split
     from atropos_records.selection import Selection
@@ -98,7 +98,7 @@ def process(
       atropos process --env gsm8k --groups 100 --as sft --only-correct --best-per-group 1 --out sft.jsonl
     """
     from atropos_core.errors import ConfigError
-    from atropos_core.launch.assemble import make_plan
+    from atropos_core.launch.plan import make_plan
     from atropos_records.dataset import selection_of
 
     kind = form.value if isinstance(form, Form) else form
@@ -177,7 +177,7 @@ async def _process(
     from time import perf_counter
 
     from atropos_core.console import LINE_EVERY_S, say
-    from atropos_core.launch.assemble import build_for_evaluation
+    from atropos_core.launch.builder import build_for_evaluation
     from atropos_core.launch.signals import blocked_loop_alarm, own_process, requests_to_end
     from atropos_core.rollouts.runner import RolloutRunner
     from atropos_core.storage.tempdirs import owned_directory

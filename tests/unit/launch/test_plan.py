@@ -18,7 +18,8 @@ from atropos_core.builtin.toy import ToyEngine, ToyTrainer
 from atropos_core.config.run_file import FLAG, Layer, load
 from atropos_core.errors import ConfigError, DataError, FitError, PluginError, RemoteError, UnknownComponent
 from atropos_core.interfaces import Sink
-from atropos_core.launch.assemble import Plan, build, build_for_evaluation, contexts, make_plan, planned
+from atropos_core.launch.builder import build, build_for_evaluation, contexts
+from atropos_core.launch.plan import Plan, make_plan
 from atropos_core.launchers import section_of
 from atropos_core.plugins.manager import Plugins, load_plugins
 from atropos_core.plugins.provider import KINDS, PROVIDERS, NoOptions, Options, Provider, ResolvedModel, RunContext
@@ -281,7 +282,7 @@ def test_a_teachers_process_is_a_role_of_the_run_and_has_its_launcher(tmp_path):
     made = make_plan(load([Layer(FLAG, run)]).config, plugins.resolve_model("tiny"), plugins)
     roles = made.roles()
     assert roles == dict.fromkeys(["engine", "engine-second", "trainer", "teacher-large"], ("cpu",))
-    assert planned(made, tmp_path).roles == roles
+    assert made.for_launcher(tmp_path).roles == roles
     assert [section_of(role) for role in roles] == [
         "engine",
         "engine.replica.second",
