@@ -1,4 +1,4 @@
-"""Sinks: lines on the console, and JSON lines in the run directory."""
+"""The sink that writes metrics and rollouts as JSON lines in the run directory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from typing import IO, Any
 from atropos_core import console
 from atropos_core.builtin.config import JsonlOptions
 from atropos_core.builtin.recording import rows, token_columns, tools_id
-from atropos_core.console import StepProgress
 from atropos_core.interfaces import SettledGroup, Sink, StepRecord
 from atropos_core.storage.atomic import cut_back, json_bytes, unwritable, write_whole
 from atropos_core.storage.reading import numbered, open_file
@@ -142,21 +141,3 @@ class JsonlSink(Sink):
     def load(self, state: Mapping[str, Any]) -> None:
         self._keep = state
         self._last = int(state["step"])
-
-
-class ConsoleSink(Sink):
-    """Shows progress: a live bar on a terminal, elsewhere a line now and then."""
-
-    def __init__(self, steps: int) -> None:
-        self._steps = steps
-        self._progress: StepProgress | None = None
-
-    async def step(self, step: int, metrics: Metrics, groups: Sequence[ScoredGroup]) -> None:
-        if self._progress is None:
-            self._progress = StepProgress(self._steps)
-        self._progress.show(step, metrics)
-
-    async def close(self) -> None:
-        if self._progress is not None:
-            self._progress.close()
-            self._progress = None

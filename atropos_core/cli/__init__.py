@@ -44,9 +44,9 @@ def run_app(arguments: list[str]) -> int:
         if code := _ended(arguments):
             return code
         if not set(arguments[:1]) & set(STARTED) and "atropos_core.console" in sys.modules:
-            from atropos_core import console
+            from atropos_core.console.terminal import refuse_lost_output
 
-            console.refuse_lost_output()
+            refuse_lost_output()
     except AtroposError as error:
         from atropos_core import console
 

@@ -265,9 +265,9 @@ def _policy(run: Path, step: int | None) -> tuple[str, int]:
     """Return the directory of the checkpoint's policy, and its step."""
     from atropos_core import console
     from atropos_core.errors import RunDirectoryError
-    from atropos_core.storage.checkpoint import Checkpoints
+    from atropos_core.storage.run_directory import RunDirectory
 
-    checkpoints = Checkpoints(run / "checkpoints")
+    checkpoints = RunDirectory(run).checkpoints
     checkpoint = checkpoints.latest(console.warn) if step is None else checkpoints.at(step)
     if checkpoint is None:
         raise no_checkpoint(run)

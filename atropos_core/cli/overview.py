@@ -15,7 +15,8 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_command_name, solve_typer_info_defaults
 
-from atropos_core import console
+from atropos_core.console import say
+from atropos_core.console.terminal import is_plain, put, put_line, rich_console
 
 UsageError: Any = typer.BadParameter.__base__  # click's; some versions of typer have their own copy
 OPTIONS = (("--version", "Say which version this is."), ("--help, -h", "Show this message and exit."))
@@ -121,17 +122,37 @@ def name_of(command: Any) -> str:
 
 def show(what: str | None, commands: Sequence[tuple[str, str | None, object]]) -> None:
     """Print the help: `commands` are their name, help text and `rich_help_panel`."""
-    console.say(f"Usage: atropos [OPTIONS] COMMAND [ARGS]...\n\n{what} Every command has --help, with examples.")
+    say(f"Usage: atropos [OPTIONS] COMMAND [ARGS]...\n\n{what} Every command has --help, with examples.")
     names = {name for name, _, _ in commands}
-    console.overview("Start here", [(typed, text) for name, typed, text in FIRST if name in names])
+    _section("Start here", [(typed, text) for name, typed, text in FIRST if name in names])
     for group in (*GROUPS, OTHERS):
         if rows := [
             (name, _first_sentence(text))
             for name, text, panel in commands
             if (panel if panel in GROUPS else OTHERS) == group
         ]:
-            console.overview(group, rows)
-    console.overview("Options", OPTIONS)
+            _section(group, rows)
+    _section("Options", OPTIONS)
+
+
+def _section(title: str, rows: Sequence[tuple[str, str]]) -> None:
+    """Print names and descriptions under a title. On a terminal a long text continues below its own beginning."""
+    if is_plain(title, *(text for row in rows for text in row)):
+        longest = max((len(name) for name, _ in rows), default=0)
+        for line in ("", title, *(f"  {name:<{longest}}  {text}" for name, text in rows)):
+            put_line(line)
+        return
+    from rich.table import Table
+    from rich.text import Text
+
+    console = rich_console()
+    put(console, f"\n{title}", markup=False, style="bold")
+    grid = Table.grid(padding=(0, 0, 0, 2), pad_edge=True)
+    grid.add_column(style="cyan", no_wrap=True)
+    grid.add_column()
+    for row in rows:
+        grid.add_row(*map(Text, row))
+    put(console, grid, soft_wrap=False)
 
 
 def _first_sentence(text: str | None) -> str:

@@ -62,20 +62,19 @@ def take_up(directory: Path, *, steps: int | None = None, changes: Sequence[str]
     from atropos_core import console
     from atropos_core.cli.options import configure
     from atropos_core.config.run_file import flatten
-    from atropos_core.errors import CheckpointError, RunDirectoryError
+    from atropos_core.errors import CheckpointError
     from atropos_core.launch.plan import make_plan
-    from atropos_core.storage.checkpoint import Checkpoints, taking_up
+    from atropos_core.storage.checkpoint import taking_up
+    from atropos_core.storage.run_directory import RunDirectory
 
-    if not (directory / "config.toml").is_file():
-        raise RunDirectoryError(
-            f"{directory} is not a run directory: it has no config.toml.", remedy="`ls -t runs` shows the newest."
-        )
+    run = RunDirectory(directory)
+    run.require_run()
     before, model, plugins = configure(saved=directory)
     loaded, resolved, _ = configure(saved=directory, steps=steps, changes=changes)
     plan = make_plan(loaded.config, resolved, plugins)
     broken: list[str] = []
     try:
-        checkpoint = Checkpoints(directory / "checkpoints").latest(broken.append)
+        checkpoint = run.checkpoints.latest(broken.append)
     except CheckpointError:
         for warning in broken:
             console.warn(warning)

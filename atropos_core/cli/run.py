@@ -84,7 +84,7 @@ def run(
     from atropos_core.errors import ConfigError
     from atropos_core.launch.plan import make_plan
     from atropos_core.launch.rendering import render, say_files
-    from atropos_core.launch.supervisor import refuse_unmakeable, refuse_used, unused
+    from atropos_core.storage.run_directory import RunDirectory
 
     loaded, resolved, plugins = configure(
         file, env=env, model=model, bridge=bridge, engine=engine, trainer=trainer, reward=reward, steps=steps, seed=seed,
@@ -96,10 +96,11 @@ def run(
         raise ConfigError("--figures has no effect without --dry-run.", remedy="Add --dry-run, or leave it out.")
     if dry_run:
         warn_of_broken(plugins)
-        if directory is not None and directory.is_dir():
-            refuse_used(directory)
-        if (files := render(plan, directory or unused(name))) is None:
-            refuse_unmakeable(directory or unused(name))
+        own = RunDirectory(directory) if directory is not None else RunDirectory.unused(name)
+        if own.path.is_dir():
+            own.refuse_used()
+        if (files := render(plan, own.path)) is None:
+            own.refuse_unmakeable()
             _say_memory(plan, directory or Path("runs"))
         else:
             say_files(files)
@@ -120,33 +121,35 @@ def warn_of_broken(plugins: Plugins) -> None:
 def execute_new(plan: Plan, plugins: Plugins, directory: Path | None, name: str) -> None:
     """Start a run in this directory, or in a new one named after `name` and the time. With a scheduler, write its files."""
     from atropos_core.launch.rendering import hand_over, render
-    from atropos_core.launch.supervisor import make_directory, unused
+    from atropos_core.storage.run_directory import RunDirectory
 
     warn_of_broken(plugins)
-    directory = directory or unused(name)
-    if (files := render(plan, directory)) is not None:
-        hand_over(files, directory)
+    own = RunDirectory(directory) if directory is not None else RunDirectory.unused(name)
+    if (files := render(plan, own.path)) is not None:
+        hand_over(files, own)
         return
-    execute_and_report(plan, make_directory(directory))
+    execute_and_report(plan, own.make())
 
 
 def execute_and_report(plan: Plan, directory: Path, *, resume: bool = False) -> None:
     """Run, and print the result. If the run was interrupted, print how to continue it."""
     from atropos_core import console
     from atropos_core.errors import Interrupted
-    from atropos_core.launch.supervisor import execute, never_began
+    from atropos_core.launch.supervisor import execute
+    from atropos_core.storage.run_directory import RunDirectory
 
+    run = RunDirectory(directory)
     try:
         summary = execute(plan, directory, resume=resume)
     except Interrupted as error:
         console.say(f"{error}. Go on with: atropos resume {console.quoted(directory)}")
         raise typer.Exit(error.exit_code) from None
     except BaseException:
-        if any((directory / "checkpoints").glob("step-*")):
+        if run.checkpoints.steps():
             console.say(
                 f"what was saved is in {directory}; once the cause is gone: atropos resume {console.quoted(directory)}"
             )
-        elif not resume and never_began(directory):
+        elif not resume and run.never_began():
             console.say(
                 f"nothing was trained: {directory}/logs is of this attempt, and --dir {console.quoted(directory)} can be given again"
             )
@@ -196,9 +199,10 @@ def _report(summary: Summary) -> None:
     from atropos_core import console
     from atropos_core.health.watch import still_ill
     from atropos_core.launch import picture
+    from atropos_core.rollouts.evaluation_text import held_out_change
 
     console.say()
-    for line in console.held_out_change(summary.before, summary.after):
+    for line in held_out_change(summary.before, summary.after):
         console.say(line)
     console.say(f"where the time went, {sum(summary.seconds.values()):.0f} s in all:")
     _times_table(summary.times)

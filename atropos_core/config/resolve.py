@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from atropos_core import console
 from atropos_core.config.component import Component, ComponentOnDevices, TrainerComponent
 from atropos_core.config.error_text import explain
+from atropos_core.console.waits import waiting
 from atropos_core.errors import AtroposError, ConfigError, FitError, PluginError
 from atropos_core.guards.exits import contained
 from atropos_core.interfaces import Transport
@@ -145,7 +145,7 @@ class ResolvedComponent:
         log = context.directory / "logs" / f"{role}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
         torch = " and import torch" if "torch" in self.offer.provider.requires else ""
-        with console.waiting(f"{role} to start{torch}"):
+        with waiting(f"{role} to start{torch}"):
             child = await Child.start(
                 role,
                 wanted,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from atropos_core import console
+from atropos_core.console.waits import waiting
 from atropos_core.errors import AtroposError, PluginError
 from atropos_core.guards.deadlines import within
 from atropos_core.guards.exits import file_and_line
@@ -21,7 +21,7 @@ async def opened(named: str, component: object, deadline_s: float = OPEN_DEADLIN
     'exact'". Raises DeadlineExceeded, PluginError for any error that is not our own, and MemoryError unchanged."""
     if (start := getattr(component, "open", None)) is None:
         return None
-    with console.waiting(f"{named} to open"), in_one_line(f"{named} could not open"):
+    with waiting(f"{named} to open"), in_one_line(f"{named} could not open"):
         opening = start()
         if not inspect.isawaitable(opening):
             raise PluginError(

@@ -5,18 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from atropos_core import console
 from atropos_core.config.health_options import HealthSection
-from atropos_core.errors import RunIll, RunPaused
+from atropos_core.errors import Interrupted, RunDirectoryError, RunIll, RunPaused
 from atropos_core.health.check import LEVELS, Change
 from atropos_core.health.checks import CutOff, PolicyCollapse, Silence, checks
 from atropos_core.health.measure import causes, measure
 from atropos_core.health.rescoring import Rescoring
 from atropos_core.storage.atomic import append_lines, unwritable, write_whole
+from atropos_core.storage.run_directory import RunDirectory
 from atropos_core.storage.run_records import HEALTH, HealthChange, RunRecords, health_rows
 from atropos_core.types import Metrics, ScoredGroup
 
@@ -130,19 +131,27 @@ def write(directory: Path, row: Mapping[str, Any]) -> None:
 def still_ill(directory: Path) -> list[HealthChange]:
     """Return the checks that were ill at the end of a run, from health.jsonl. Empty if the directory is not found: `directory` may be
     relative, and a component may have changed the current directory."""
-    if not (directory / "config.toml").is_file():
+    if not RunDirectory(directory).holds_run():
         return []
     last = {change.check: change for change in RunRecords(directory).health()}
     return [change for change in last.values() if change.state == "ill" and change.check != "run"]
 
 
-def note_end(directory: Path, error: Exception) -> None:
-    """Write the error that ended the run as the last line, under the name "run"."""
-    step = max((int(row["step"]) for row in health_rows(directory)), default=0)
-    says, *rest = Exception.__str__(error).splitlines() or [""]
-    remedy = getattr(error, "remedy", None) or " ".join(rest)
-    says = f"{type(error).__name__}: {says}"
-    write(directory, {"step": step, "check": "run", "state": "ill", "since": step, "says": says, "do": remedy})
+@contextmanager
+def end_recorded(directory: Path) -> Iterator[None]:
+    """Write an error that ends the run as the last line of health.jsonl, under the name "run", for `atropos doctor`."""
+    try:
+        yield
+    except Interrupted:
+        raise
+    except Exception as error:
+        step = max((int(row["step"]) for row in health_rows(directory)), default=0)
+        says, *rest = Exception.__str__(error).splitlines() or [""]
+        remedy = getattr(error, "remedy", None) or " ".join(rest)
+        says = f"{type(error).__name__}: {says}"
+        with suppress(RunDirectoryError):  # the error that is on its way says more
+            write(directory, {"step": step, "check": "run", "state": "ill", "since": step, "says": says, "do": remedy})
+        raise
 
 
 def forget_after(step: int, directory: Path) -> None:

@@ -9,14 +9,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from atropos_core import console
 from atropos_core.config.component import ComponentOnDevices, RewardComponent
 from atropos_core.config.resolve import ResolvedComponent
+from atropos_core.console.waits import waiting
 from atropos_core.guards.deadlines import within
 from atropos_core.guards.endings import add_notes, raise_first
 from atropos_core.guards.opens import MODEL_DEADLINE_S, opened
 from atropos_core.interfaces import Bridge, Engine, Environment, Reward, Sink, TaskSource, Trainer
-from atropos_core.launch.instrumented import TimedEngine, TimedTrainer
 from atropos_core.launch.plan import Plan
 from atropos_core.launchers import Launcher
 from atropos_core.models.model_size import cpu_threads
@@ -26,6 +25,7 @@ from atropos_core.processes.child import CALL_DEADLINE_S, Child
 from atropos_core.processes.endpoints import LocalEndpoint
 from atropos_core.processes.local import LocalLauncher
 from atropos_core.processes.proxies import HostedEngine, HostedReward, HostedTrainer
+from atropos_core.processes.timing import TimedEngine, TimedTrainer
 from atropos_core.rollouts.engine_router import EngineRouter
 from atropos_core.rollouts.evaluation import require_test_tasks
 from atropos_core.rollouts.runner import WeightedReward, check_named_tasks, task_count
@@ -192,7 +192,7 @@ class Builder:
         config = self.plan.config
         await self._open(environments)
         splits: tuple[Split, ...] = ("train", "test") if config.evaluation.problems else ("train",)
-        with console.waiting("the tasks to be counted"):
+        with waiting("the tasks to be counted"):
             sizes = {
                 name: {split: task_count(name, one, split) for split in splits} for name, one in environments.items()
             }
@@ -250,7 +250,7 @@ class Builder:
         """Build the environments without opening them."""
         made: dict[str, Environment] = {}
         for name, resolved in self.plan.named.get("environment", {}).items():
-            with console.waiting(f"environment {name} to be made"):
+            with waiting(f"environment {name} to be made"):
                 made[name] = self._build_in_process(resolved)
         return made
 
@@ -309,5 +309,5 @@ class Builder:
         named = f"launcher {self.plan.config.launcher.use}" if "launcher" in self.plan.single else "launcher local"
         await opened(named, self.launcher)
         roles = list(self.plan.roles())
-        with console.waiting(f"{named} to find room for {', '.join(roles)}"):
+        with waiting(f"{named} to find room for {', '.join(roles)}"):
             await within(self.launcher.check(roles), MODEL_DEADLINE_S, f"{named}: check()")

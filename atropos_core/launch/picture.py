@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from atropos_core import console
+from atropos_core.console.terminal import put_escapes
 from atropos_core.errors import DataError, FitError
 from atropos_core.launch.terminal_pictures import escapes
 from atropos_core.storage.atomic import unwritable
@@ -48,7 +49,7 @@ def where(directory: Path) -> str:
 def show(path: Path) -> None:
     """Show it in the terminal if that can display pictures."""
     if shown := escapes(path.read_bytes(), os.environ):
-        console.escapes(shown)
+        put_escapes(shown)
 
 
 def draw_at_end(directory: Path, seconds: float, wanted: str) -> None:

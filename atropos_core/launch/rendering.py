@@ -10,11 +10,11 @@ from atropos_core import console
 from atropos_core.errors import AtroposError, FitError, RunDirectoryError
 from atropos_core.launch.model_checks import check_model
 from atropos_core.launch.plan import Plan
-from atropos_core.launch.supervisor import refuse_used
 from atropos_core.launchers import SchedulerFiles
 from atropos_core.plugins.provider import LauncherProvider
 from atropos_core.storage.atomic import WRITABLE, write_whole
 from atropos_core.storage.private import make_private, private_files
+from atropos_core.storage.run_directory import RunDirectory
 
 SUBMIT_DEADLINE_S = 120.0
 
@@ -31,11 +31,12 @@ def render(plan: Plan, directory: Path) -> SchedulerFiles | None:
     return made
 
 
-def hand_over(made: SchedulerFiles, directory: Path) -> None:
+def hand_over(made: SchedulerFiles, run: RunDirectory) -> None:
     """Write the files into the run directory, and submit them or print how to. Raises RunDirectoryError, and FitError if the
     scheduler refuses them."""
+    directory = run.path
     try:
-        refuse_used(directory)
+        run.refuse_used()
         with private_files():
             for path, text in made.files.items():
                 make_private((directory / path).parent)

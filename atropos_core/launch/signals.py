@@ -14,6 +14,7 @@ from types import FrameType
 from typing import Any, NoReturn, TypeVar
 
 from atropos_core import console
+from atropos_core.console.waits import waited_for
 from atropos_core.errors import EventLoopBlocked, Interrupted, ProcessDied
 from atropos_core.guards.exits import contain_tasks
 from atropos_core.launchers import RunWorkers
@@ -34,10 +35,10 @@ async def interruptible(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T:
     await asyncio.wait({task, stopping}, return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
     if not task.done():
-        waited_for = "; ".join(console.waited_for())
+        waits = "; ".join(waited_for())
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        raise Interrupted("stopped before the first step" + (f", waiting for {waited_for}" if waited_for else ""))
+        raise Interrupted("stopped before the first step" + (f", waiting for {waits}" if waits else ""))
     return task.result()
 
 

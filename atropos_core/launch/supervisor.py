@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import json
-import os
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from time import perf_counter
@@ -16,18 +11,18 @@ from urllib.parse import urlsplit
 
 from atropos_core import console
 from atropos_core.config.run_file import ApiSection, flatten, to_toml
+from atropos_core.console.waits import waiting
 from atropos_core.errors import (
     AtroposError,
     FitError,
     Interrupted,
     ProcessDied,
-    RunDirectoryError,
     TokenizerMismatch,
 )
 from atropos_core.guards.deadlines import within
 from atropos_core.guards.endings import raise_first
 from atropos_core.guards.opens import MODEL_DEADLINE_S, opened
-from atropos_core.health.watch import forget_after, note_end
+from atropos_core.health.watch import end_recorded, forget_after
 from atropos_core.interfaces import Engine, ModelInfo, Trainer
 from atropos_core.launch.awake import AwakeLoop
 from atropos_core.launch.banner import banner
@@ -46,17 +41,15 @@ from atropos_core.processes.endpoints import LocalEndpoint
 from atropos_core.rollouts.runner import RolloutRunner
 from atropos_core.rollouts.source import LocalSource, Source, refuse_other_tasks
 from atropos_core.rollouts.tokenizer import ChatTokenizer
-from atropos_core.storage.atomic import WRITABLE, size_bytes, write_whole
-from atropos_core.storage.checkpoint import Checkpoint, Checkpoints
-from atropos_core.storage.private import make_private, private_files
-from atropos_core.storage.reading import open_file
+from atropos_core.storage.atomic import size_bytes
+from atropos_core.storage.checkpoint import Checkpoint
+from atropos_core.storage.private import private_files
+from atropos_core.storage.run_directory import RunDirectory
 from atropos_core.training.loop import Loop
 from atropos_core.training.parts import Parts
 from atropos_core.training.snapshot import Progress
 from atropos_core.types import Metrics
 
-PARTS = ("checkpoints", "logs", "rollouts")  # folders of a run directory
-BEFORE_IT_BEGINS = ("config.toml", "health.jsonl", "lock", "metrics.jsonl")  # its files before anything is measured
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -83,6 +76,7 @@ def execute(plan: Plan, directory: Path, *, resume: bool = False) -> Summary:
     `plan.config.restarts` times. Raises AtroposError: FitError before anything starts if the run needs more memory than there is,
     Interrupted once everything is saved."""
     named, directory = directory, directory.absolute()  # a component may change the current directory
+    run = RunDirectory(directory)
     try:
         check_model(plan, directory)
         if not plan.config.oversubscribe and not plan.spans_machines:
@@ -90,23 +84,21 @@ def execute(plan: Plan, directory: Path, *, resume: bool = False) -> Summary:
             check_disk(plan, directory)
     except AtroposError:
         if not resume:
-            _remove_empty(directory)
+            run.remove_if_empty()
         raise
-    _close_to_others(directory)
-    with private_files(), locked(directory), end_noted(directory):
-        checkpoints = Checkpoints(directory / "checkpoints")
+    with private_files(), run.locked(), end_recorded(directory):
         if not resume:
-            _write(directory / "config.toml", to_toml(plan.resolved()))
+            run.write("config.toml", to_toml(plan.resolved()))
         for left in range(plan.config.restarts, -1, -1):
-            checkpoints.sweep()
-            checkpoint = checkpoints.latest(console.warn) if resume else None
+            run.checkpoints.sweep()
+            checkpoint = run.checkpoints.latest(console.warn) if resume else None
             if checkpoint is None:
                 forget_after(0, directory)
             began = asyncio.Event()
             try:
                 with asyncio.Runner(loop_factory=AwakeLoop) as runner:
                     summary = replace(runner.run(_execute(plan, directory, checkpoint, began)), directory=named)
-                _write(directory / "summary.json", json.dumps(asdict(summary), default=str, indent=1) + "\n")
+                run.write("summary.json", json.dumps(asdict(summary), default=str, indent=1) + "\n")
                 draw_at_end(directory, sum(summary.seconds.values()), plan.config.plot)
                 return summary
             except asyncio.CancelledError:
@@ -117,127 +109,6 @@ def execute(plan: Plan, directory: Path, *, resume: bool = False) -> Summary:
                 resume = True
                 console.warn(f"{error}\nstarting again from the last checkpoint ({left - 1} more times at most)")
     raise AssertionError("the last attempt returns or raises")
-
-
-def new_directory(name: str, parent: Path = Path("runs")) -> Path:
-    """Make and return `runs/NAME-20260131-235959`."""
-    return make_directory(unused(name, parent))
-
-
-def unused(name: str, parent: Path = Path("runs")) -> Path:
-    """Return such a path that does not exist yet."""
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    for suffix in ("", *(f"-{n}" for n in range(2, 100))):
-        directory = parent / f"{name}-{stamp}{suffix}"
-        if not directory.exists():
-            return directory
-    raise RunDirectoryError(f"{parent} has a hundred runs of this second.")
-
-
-def refuse_unmakeable(directory: Path) -> None:
-    """Raises RunDirectoryError if this machine cannot make the directory."""
-    nearest = next(path for path in (directory.absolute(), *directory.absolute().parents) if os.path.lexists(path))
-    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
-        why = "cannot be written to" if nearest.is_dir() else "is not a directory"
-        raise RunDirectoryError(
-            f"the run directory {directory} cannot be made: {nearest} {why}.", remedy="Choose another with --dir."
-        )
-
-
-def refuse_used(directory: Path) -> None:
-    """Raises RunDirectoryError if the directory holds a run's results, or files that are not of a run."""
-    if directory.exists() and any(directory.iterdir()) and not never_began(directory):
-        raise RunDirectoryError(
-            f"{directory} is not empty.",
-            remedy=f"Choose another, or continue the run in it: atropos resume {console.quoted(directory)}",
-        )
-
-
-def never_began(directory: Path) -> bool:
-    """True if the directory holds only what a run leaves that ended before its first evaluation or step, and no process uses it."""
-    ours = {*PARTS, *BEFORE_IT_BEGINS}
-    if not (directory / "config.toml").is_file() or not {one.name for one in directory.iterdir()} <= ours:
-        return False
-    metrics = directory / "metrics.jsonl"
-    if any(any((directory / name).glob("*")) for name in PARTS if name != "logs") or (
-        metrics.exists() and metrics.stat().st_size
-    ):
-        return False
-    try:
-        # without a lock file no run has been here, and config.toml is the user's own
-        with open_file(directory / "lock") as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
-
-
-def _remove_empty(directory: Path) -> None:
-    """Remove what `make_directory` made for a run that did not begin."""
-    with suppress(OSError):  # something is in it
-        for made in (*(directory / name for name in PARTS), directory):
-            made.rmdir()
-
-
-def make_directory(directory: Path) -> Path:
-    """Make an empty directory for a new run, private to its user."""
-    try:
-        make_private(directory)
-        refuse_used(directory)
-        for left in (directory / name for name in BEFORE_IT_BEGINS if name != "lock"):  # by a run that never began
-            left.unlink(missing_ok=True)
-        for name in PARTS:
-            make_private(directory / name)
-    except OSError as error:
-        raise RunDirectoryError(
-            f"the run directory {directory} cannot be made: {error.strerror}.", remedy="Choose another with --dir."
-        ) from error
-    return directory
-
-
-def _close_to_others(directory: Path) -> None:
-    """Raises RunDirectoryError for a directory that another user could redirect."""
-    try:
-        for each in (directory, *(directory / name for name in PARTS)):
-            make_private(each)
-    except OSError as error:
-        raise RunDirectoryError(
-            f"the run directory {directory} cannot be used: {error.strerror}.",
-            remedy="Use one that only you can write to.",
-        ) from error
-
-
-@contextmanager
-def end_noted(directory: Path) -> Iterator[None]:
-    """Write an error that ends the run as the last line of health.jsonl, for `atropos doctor`."""
-    try:
-        yield
-    except Interrupted:
-        raise
-    except Exception as error:
-        with suppress(RunDirectoryError):  # the error that is on its way says more
-            note_end(directory, error)
-        raise
-
-
-@contextmanager
-def locked(directory: Path) -> Iterator[None]:
-    """Lock the run directory, so that a running run cannot be resumed."""
-    try:
-        file = open_file(directory / "lock", append=True)
-    except OSError as error:
-        raise RunDirectoryError(
-            f"the run directory {directory} cannot be written: {error.strerror}.", remedy=WRITABLE
-        ) from error
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise RunDirectoryError(f"{directory} is in use: that run is still going.") from None
-        file.truncate(0)
-        file.write(f"{os.getpid()}\n".encode())  # for `atropos doctor`, while the lock is taken
-        file.flush()
-        yield
 
 
 async def _execute(plan: Plan, directory: Path, checkpoint: Checkpoint | None, began: asyncio.Event) -> Summary:
@@ -264,7 +135,7 @@ async def _run(
         loop = await interruptible(stop, watched(preparing, (), parts.workers))
         began.set()
         # Of a resume, with what it changed, now that this has opened.
-        _write(directory / "config.toml", to_toml(plan.resolved()))
+        RunDirectory(directory).write("config.toml", to_toml(plan.resolved()))
         parts.profile.began(perf_counter() - started)
         await watched(loop.run(), parts.children, parts.workers)
     except BaseException:
@@ -302,7 +173,7 @@ async def _prepare(
         await parts.trainer.endpoint.load_extension(extensions["trainer"])
     if "engine" in extensions:
         await asyncio.gather(*(engine.endpoint.load_extension(extensions["engine"]) for engine in parts.engines))
-    with console.waiting(f"bridge {config.bridge.use} to join trainer and engine"):
+    with waiting(f"bridge {config.bridge.use} to join trainer and engine"):
         await within(
             parts.bridge.connect(parts.trainer.endpoint, parts.engines),
             MODEL_DEADLINE_S,
@@ -325,7 +196,7 @@ async def _prepare(
         warn_of_prompts(name, environment, tokenizer)
     loop = Loop(config, parts, source, runner, model, directory, stop, settings)
     if checkpoint is not None:
-        with console.waiting(f"the checkpoint of step {checkpoint.step} to be taken up"):
+        with waiting(f"the checkpoint of step {checkpoint.step} to be taken up"):
             await loop.restore(checkpoint)
     if config.api is not None and plan.serve_engine is not None:
         await _let_in(config.api, plan.serve_engine, parts, source, model)
@@ -413,10 +284,3 @@ def _summary(progress: Progress, profile: Profile, directory: Path, peak: Peak) 
         size_bytes(directory / "checkpoints" / f"step-{progress.step:06d}"),
         progress.published_bytes,
     )
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        write_whole(path, text)
-    except OSError as error:
-        raise RunDirectoryError(f"{path} cannot be written: {error.strerror}.", remedy=WRITABLE) from error

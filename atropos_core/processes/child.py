@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from atropos_core import console
+from atropos_core.console.waits import Wait, begin_wait, end_wait
 from atropos_core.errors import AtroposError, ProcessDied, ProcessSilent
 from atropos_core.guards.patience import DEFAULT_PATIENCE, LOOK_S, Patience, Seen, look_at
 from atropos_core.launchers import Launcher, StartedProcess
@@ -46,7 +47,7 @@ class Child:
         self._patience = patience
         self._needed = needed
         self.loads = "its model"  # when it is opened, for a line that says what is waited for
-        self._waits: dict[int, console.Wait] = {}  # its own
+        self._waits: dict[int, Wait] = {}  # its own
         self.paused = False  # it samples nothing at present
         self._watching: asyncio.Task[None] | None = None
 
@@ -152,11 +153,11 @@ class Child:
             before, looked = seen, now
 
     async def _waits_for(self, number: int, what: str | None) -> None:
-        """Called by the child when a `console.waiting` begins there, and with None when it ends."""
+        """Called by the child when a `waiting` begins there, and with None when it ends."""
         if what is not None:
-            self._waits[number] = console.begin_wait(f"{self.role}: {what}")
+            self._waits[number] = begin_wait(f"{self.role}: {what}")
         elif (wait := self._waits.pop(number, None)) is not None:
-            console.end_wait(wait)
+            end_wait(wait)
 
     def _waits_for_us(self) -> Collection[str]:
         """Return the kinds of calls that it cannot answer before this process has done its part."""
@@ -217,7 +218,7 @@ class Child:
     def _hang_up(self) -> None:
         self.peer.close()
         while self._waits:
-            console.end_wait(self._waits.popitem()[1])
+            end_wait(self._waits.popitem()[1])
         if self._watching is not None and self._watching is not asyncio.current_task():
             self._watching.cancel()
 

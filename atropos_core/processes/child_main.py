@@ -17,7 +17,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from atropos_core import console
+from atropos_core.console.waits import pass_waits_on
 from atropos_core.errors import AtroposError, ConfigError, RunDirectoryError
 from atropos_core.guards.collector import without_collector
 from atropos_core.guards.exits import contain_tasks
@@ -175,7 +175,7 @@ async def serve(connection: socket.socket, host: Host) -> None:
 
     contain_tasks(asyncio.get_running_loop())  # what a component raises to end the process is an error of that call
     host.peer = Peer(connection, "the supervisor", host.handlers(), takes_descriptors=frozenset({"call_extension"}))
-    console.pass_waits_on(lambda number, what: asyncio.ensure_future(say(number, what)))
+    pass_waits_on(lambda number, what: asyncio.ensure_future(say(number, what)))
     waits = [asyncio.ensure_future(host.ended.wait()), asyncio.ensure_future(host.peer.lost.wait())]
     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     await asyncio.sleep(0.05)  # the answer to `close` leaves first

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeVar
 
-from atropos_core import console
+from atropos_core.console.waits import waited
 from atropos_core.errors import ProcessDied, RemoteError
 from atropos_core.interfaces import Reward, Trainer, Writing
 from atropos_core.processes.child import CALL_DEADLINE_S, OPEN_DEADLINE_S, STEP_DEADLINE_S, Child
@@ -43,7 +43,7 @@ class Hosted(Forwarding):
         deadline_s = arguments[-1] if name == "sample" else DEADLINES_S[name]
         calling: Awaitable[T] = self.child.peer.call(name, *arguments, deadline_s=deadline_s)
         if name == "open":
-            return await console.waited(f"{self.child.role} to load {self.child.loads}", calling)
+            return await waited(f"{self.child.role} to load {self.child.loads}", calling)
         return await calling
 
     async def close(self) -> None:

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from atropos_core import console
+from atropos_core.console.waits import waiting
 from atropos_core.errors import ApiError, ConfigError, DataError, DeadlineExceeded
 from atropos_core.interfaces import Engine, ModelInfo
 from atropos_core.types import UNKNOWN_VERSION, Completion, Floats, Message, Sampling, Tokens
@@ -78,7 +78,7 @@ class ChatModel(Engine):
         """Make one short call, so that a wrong key, name or address is reported before anything else. Raises ApiError."""
         body = {"model": self.name, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
         try:
-            with console.waiting(f"{self.url} to answer"):
+            with waiting(f"{self.url} to answer"):
                 await self._post(body, OPEN_DEADLINE_S)
         except ApiError as error:
             if "max_completion_tokens" not in str(error):

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from atropos_core import console
 from atropos_core.config.run_file import EvaluationSection
+from atropos_core.console.waits import Wait, waiting
 from atropos_core.errors import DataError, RunDirectoryError
 from atropos_core.interfaces import Environment
 from atropos_core.rollouts.engine_policy import ScheduleKey
@@ -92,7 +92,7 @@ async def evaluate(
         for index in range(min(share, task_count(name, environment, "test"))):
             draws.append(Draw(len(draws), name, "test", index, derive(seed, "evaluation", name, index)))
     require_test_tasks(len(draws))
-    with console.waiting(f"{len(draws):,} held-out problems to be evaluated") as wait:
+    with waiting(f"{len(draws):,} held-out problems to be evaluated") as wait:
         groups = await _run(runner, draws, section, section.sampling(sampling), wait)
     tokens = sum(_sampled(episode) for group in groups for episode in group.episodes)
     shares = _shares(groups, section.ks())
@@ -101,7 +101,7 @@ async def evaluate(
 
 
 async def _run(
-    runner: RolloutRunner, draws: Sequence[Draw], section: EvaluationSection, sampling: Sampling, wait: console.Wait
+    runner: RolloutRunner, draws: Sequence[Draw], section: EvaluationSection, sampling: Sampling, wait: Wait
 ) -> list[ScoredGroup]:
     """Return a group for each draw, in their order; `wait` shows how many are done."""
     done = 0

@@ -56,7 +56,7 @@ def run(
     once. Raises AtroposError."""
     from atropos_core.cli.run import warn_of_broken
     from atropos_core.launch.plan import make_plan
-    from atropos_core.launch.supervisor import make_directory, new_directory
+    from atropos_core.storage.run_directory import RunDirectory
 
     arguments = Arguments(set)
     flags: dict[str, Any] = {
@@ -76,8 +76,8 @@ def run(
         )
         plan = make_plan(loaded.config, resolved, plugins)
         warn_of_broken(plugins)
-        own = _path(directory)
-        return _executed(plan, make_directory(own) if own else new_directory("-".join(loaded.config.environment)))
+        own = RunDirectory(Path(directory)) if directory else RunDirectory.unused("-".join(loaded.config.environment))
+        return _executed(plan, own.make())
 
     with arguments.given():
         return blocking(work)

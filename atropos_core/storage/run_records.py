@@ -6,7 +6,6 @@ Everything is read when it is requested, and read again at the next call, so tha
 
 from __future__ import annotations
 
-import fcntl
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -18,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atropos_core.errors import RunDirectoryError
-from atropos_core.storage.reading import open_file, parse_json, parse_toml, read_file, read_text
+from atropos_core.storage.reading import parse_json, parse_toml, read_file, read_text
+from atropos_core.storage.run_directory import RunDirectory
 
 NAMED = ("environment", "reward", "sink")  # tables of tables that readers of a run look into
 TABLES = (*NAMED, "training", "engine", "trainer", "health")
@@ -51,10 +51,8 @@ class RunRecords:
     """The records in a run directory. Raises RunDirectoryError if it holds no run."""
 
     def __init__(self, directory: Path) -> None:
-        if not (directory / "config.toml").is_file():
-            raise RunDirectoryError(
-                f"{directory} is not a run directory: it has no config.toml.", remedy="`ls -t runs` shows the newest."
-            )
+        self.run = RunDirectory(directory)
+        self.run.require_run()
         self.directory = directory
 
     @cached_property
@@ -72,20 +70,6 @@ class RunRecords:
             return config
         except (ValueError, OSError) as error:
             raise RunDirectoryError(f"{path} cannot be read: {error}") from error
-
-    @property
-    def is_going_on(self) -> bool:
-        """True if a process holds the run's lock."""
-        try:
-            if not (self.directory / "lock").is_file():
-                return False
-            with open_file(self.directory / "lock") as file:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-                return False
-        except FileNotFoundError:
-            return False
-        except OSError:
-            return True
 
     @property
     def summary(self) -> Mapping[str, Any]:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from atropos_core import console
 from atropos_core.config.run_file import RunConfig
+from atropos_core.console.waits import waited
 from atropos_core.errors import Interrupted, NoProgress, RunPaused
 from atropos_core.guards.opens import in_one_line
 from atropos_core.health.rescoring import Rescoring
@@ -96,7 +97,7 @@ class Loop:
                 if self._stop.is_set():
                     raise Interrupted("stopped")
                 began = asyncio.get_running_loop().time()
-                await console.waited(f"step {self.progress.step + 1}", self._step(), after_s=unusual_s(self._slowest_s))
+                await waited(f"step {self.progress.step + 1}", self._step(), after_s=unusual_s(self._slowest_s))
                 self._slowest_s = max(self._slowest_s or 0.0, asyncio.get_running_loop().time() - began)
                 self._snapshot.take(self.progress)
                 self._health.act()

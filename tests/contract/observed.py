@@ -24,11 +24,12 @@ from atropos_core.errors import AtroposError
 from atropos_core.guards.patience import DEFAULT_PATIENCE
 from atropos_core.launch.builder import contexts
 from atropos_core.launch.plan import make_plan
-from atropos_core.launch.supervisor import execute, make_directory
+from atropos_core.launch.supervisor import execute
 from atropos_core.plugins.manager import load_plugins
 from atropos_core.plugins.provider import Provider, RunContext
 from atropos_core.processes.endpoints import LocalEndpoint
 from atropos_core.processes.extension import Extension
+from atropos_core.storage.run_directory import RunDirectory
 from atropos_core.types import Sampling, Task, Tokens, TopK
 from atropos_testing.samples import make_episode, make_group, make_task
 from atropos_trajectory_client.http import CONTENT_TYPE, GROUP_FRAMES
@@ -63,7 +64,7 @@ def ran(values: Mapping[str, Any]) -> Seen:
             requested["model"] = str(_with_another_template(folder / "model"))
         SCORED.clear()
         try:
-            execute(_plan({**TOY, **requested}), make_directory(folder / "run"))
+            execute(_plan({**TOY, **requested}), RunDirectory(folder / "run").make())
             ended = "whole"
         except AtroposError as error:
             ended = f"{type(error).__name__}: {error}".replace(made, "")
@@ -79,7 +80,7 @@ def requested(values: Mapping[str, Any]) -> Seen:
             for key, value in values.items()
         }
         try:
-            execute(_plan({**TOY, **there}), make_directory(Path(folder) / "run"))
+            execute(_plan({**TOY, **there}), RunDirectory(Path(folder) / "run").make())
         except AtroposError:
             pass
         return {"heads": heads[:1]}

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from atropos_core import console, errors
+from atropos_core.console import waits
 
 
 @pytest.mark.parametrize("cell", ["[bold]reward[/]", "adapter :bug: lora", "\\[trainer]"])
@@ -37,9 +38,10 @@ def test_nothing_that_python_prints_is_glued_to_the_line_that_changes() -> None:
     code = """
 import logging, sys, warnings
 handler = logging.StreamHandler()  # made before there is such a line, with the stream as it was
-from atropos_core import console, errors
+from atropos_core.builtin.progress import StepProgress
+from atropos_core import console
 metrics = {"reward/mean": 0.5, "tokens/s": 10.0, "time/step_s": 1.0}
-progress = console.StepProgress(9)
+progress = StepProgress(9)
 progress.show(1, metrics)
 warnings.warn_explicit("old name", DeprecationWarning, "m.py", 1, registry={})
 warnings.showwarning("old name", UserWarning, "m.py", 1)
@@ -66,18 +68,19 @@ sys.excepthook(ValueError, ValueError("a traceback"), None)
 
 WAITS = """
 import time
-from atropos_core import console, errors
-console.WAIT_S = 0.0
+from atropos_core import console
+from atropos_core.console import waits
+waits.WAIT_S = 0.0
 def until(there):
     end = time.monotonic() + 30
     while not there() and time.monotonic() < end:
         time.sleep(0.01)
-with console.waiting("the engine to load " + "a" * 60) as wait:
-    until(lambda: wait.said or console._LINE._on)
+with waits.waiting("the engine to load " + "a" * 60) as wait:
+    until(lambda: wait.said or waits.LINE._on)
     console.say("a fact")
-    time.sleep(2 * console.WAIT_TICK_S)
+    time.sleep(2 * waits.WAIT_TICK_S)
     wait.done = "7 done"
-    time.sleep(2 * console.WAIT_TICK_S)
+    time.sleep(2 * waits.WAIT_TICK_S)
 """
 
 
@@ -95,45 +98,18 @@ def test_elsewhere_a_line_on_standard_error_says_once_what_is_waited_for() -> No
 
 
 def test_what_takes_no_second_is_not_worth_a_line(capfd) -> None:
-    with console.waiting("nothing much"):
+    with waits.waiting("nothing much"):
         pass
     assert capfd.readouterr().err == ""
 
 
 def test_a_wait_with_a_time_of_its_own_is_shown_no_sooner(capfd, monkeypatch) -> None:
-    monkeypatch.setattr(console, "WAIT_S", 0.0)
-    with console.waiting("a step", after_s=60), console.waiting("an engine") as other:
+    monkeypatch.setattr(waits, "WAIT_S", 0.0)
+    with waits.waiting("a step", after_s=60), waits.waiting("an engine") as other:
         end = time.monotonic() + 30
         while not other.said and time.monotonic() < end:
             time.sleep(0.01)
     assert capfd.readouterr().err == "waiting for an engine\n"
-
-
-def test_what_an_evaluation_came_to_is_accuracy_or_else_reward_and_by_environment_where_there_are_several() -> None:
-    before = {"eval/problems": 8.0, "eval/reward": 0.25, "eval/accuracy": 0.5, "eval/sums/accuracy": 0.5, "eval/sums/reward": 0.5,
-              "eval/poems/reward": -0.125, "eval/accuracy_strict": 0.25}  # fmt: skip
-    after = before | {"eval/reward": 0.5, "eval/accuracy": 0.75, "eval/poems/reward": 0.25, "eval/sums/accuracy": 0.75}
-    assert console.held_out_change(before, after) == [
-        "held-out accuracy 50.0% -> 75.0% (+25.0 points, 8 problems)",
-        "  strict: 25.0% -> 25.0%",
-        "  sums: accuracy 50.0% -> 75.0%",
-        "  poems: reward -0.125 -> 0.250",
-    ]
-    assert console.held_out_change({}, after) == [], "there was no evaluation before training"
-    assert console.held_out_change(
-        {"eval/problems": 2.0, "eval/reward": 0.25}, {"eval/problems": 2.0, "eval/reward": 0.125}
-    ) == ["held-out reward 0.250 -> 0.125 (-0.125, 2 problems)"]
-
-
-def test_rollouts_of_an_evaluation_that_failed_are_named() -> None:
-    """Each counts as wrong, and the policy may be innocent."""
-    failed = {"eval/problems": 8.0, "eval/reward": 1.0, "eval/accuracy": 0.5, "eval/failed": 4.0}
-    assert console.held_out(failed) == "held-out accuracy 50.0% on 8 problems, 4 rollouts failed and count as wrong"
-    one = {"eval/problems": 8.0, "eval/reward": 1.0, "eval/failed": 1.0}
-    assert console.held_out(one) == "held-out reward 1.000 on 8 problems, 1 rollout failed"
-    assert console.held_out_change(failed, failed) == [
-        "held-out accuracy 50.0% -> 50.0% (+0.0 points, 8 problems, 4 rollouts failed and count as wrong)"
-    ]
 
 
 def test_a_path_is_said_as_a_shell_takes_it() -> None:
@@ -191,9 +167,10 @@ def on_a_terminal(columns: int) -> list[str]:
 
 def test_a_warning_beside_the_line_that_changes_begins_on_a_line_of_its_own() -> None:
     code = """
-from atropos_core import console, errors
+from atropos_core.builtin.progress import StepProgress
+from atropos_core import console
 metrics = {"reward/mean": 0.5, "tokens/s": 10.0, "time/step_s": 1.0}
-progress = console.StepProgress(9)
+progress = StepProgress(9)
 progress.show(1, metrics)
 console.warn("something is odd")
 progress.show(2, metrics)

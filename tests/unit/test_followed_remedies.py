@@ -13,9 +13,9 @@ import pytest
 
 from atropos_core.cli import run_app
 from atropos_core.errors import AtroposError
-from atropos_core.launch.supervisor import make_directory
 from atropos_core.rollouts.chat_model import ChatModel
 from atropos_core.rollouts.policy_versions import refuse_versions_that_never_were
+from atropos_core.storage.run_directory import RunDirectory
 from atropos_core.types import UNKNOWN_VERSION
 from atropos_http_server.gate import Gate
 from atropos_http_server.server import RunningServer, serve_in_loop
@@ -83,12 +83,12 @@ def test_a_file_of_no_kind_and_parquet_under_another_name(tmp_path: Path) -> Non
 
 
 def test_a_run_s_directory_that_is_in_use_is_named_for_resume_and_another_is_taken(tmp_path: Path) -> None:
-    make_directory(tmp_path / "run")
+    RunDirectory(tmp_path / "run").make()
     (tmp_path / "run" / "config.toml").touch()
     (tmp_path / "run" / "checkpoints" / "step-000001").mkdir()
-    remedy = remedy_of(lambda: make_directory(tmp_path / "run"))
+    remedy = remedy_of(lambda: RunDirectory(tmp_path / "run").make())
     assert remedy == f"Choose another, or continue the run in it: atropos resume {tmp_path / 'run'}"
-    assert make_directory(tmp_path / "another").is_dir()
+    assert RunDirectory(tmp_path / "another").make().is_dir()
 
 
 def test_a_version_that_is_not_known_is_sent_as_such() -> None:

@@ -20,10 +20,10 @@ from atropos_core.errors import AtroposError
 from atropos_core.group_schema import check_task
 from atropos_core.hub.records import Label, Limits
 from atropos_core.hub.reports import check_fits
-from atropos_core.launch.supervisor import make_directory
 from atropos_core.rollouts.chat_model import ChatModel
 from atropos_core.rollouts.tokenizer import ChatTokenizer
 from atropos_core.scripting.arguments import Arguments
+from atropos_core.storage.run_directory import RunDirectory
 from atropos_core.storage.run_records import RunRecords
 from atropos_core.types import Task
 from atropos_http_server.tls import tls_context
@@ -93,7 +93,7 @@ MADE: dict[str, tuple[Callable[[Path], object], str]] = {
         ChatTokenizer,
         "Save a fast tokenizer there: AutoTokenizer.from_pretrained(model).save_pretrained(directory)",
     ),
-    "a run's directory": (lambda at: make_directory(below_a_file(at)), "Choose another with --dir."),
+    "a run's directory": (lambda at: RunDirectory(below_a_file(at)).make(), "Choose another with --dir."),
     "an old method": (
         lambda at: with_an_old_method(),
         "Rename it to rollout: what it is given and what it returns are the same.",

@@ -21,7 +21,8 @@ from atropos_core.health.check import Change
 from atropos_core.health.checks import Silence, checks
 from atropos_core.interfaces import Finding
 from atropos_core.storage.checkpoint import Checkpoints
-from atropos_core.storage.reading import last_line, read_file
+from atropos_core.storage.reading import last_line
+from atropos_core.storage.run_directory import RunDirectory
 from atropos_core.storage.run_records import RunRecords, is_step, json_rows, metric_rows
 
 LOG_CHARACTERS = 300  # of a log's last line
@@ -48,15 +49,15 @@ def diagnose(directory: Path) -> list[Finding]:
                 "A crash or a full disk cuts lines off; the steps on them are not looked at.",
             )
         )
-    return found + _checked(records, section, steps) + _checkpoints(directory)
+    return found + _checked(records, section, steps) + _checkpoints(records.run.checkpoints)
 
 
 def _ended(records: RunRecords, wanted: int, steps: list[dict[str, float]], section: HealthSection) -> list[Finding]:
     """Report the state of the run."""
     directory = records.directory
-    last = int(steps[-1]["step"]) if steps else _saved_step(directory)
-    if records.is_going_on:
-        return [_living(directory, last, wanted, steps, section), *_stopped(directory)]
+    last = int(steps[-1]["step"]) if steps else max(records.run.checkpoints.steps(), default=0)
+    if records.run.is_locked():
+        return [_living(directory, last, wanted, steps, section), *_stopped(records.run)]
     errors = [change for change in records.health() if change.check == "run"]
     if errors:
         return [Finding("run", False, f"ended at step {last} of {wanted}: {errors[-1].says}", errors[-1].remedy)]
@@ -76,12 +77,10 @@ def _ended(records: RunRecords, wanted: int, steps: list[dict[str, float]], sect
     ]
 
 
-def _stopped(directory: Path) -> list[Finding]:
+def _stopped(run: RunDirectory) -> list[Finding]:
     """Report processes of a running run that a signal or a debugger has stopped."""
-    try:
-        seen = look_at(int(read_file(directory / "lock")))
-    except (OSError, ValueError):
-        return []
+    pid = run.process_id()
+    seen = None if pid is None else look_at(pid)
     return [
         Finding("process", False, f"{name} (pid {pid}) is stopped", f"To continue it: kill -CONT {pid}")
         for pid, name in (seen.stopped if seen else ())
@@ -160,10 +159,10 @@ def _cause(records: RunRecords, check: str, step: int) -> str:
     return ""
 
 
-def _checkpoints(directory: Path) -> list[Finding]:
+def _checkpoints(checkpoints: Checkpoints) -> list[Finding]:
     broken: list[str] = []
     try:
-        latest = Checkpoints(directory / "checkpoints").latest(broken.append)
+        latest = checkpoints.latest(broken.append)
     except CheckpointError as error:
         return [Finding("checkpoint", False, text, "Nothing can be resumed from it.") for text in (*broken, str(error))]
     found = [
@@ -173,11 +172,6 @@ def _checkpoints(directory: Path) -> list[Finding]:
     if latest is not None:
         found.append(Finding("checkpoint", True, f"the last whole one is of step {latest.step}"))
     return found
-
-
-def _saved_step(directory: Path) -> int:
-    """Return the step of the newest checkpoint, complete or not."""
-    return max(Checkpoints(directory / "checkpoints").steps(), default=0)
 
 
 def _logs(directory: Path) -> Iterator[tuple[str, str]]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from atropos_core.errors import CheckpointError, ConfigError, RunDirectoryError
 from atropos_core.scripting.results import ExportedPolicy
 from atropos_core.storage.atomic import WRITABLE, appearing, json_bytes, refuse_existing, size_bytes
-from atropos_core.storage.checkpoint import Checkpoint, Checkpoints
+from atropos_core.storage.checkpoint import Checkpoint
 from atropos_core.storage.reading import parse_json, read_text
 from atropos_core.storage.run_records import RunRecords
 from atropos_records.model_card import hub_base, model_card
@@ -26,7 +26,7 @@ Merge = Callable[[Path, Path], None]  # merges an adapter's directory into a who
 
 def checkpoint_of(records: RunRecords, step: int | None, warn: Callable[[str], None]) -> Checkpoint:
     """Return the checkpoint of this step, or the newest complete one. Raises CheckpointError."""
-    checkpoints = Checkpoints(records.directory / "checkpoints")
+    checkpoints = records.run.checkpoints
     found = checkpoints.latest(warn) if step is None else checkpoints.at(step)
     if found is None:
         raise CheckpointError(

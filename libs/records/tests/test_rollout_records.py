@@ -383,7 +383,7 @@ async def test_a_damaged_file_is_one_error_or_left_out_and_nothing_waits(tmp_pat
                 records.health(),
                 records.summary,
                 records.finished_steps,
-                records.is_going_on,
+                records.run.is_locked(),
                 records.tools(),
             ),
             lambda records: (records.steps(), records.evaluation_steps(), records.checkpoint_steps()),

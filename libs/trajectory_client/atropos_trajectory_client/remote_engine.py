@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from atropos_core import console
 from atropos_core.codec import encode_bytes
+from atropos_core.console.waits import waited
 from atropos_core.errors import ApiError, AtroposError, DataError, DeadlineExceeded, FitError
 from atropos_core.guards.patience import DEFAULT_PATIENCE, Patience
 from atropos_core.interfaces import Endpoint, Engine, ModelInfo, Transport
@@ -63,7 +63,7 @@ class RemoteEngine(Engine):
         """Open the engine. Raises FitError if the other end does not accept the run's transport."""
         body = {} if self._transport is None else {"transport": self._transport}
         what = f"the engine at {self._api.url} to open ({OPEN_DEADLINE_S:g} s at most)"
-        info: ModelInfo = await console.waited(what, self._call("open", body, OPEN_DEADLINE_S))
+        info: ModelInfo = await waited(what, self._call("open", body, OPEN_DEADLINE_S))
         self._instance = info.instance
         return info
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from atropos_core import console
 from atropos_core.config.run_file import ApiSection, RunConfig
+from atropos_core.console.waits import Wait, waiting
 from atropos_core.errors import DeadlineExceeded
 from atropos_core.guards.opens import in_one_line
 from atropos_core.interfaces import Curriculum, ModelInfo, TaskSource
@@ -108,7 +109,7 @@ class ApiSource(Source):
         )
         self.broken = self._session.lost
         self._suspects = set(self._session.draws_in_progress)
-        with console.waiting("workers", said=True) as wait:
+        with waiting("workers", said=True) as wait:
             await self._await_workers(self._session, wait)
         self._resuming = False
 
@@ -193,7 +194,7 @@ class ApiSource(Source):
         assert self._session is not None, "open() comes first"
         return self._session
 
-    async def _await_workers(self, session: TrainerSession, wait: console.Wait) -> None:
+    async def _await_workers(self, session: TrainerSession, wait: Wait) -> None:
         wait_s, shown = self._section.wait_s, ""
         until = time.monotonic() + wait_s
         while True:

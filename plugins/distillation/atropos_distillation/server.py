@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import numpy as np
 
-from atropos_core import console
+from atropos_core.console.waits import waiting
 from atropos_core.errors import AccessRefused, ApiError, DataError, RemoteError
 from atropos_core.guards.patience import Patience
 from atropos_core.types import Tokens, TopK, offsets_of
@@ -44,7 +44,7 @@ class ServerSource:
         key = os.environ.get(self._key_variable)
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._client = httpx.AsyncClient(headers=headers, timeout=REQUEST_S)
-        with console.waiting(f"the teacher's server at {self._url}"):
+        with waiting(f"the teacher's server at {self._url}"):
             found = await self._ask("GET", "/models")
         names = [str(card["id"]) for card in found.get("data", ())]
         if not names or (self._model and self._model not in names):

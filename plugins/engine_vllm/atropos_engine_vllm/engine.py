@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from atropos_core import console
+from atropos_core.console.waits import waiting
 from atropos_core.errors import AtroposError, DataError, DeadlineExceeded, FitError, ProcessDied, WeightsMismatch
 from atropos_core.interfaces import Engine, ModelInfo
 from atropos_core.plugins.provider import RunContext
@@ -93,7 +93,7 @@ class VLLMEngine(Engine):
                 self._server = ManagedServer.start(options, context, dtype)
                 server = self._server
                 self._api = Api(server.url, server.key, self._lost, server.is_dying, patience=context.patience)
-                with console.waiting(
+                with waiting(
                     f"its vLLM server to come up ({options.start_timeout_s:g} s at most; its log is {server.log})"
                 ):
                     await self._until_up(server)
@@ -109,7 +109,7 @@ class VLLMEngine(Engine):
             self._longest = int((await self._names())[self._served]["max_model_len"])
             self._vocabulary = int(model.text_config(self._config)["vocab_size"])
             await self._api.post("/update_weight_version", {"new_version": str(self.version)})
-            with console.waiting("vLLM to sample a first token"):
+            with waiting("vLLM to sample a first token"):
                 await self._warm_up()
             self._adapters = Adapters(self._api, slots, drain_s=DRAIN_S, taken=await self._names())
         except BaseException as error:

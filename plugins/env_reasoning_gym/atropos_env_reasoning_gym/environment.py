@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Any
 
-from atropos_core import console
+from atropos_core.console.waits import waiting
 from atropos_core.errors import ConfigError, DataError, DeadlineExceeded, RemoteError
 from atropos_core.interfaces import Environment
 from atropos_core.seeds import derive
@@ -55,7 +55,7 @@ class ReasoningGym(Environment):
         train, test = parts_of(options.tasks, weights), parts_of(options.held_out, weights)
         made: dict[Split, list[Task]] = {"train": [], "test": []}
         for (name, level), *sizes in zip(parts, train, test, strict=True):
-            with console.waiting(f"tasks of {name}"):
+            with waiting(f"tasks of {name}"):
                 for split, tasks in (await self._make(name, level, *sizes)).items():
                     made[split] += tasks
         for split, tasks in made.items():

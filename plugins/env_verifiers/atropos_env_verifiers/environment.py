@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from atropos_core import console
+from atropos_core.console.waits import waiting
 from atropos_core.conversation import Policy
 from atropos_core.errors import AtroposError, ConfigError, DataError, ProcessDied, RemoteError
 from atropos_core.interfaces import Environment
@@ -52,7 +53,7 @@ class VerifiersEnvironment(Environment):
         self._server = await load_plugins().policy_server()(self._context.model, self._context.today)
         child = await self._running()
         found: dict[str, list[Any]] = {part: [] for part in ("train", "eval")}
-        with console.waiting(f"the tasks of {self._options.id}"):
+        with waiting(f"the tasks of {self._options.id}"):
             for part, size in self._says["sizes"].items():
                 while len(found[part]) < size:
                     answer = await child.peer.call(

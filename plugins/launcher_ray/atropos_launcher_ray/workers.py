@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from atropos_core import console
+from atropos_core.console.waits import waiting
 from atropos_core.errors import AtroposError, FitError, ProcessDied
 from atropos_core.launchers import PlannedRun, RunWorkers
 from atropos_core.processes.child import tail_of_log
@@ -110,7 +111,7 @@ class RayWorkers(RunWorkers):
         before = log.stat().st_size if log.exists() else 0
         arguments = ["serve", "--host", HOST, "--port", "0", "--dir", str(api), "--token-file", str(self.token_file)]
         arguments += ["--silent-s", f"{SILENT_S:g}"]
-        with console.waiting("the server of the run's workers to start"):
+        with waiting("the server of the run's workers to start"):
             self._server = await self._launcher.start(SERVER, PROGRAM, variables(arguments), log)
             until = time.monotonic() + LISTEN_DEADLINE_S
             while not (found := re.search(rb"^listening on (\S+) ", log.read_bytes()[before:], re.MULTILINE)):

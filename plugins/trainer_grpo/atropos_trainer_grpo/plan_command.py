@@ -68,6 +68,7 @@ def plan(
       atropos plan my-run.toml --gpu 80 --host 256
     """
     from atropos_core import console
+    from atropos_core.console.waits import waiting
     from atropos_core.errors import ConfigError, FitError
     from atropos_core.launch.memory_plan import available_bytes
     from atropos_core.launch.model_checks import refuse_adapter
@@ -111,7 +112,7 @@ def plan(
             remedy="`atropos run --dry-run` prints the plan of a run with shorter prompts.",
         )
     console.say(f"{size.parameters:,} parameters in {resolved.directory}; {_devices(available)}")
-    with console.waiting("what fits"):
+    with waiting("what fits"):
         found = fitting.each()
     wanted = fitting.wanted
     console.table(

@@ -54,13 +54,14 @@ def quantize(
     """
     from atropos_core import console
     from atropos_core.cli.options import configure
+    from atropos_core.console.waits import waiting
 
     if format is Format.NF4:
         require("bitsandbytes", "rounding to 4 bits")
     if directory.exists():
         raise ConfigError(f"{directory} already exists.", remedy="Choose a directory that does not exist.")
     _, resolved, _ = configure(None, model=model)
-    with console.waiting(f"{model} to be rounded"):
+    with waiting(f"{model} to be rounded"):
         layers, weights = write(resolved.directory, directory, format, dtype)
     console.say(f"{layers:,} linear layers with {weights:,} weights are rounded to {format} in {directory}")
     console.say(

@@ -40,7 +40,7 @@ class ViewedRun:
         return {
             "name": self.directory.resolve().name,
             "directory": str(self.directory),
-            "living": self._records.is_going_on,
+            "living": self._records.run.is_locked(),
             "step": self._metrics.steps[-1] if self._metrics.steps else None,
             "steps": number(self._training.get("steps")),
             "max_staleness": number(self._training.get("max_staleness")) or 0,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from atropos_core import console
+from atropos_core.console.terminal import reader_gone
 
 ATROPOS = (sys.executable, "-m", "atropos_core")
 
@@ -48,7 +48,7 @@ def test_an_error_of_a_disk_is_no_terminal_that_was_closed(tmp_path: Path) -> No
     with (tmp_path / "log").open("w") as file, open(theirs, "w") as terminal:
         with pytest.raises(OSError) as closed:
             os.write(terminal.fileno(), b"x")
-        assert closed.value.errno == errno.EIO and console.reader_gone(closed.value, terminal.fileno())
-        assert not console.reader_gone(closed.value, file.fileno())
-        assert console.reader_gone(BrokenPipeError(errno.EPIPE, ""), file.fileno())
-        assert not console.reader_gone(OSError(errno.ENOSPC, ""), terminal.fileno())
+        assert closed.value.errno == errno.EIO and reader_gone(closed.value, terminal.fileno())
+        assert not reader_gone(closed.value, file.fileno())
+        assert reader_gone(BrokenPipeError(errno.EPIPE, ""), file.fileno())
+        assert not reader_gone(OSError(errno.ENOSPC, ""), terminal.fileno())

@@ -20,8 +20,8 @@ import numpy as np
 import psutil
 import pytest
 
-from atropos_core import console
 from atropos_core.builtin.plugin import TOY_MODEL
+from atropos_core.console import waits
 from atropos_core.errors import (
     ConfigError,
     DataError,
@@ -48,7 +48,8 @@ RIGGED = """
 import asyncio, gc, os, signal, subprocess, sys, time
 import numpy as np
 from pydantic import BaseModel
-from atropos_core import console, hookimpl
+from atropos_core import hookimpl
+from atropos_core.console.waits import waiting
 from atropos_core.errors import TrainingDiverged
 from atropos_core.interfaces import Engine, ModelInfo, Trainer
 from atropos_core.plugins.provider import EngineProvider, Options, Provider, TrainerProvider
@@ -119,7 +120,7 @@ class RiggedEngine(Engine):
         if self.options.how == "collector, not opened":
             raise KeyError("my own bug")
         if self.options.how == "server":
-            with console.waiting("its server to come up"):
+            with waiting("its server to come up"):
                 while not os.path.exists(self.options.note):
                     await asyncio.sleep(0.01)
         return ModelInfo("Rigged", os.getpid(), 5, "float32", ",".join(self.context.devices), str(self.context.directory))
@@ -773,7 +774,7 @@ async def test_a_paused_engine_owes_the_call_that_is_to_give_it_weights(start):
 
 
 async def test_what_a_process_waits_for_while_it_opens_is_said_here(start, tmp_path, capfd, monkeypatch):
-    monkeypatch.setattr(console, "WAIT_S", 0.0)
+    monkeypatch.setattr(waits, "WAIT_S", 0.0)
     child = await start("engine", "server")
     child.loads = "tiny (3 parameters)"
     opening, said = asyncio.create_task(HostedEngine(child).open()), ""

@@ -176,7 +176,8 @@ async def _process(
     from contextlib import aclosing
     from time import perf_counter
 
-    from atropos_core.console import LINE_EVERY_S, say
+    from atropos_core.builtin.progress import LINE_EVERY_S
+    from atropos_core.console import say
     from atropos_core.launch.builder import build_for_evaluation
     from atropos_core.launch.signals import blocked_loop_alarm, own_process, requests_to_end
     from atropos_core.rollouts.runner import RolloutRunner

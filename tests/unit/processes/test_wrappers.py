@@ -14,12 +14,12 @@ import pytest
 from atropos_core.builtin.plugin import TOY_MODEL
 from atropos_core.codec import encode_bytes
 from atropos_core.interfaces import Engine, Trainer
-from atropos_core.launch.instrumented import TimedEngine, TimedTrainer
 from atropos_core.observe.profile import Profile
 from atropos_core.processes.child import Child
 from atropos_core.processes.endpoints import LocalEndpoint
 from atropos_core.processes.forwarding import ForwardingEngine, ForwardingTrainer, methods
 from atropos_core.processes.proxies import HostedEngine, HostedTrainer
+from atropos_core.processes.timing import TimedEngine, TimedTrainer
 from atropos_core.rollouts.engine_router import EngineRouter
 from atropos_core.training.batch import to_batch
 from atropos_core.types import Sampling, tokens
