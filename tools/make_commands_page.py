@@ -1,4 +1,6 @@
-"""Writes docs/commands.md from the command line itself. Run from the project root: python -m tools.make_commands_page"""
+"""Write docs/commands.md from the command line itself, in the groups of `atropos --help`.
+
+Run from the project root: python -m tools.make_commands_page"""
 
 from __future__ import annotations
 
@@ -10,6 +12,7 @@ import click
 import typer
 
 from atropos_core.cli import make_app
+from atropos_core.cli.overview import GROUPS, OTHERS
 
 PAGE = Path(__file__).parents[1] / "docs/commands.md"
 HEAD = """# Commands
@@ -18,14 +21,6 @@ Made by `python -m tools.make_commands_page` from the commands of core and of th
 `atropos COMMAND --help` shows the options of one, with examples.
 
 """
-GROUPS = {
-    "Train": ("run", "resume", "eval", "process", "export"),
-    "Look at a run": ("view", "plot", "doctor", "audit", "simulate"),
-    "Choose what fits": ("plan", "quantize", "config schema", "config show"),
-    "Plugins": ("plugins", "new", "check", "import", "completion"),
-    "A run on several machines": ("serve", "train", "env", "engine", "serve-agent"),
-    "Other trainers": ("adapter", "skyrl-env"),
-}
 PAGES = {
     "adapter": "skyrl.md",
     "audit": "records.md",
@@ -54,18 +49,19 @@ PAGES = {
 }
 
 
-def commands() -> dict[str, str]:
-    """The first sentence of each command's help, by its words: `config show`."""
-    return dict(below(typer.main.get_command(make_app()), ""))
+def commands() -> list[tuple[str, str, str]]:
+    """Return the group of `atropos --help`, the words and the first sentence of each command, such as `config show`."""
+    return list(below(typer.main.get_command(make_app()), "", OTHERS))
 
 
-def below(command: click.Command, words: str) -> Iterator[tuple[str, str]]:
+def below(command: click.Command, words: str, group: str) -> Iterator[tuple[str, str, str]]:
     for name, each in getattr(command, "commands", {}).items():
-        full = f"{words} {name}".strip()
+        full, panel = f"{words} {name}".strip(), getattr(each, "rich_help_panel", None)
+        own = panel if panel in GROUPS else group
         if getattr(each, "commands", {}):
-            yield from below(each, full)
+            yield from below(each, full, own)
         elif not each.hidden:
-            yield full, first_sentence(each.help or "")
+            yield own, full, first_sentence(each.help or "")
 
 
 def first_sentence(text: str) -> str:
@@ -74,27 +70,15 @@ def first_sentence(text: str) -> str:
     return sentence.rstrip(".") + "."
 
 
-def group_of(command: str) -> str | None:
-    return next((title for title, names in GROUPS.items() if {command, command.partition(" ")[0]} & {*names}), None)
-
-
 def page() -> str:
     found = commands()
     parts = [HEAD.rstrip("\n"), ""]
-    for title in (*GROUPS, None):
-        rows = [name for name in found if group_of(name) == title]
-        if title is not None:
-            rows.sort(key=lambda name: place(title, name))
-        if rows:
-            parts += [f"## {title or 'Others'}", "", "| command | what it does | more |", "|---|---|---|"]
-            parts += [f"| `atropos {name}` | {cell(found[name])} | {link(name)} |" for name in rows]
+    for title in (*GROUPS, OTHERS):
+        if rows := [(name, text) for group, name, text in found if group == title]:
+            parts += [f"## {title}", "", "| command | what it does | more |", "|---|---|---|"]
+            parts += [f"| `atropos {name}` | {cell(text)} | {link(name)} |" for name, text in rows]
             parts += [""]
     return "\n".join(parts).rstrip("\n") + "\n"
-
-
-def place(title: str, name: str) -> int:
-    names = GROUPS[title]
-    return names.index(name if name in names else name.partition(" ")[0])
 
 
 def cell(text: str) -> str:
@@ -102,7 +86,7 @@ def cell(text: str) -> str:
 
 
 def link(name: str) -> str:
-    """The page that shows the command at work, by the page's title."""
+    """Return a link to the page that shows the command at work, by the page's title."""
     if (target := PAGES.get(name.partition(" ")[0])) is None:
         return ""
     title = (PAGE.parent / target).read_text().partition("\n")[0].removeprefix("# ")

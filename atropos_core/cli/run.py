@@ -24,15 +24,9 @@ from atropos_core.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from atropos_core.interfaces import Environment
     from atropos_core.launch.plan import Plan
-    from atropos_core.launch.supervisor import Summary
-    from atropos_core.observe.profile import ProfileRow
     from atropos_core.plugins.manager import Plugins
-
-LEAST_SHARE = 0.005  # of a run's time: smaller rows are left out of the table
 
 
 def add(app: typer.Typer) -> None:
@@ -96,7 +90,7 @@ def run(
         raise ConfigError("--figures has no effect without --dry-run.", remedy="Add --dry-run, or leave it out.")
     if dry_run:
         warn_of_broken(plugins)
-        own = RunDirectory(directory) if directory is not None else RunDirectory.unused(name)
+        own = RunDirectory.for_new_run(directory, name)
         if own.path.is_dir():
             own.refuse_used()
         if (files := render(plan, own.path)) is None:
@@ -124,7 +118,7 @@ def execute_new(plan: Plan, plugins: Plugins, directory: Path | None, name: str)
     from atropos_core.storage.run_directory import RunDirectory
 
     warn_of_broken(plugins)
-    own = RunDirectory(directory) if directory is not None else RunDirectory.unused(name)
+    own = RunDirectory.for_new_run(directory, name)
     if (files := render(plan, own.path)) is not None:
         hand_over(files, own)
         return
@@ -134,6 +128,7 @@ def execute_new(plan: Plan, plugins: Plugins, directory: Path | None, name: str)
 def execute_and_report(plan: Plan, directory: Path, *, resume: bool = False) -> None:
     """Run, and print the result. If the run was interrupted, print how to continue it."""
     from atropos_core import console
+    from atropos_core.cli.run_report import report
     from atropos_core.errors import Interrupted
     from atropos_core.launch.supervisor import execute
     from atropos_core.storage.run_directory import RunDirectory
@@ -154,7 +149,7 @@ def execute_and_report(plan: Plan, directory: Path, *, resume: bool = False) -> 
                 f"nothing was trained: {directory}/logs is of this attempt, and --dir {console.quoted(directory)} can be given again"
             )
         raise
-    _report(summary)
+    report(summary)
 
 
 def _say_memory(plan: Plan, directory: Path) -> None:
@@ -192,86 +187,3 @@ def _say_memory(plan: Plan, directory: Path) -> None:
     for name, sizes in asyncio.run(tasks_of(plan, directory, look)).items():
         held_out = f", {sizes['test']:,} held out" if "test" in sizes else ""
         console.say(f"environment {name}: {sizes['train']:,} tasks to train on{held_out}")
-
-
-def _report(summary: Summary) -> None:
-    """Print a finished run: accuracy or reward before and after, times, and the files that it wrote."""
-    from atropos_core import console
-    from atropos_core.health.watch import still_ill
-    from atropos_core.launch import picture
-    from atropos_core.rollouts.evaluation_text import held_out_change
-
-    console.say()
-    for line in held_out_change(summary.before, summary.after):
-        console.say(line)
-    console.say(f"where the time went, {sum(summary.seconds.values()):.0f} s in all:")
-    _times_table(summary.times)
-    spent, steps = summary.seconds, max(summary.steps, 1)
-    once = sum(spent.get(name, 0.0) for name in ("start-up", "evaluation", "checkpoint"))
-    step_s = (sum(spent.values()) - once) / steps
-    console.facts(
-        [
-            (
-                "a step",
-                f"{step_s:.2f} s on average, {spent.get('waiting', 0.0) / steps:.2f} s of it waiting for rollouts",
-            ),
-            ("idle", ", ".join(f"{role} {share:.0%}" for role, share in summary.idle.items()) + " of the time"),
-            ("weights", _published(summary)),
-            ("memory", f"{summary.peak_bytes / 1e9:.2f} GB at most, over all processes"),
-            ("on disk", f"{summary.checkpoint_bytes / 1e6:.1f} MB a checkpoint"),
-        ]
-    )
-    directory = summary.directory
-    for change in still_ill(directory):
-        console.warn(
-            f"at the end health.{change.check} was ill, since step {change.since}: {change.says}.\n  {change.remedy}"
-        )
-    written = (
-        ("policy", f"checkpoints/step-{summary.steps:06d}/policy"),
-        ("metrics", "metrics.jsonl"),
-        ("rollouts", "rollouts/"),
-    )
-    console.facts(
-        [
-            *((name, f"{directory}/{path}") for name, path in written if _is_written(directory / path)),
-            ("plot", picture.where(directory)),
-        ]
-    )
-    if (directory / picture.NAME).is_file():
-        picture.show(directory / picture.NAME)
-
-
-def _is_written(path: Path) -> bool:
-    """True for a file, and for a directory that is not empty: a run may have no sink that writes it."""
-    return path.is_file() or any(path.glob("*"))
-
-
-def _published(summary: Summary) -> str:
-    mean_ms = 1000 * summary.sync_s / max(summary.syncs, 1)
-    disk = f", {summary.published_bytes / 1e6:.1f} MB on disk each" if summary.published_bytes else ""
-    return f"published {summary.syncs} time{'s' * (summary.syncs != 1)}, {summary.sync_s:.2f} s in all, {mean_ms:.1f} ms each{disk}"
-
-
-def _times_table(rows: Sequence[ProfileRow]) -> None:
-    """Print the times of stages, which do not overlap, then of calls, which do."""
-    from atropos_core import console
-
-    shown = [
-        (
-            row.name if row.kind == "stage" else f"  {row.name}",
-            f"{row.seconds:.1f}",
-            f"{row.share:.0%}",
-            row.calls or "",
-            " / ".join(_ms(at) for at in (row.p50_s, row.p95_s, row.p99_s)) if row.calls else "",
-            "" if row.items_per_s is None else f"{row.items_per_s:,.1f}",
-        )
-        for row in rows
-        if row.share >= LEAST_SHARE
-    ]
-    console.table(("stage or call", "s", "share", "times", "p50 / p95 / p99 ms", "items/s"), shown)
-    if less := len(rows) - len(shown):
-        console.say(f"  {less} more under {LEAST_SHARE:.1%} each: summary.json has all")
-
-
-def _ms(seconds: float) -> str:
-    return f"{1000 * seconds:,.0f}" if seconds >= 0.1 else f"{1000 * seconds:.3g}"

@@ -76,7 +76,7 @@ def run(
         )
         plan = make_plan(loaded.config, resolved, plugins)
         warn_of_broken(plugins)
-        own = RunDirectory(Path(directory)) if directory else RunDirectory.unused("-".join(loaded.config.environment))
+        own = RunDirectory.for_new_run(_path(directory), "-".join(loaded.config.environment))
         return _executed(plan, own.make())
 
     with arguments.given():

@@ -31,8 +31,11 @@ class RunDirectory:
         self._folders = [path / name for name in FOLDERS]
 
     @classmethod
-    def unused(cls, name: str, parent: Path = Path("runs")) -> RunDirectory:
-        """Return `runs/NAME-20260131-235959`, which does not exist yet."""
+    def for_new_run(cls, path: Path | None, name: str) -> RunDirectory:
+        """Return the one at `path`. Without a path, return `runs/NAME-20260131-235959`, which does not exist yet."""
+        if path is not None:
+            return cls(path)
+        parent = Path("runs")
         stamp = time.strftime("%Y%m%d-%H%M%S")
         for suffix in ("", *(f"-{n}" for n in range(2, 100))):
             directory = parent / f"{name}-{stamp}{suffix}"
