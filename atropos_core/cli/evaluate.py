@@ -334,16 +334,17 @@ async def _evaluate(plan: Plan, elsewhere: ChatModel | None, concurrency: int) -
     import asyncio
 
     from atropos_core.errors import Interrupted
+    from atropos_core.guards.blocked_loop import blocked_loop_alarm
+    from atropos_core.guards.exits import own_process
     from atropos_core.launch.builder import build_for_evaluation
     from atropos_core.launch.model_checks import check_model
-    from atropos_core.launch.signals import blocked_loop_alarm, own_process, requests_to_end
+    from atropos_core.launch.signals import cancelled_by_signals
     from atropos_core.rollouts.evaluation import evaluate
     from atropos_core.rollouts.runner import RolloutRunner
     from atropos_core.storage.tempdirs import owned_directory
 
-    config, task = plan.config, asyncio.current_task()
-    assert task is not None, "a coroutine runs in a task"
-    with requests_to_end(lambda: task.cancel()), owned_directory("eval") as directory:
+    config = plan.config
+    with cancelled_by_signals(), owned_directory("eval") as directory:
         (directory / "logs").mkdir()
         if elsewhere is None:
             check_model(plan, directory, trains=False)

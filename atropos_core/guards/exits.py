@@ -7,18 +7,22 @@ handler takes it, and nothing is raised.
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Awaitable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from atropos_core.errors import EndsProcess
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop, Task
     from traceback import FrameSummary
+
+
+_ENDING = ("_exit", "abort", "execv", "execve")  # of `os`; the other forms of exec call the last two
 
 
 @contextmanager
@@ -54,6 +58,54 @@ def contain_tasks(loop: AbstractEventLoop, passing: tuple[type[BaseException], .
         return task
 
     loop.set_task_factory(begin)
+
+
+@contextmanager
+def own_process(passing: tuple[type[BaseException], ...] = ()) -> Iterator[None]:
+    """Keep components from ending the event loop or the process that runs them. `passing`: exceptions that may leave a task
+    unchanged."""
+    from asyncio import get_running_loop
+
+    loop = get_running_loop()
+    before = loop.get_task_factory()
+    contain_tasks(loop, passing)
+    try:
+        with _no_sudden_end():
+            yield
+    finally:
+        loop.set_task_factory(before)
+
+
+@contextmanager
+def _no_sudden_end() -> Iterator[None]:
+    """Turn calls that end this process at once into SystemExit, raised inside the code that makes them. A process that such code
+    forks ends when it returns to our event loop, whose sockets are not its own. This is global, because those calls are."""
+    from asyncio import get_running_loop
+
+    pid, loop = os.getpid(), get_running_loop()
+    before = {name: getattr(os, name) for name in _ENDING}
+
+    def refused(name: str) -> Callable[..., NoReturn]:
+        def ending(*arguments: Any) -> NoReturn:
+            if os.getpid() != pid:
+                before[name](*arguments)
+            raise SystemExit(f"os.{name}({', '.join(map(repr, arguments))[:80]})")
+
+        return ending
+
+    def in_fork() -> None:
+        if getattr(os, "_exit") is not before["_exit"] and not loop.is_closed():  # noqa: B009
+            with suppress(RuntimeError):
+                loop.call_soon(before["_exit"], 70)
+
+    os.register_at_fork(after_in_child=in_fork)
+    for name in _ENDING:
+        setattr(os, name, refused(name))
+    try:
+        yield
+    finally:
+        for name, real in before.items():
+            setattr(os, name, real)
 
 
 def ends_process(name: str, error: BaseException) -> EndsProcess:
@@ -100,7 +152,7 @@ def _own_line(trace: TracebackType | None) -> FrameSummary | None:
     import traceback
 
     library, ours = f"{sysconfig.get_path('stdlib')}/", f"{Path(__file__).parents[1]}/"
-    callers = tuple(f"{ours}{part}" for part in ("guards/", "launch/signals.py", "processes/")) + tuple(_callers)
+    callers = tuple(f"{ours}{part}" for part in ("guards/", "processes/")) + tuple(_callers)
     frames = [
         frame
         for frame in traceback.extract_tb(trace)

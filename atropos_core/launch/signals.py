@@ -1,30 +1,25 @@
-"""Signals, watching of children, and an alarm for code that blocks the event loop."""
+"""What ends a run before its last step: signals, requests from another thread, and processes that have ended."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
-from pathlib import Path
-from types import FrameType
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 from atropos_core import console
 from atropos_core.console.waits import waited_for
-from atropos_core.errors import EventLoopBlocked, Interrupted, ProcessDied
-from atropos_core.guards.exits import contain_tasks
+from atropos_core.errors import Interrupted, ProcessDied
+from atropos_core.guards.blocked_loop import in_main_thread
 from atropos_core.launchers import RunWorkers
 from atropos_core.processes.child import Child
 
 T = TypeVar("T")
 
 TWICE_S = 0.5  # between two requests to end that are two
-_ENDING = ("_exit", "abort", "execv", "execve")  # of `os`; the other forms of exec call the last two
-BLOCKED_AFTER_S = float(os.environ.get("ATROPOS_BLOCKED_AFTER_S", "30"))  # of the event loop
 
 
 async def interruptible(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T:
@@ -126,9 +121,13 @@ class EndRequests:
 FROM_OUTSIDE: ContextVar[EndRequests | None] = ContextVar("requests_to_end", default=None)  # of a thread's work
 
 
-def in_main_thread() -> bool:
-    """True if signals arrive in this thread."""
-    return threading.current_thread() is threading.main_thread()
+@contextmanager
+def cancelled_by_signals() -> Iterator[None]:
+    """Cancel the current task at each request to end."""
+    task = asyncio.current_task()
+    assert task is not None, "called from a coroutine"
+    with requests_to_end(task.cancel):
+        yield
 
 
 @contextmanager
@@ -160,116 +159,3 @@ def requests_to_end(requested: Callable[[], object]) -> Iterator[None]:
     finally:
         for number in numbers:
             loop.remove_signal_handler(number)
-
-
-def _waits_for_events(frame: FrameType | None) -> bool:
-    """True if the event loop itself was in `select`, and no component's code was running."""
-    caller = frame.f_back if frame is not None else None
-    return (
-        caller is not None
-        and caller.f_code.co_name == "_run_once"
-        and caller.f_globals.get("__name__") == "asyncio.base_events"
-    )
-
-
-@contextmanager
-def blocked_loop_alarm() -> Iterator[None]:
-    """Interrupt code that blocks the event loop by raising an exception inside it, so that an environment that never awaits
-    fails only its own rollout.
-
-    After the process was stopped, the alarm goes off at once although nothing blocked, so only a second one counts. If a
-    component replaces the handler, it is restored. Outside the main thread no signal arrives, and nothing is interrupted."""
-    if not in_main_thread():
-        yield
-        return
-    first_s, second_s = 0.8 * BLOCKED_AFTER_S, 0.2 * BLOCKED_AFTER_S
-    rung = False
-
-    def blocked(number: int, frame: FrameType | None) -> None:
-        nonlocal rung
-        if not rung:
-            rung = True
-            signal.setitimer(signal.ITIMER_REAL, second_s)
-            return
-        if _waits_for_events(frame):  # nothing keeps it: the machine has not let this process run
-            signal.setitimer(signal.ITIMER_REAL, second_s)
-            return
-        signal.setitimer(signal.ITIMER_REAL, BLOCKED_AFTER_S)
-        where = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} in {frame.f_code.co_name}()" if frame else "?"
-        raise EventLoopBlocked(
-            f"{where} blocked the event loop for {BLOCKED_AFTER_S:g} s. Code of an environment must await whatever takes long "
-            "(asyncio.to_thread for computations)."
-        )
-
-    def put_back() -> None:
-        for number, handler in ours.items():
-            if signal.getsignal(number) is not handler:
-                signal.signal(number, handler)
-                console.warn(
-                    f"a component replaced the run's handler for {signal.Signals(number).name}, which the run needs: "
-                    "it has been restored."
-                )
-
-    async def beat() -> None:
-        nonlocal rung
-        while True:
-            rung = False
-            put_back()
-            signal.setitimer(signal.ITIMER_REAL, first_s)
-            await asyncio.sleep(BLOCKED_AFTER_S / 4)
-
-    before: Callable[[int, FrameType | None], object] | int | None = signal.signal(signal.SIGALRM, blocked)
-    watching = (signal.SIGALRM, signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    ours: dict[int, Any] = {number: signal.getsignal(number) for number in watching}
-    beating = asyncio.ensure_future(beat())
-    try:
-        yield
-    finally:
-        beating.cancel()
-        put_back()
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-
-
-@contextmanager
-def own_process(passing: tuple[type[BaseException], ...] = ()) -> Iterator[None]:
-    """Keep components from ending the event loop or the process that runs them. `passing`: exceptions that may leave a task
-    unchanged."""
-    loop = asyncio.get_running_loop()
-    before = loop.get_task_factory()
-    contain_tasks(loop, passing)
-    try:
-        with no_sudden_end():
-            yield
-    finally:
-        loop.set_task_factory(before)
-
-
-@contextmanager
-def no_sudden_end() -> Iterator[None]:
-    """Turn calls that end this process at once into SystemExit, raised inside the code that makes them. A process that such code
-    forks ends when it returns to our event loop, whose sockets are not its own. This is global, because those calls are."""
-    pid, loop = os.getpid(), asyncio.get_running_loop()
-    before = {name: getattr(os, name) for name in _ENDING}
-
-    def refused(name: str) -> Callable[..., NoReturn]:
-        def ending(*arguments: Any) -> NoReturn:
-            if os.getpid() != pid:
-                before[name](*arguments)
-            raise SystemExit(f"os.{name}({', '.join(map(repr, arguments))[:80]})")
-
-        return ending
-
-    def in_fork() -> None:
-        if getattr(os, "_exit") is not before["_exit"] and not loop.is_closed():  # noqa: B009
-            with suppress(RuntimeError):
-                loop.call_soon(before["_exit"], 70)
-
-    os.register_at_fork(after_in_child=in_fork)
-    for name in _ENDING:
-        setattr(os, name, refused(name))
-    try:
-        yield
-    finally:
-        for name, real in before.items():
-            setattr(os, name, real)

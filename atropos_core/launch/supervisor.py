@@ -19,8 +19,10 @@ from atropos_core.errors import (
     ProcessDied,
     TokenizerMismatch,
 )
+from atropos_core.guards.blocked_loop import blocked_loop_alarm
 from atropos_core.guards.deadlines import within
 from atropos_core.guards.endings import raise_first
+from atropos_core.guards.exits import own_process
 from atropos_core.guards.opens import MODEL_DEADLINE_S, opened
 from atropos_core.health.watch import end_recorded, forget_after
 from atropos_core.interfaces import Engine, ModelInfo, Trainer
@@ -32,7 +34,7 @@ from atropos_core.launch.memory_remedies import check_memory
 from atropos_core.launch.model_checks import check_disk, check_model
 from atropos_core.launch.picture import draw_at_end
 from atropos_core.launch.plan import Plan
-from atropos_core.launch.signals import blocked_loop_alarm, interruptible, own_process, signals, watched
+from atropos_core.launch.signals import interruptible, signals, watched
 from atropos_core.launch.text_checks import warn_of_prompts
 from atropos_core.observe.memory_usage import Peak, watched_memory
 from atropos_core.observe.profile import Profile, ProfileRow

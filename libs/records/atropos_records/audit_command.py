@@ -84,12 +84,12 @@ async def _audit(records: RolloutRecords, plan: Plan, steps: list[int], toleranc
 
     from atropos_core import console
     from atropos_core.errors import Interrupted
-    from atropos_core.launch.signals import own_process, requests_to_end
+    from atropos_core.guards.exits import own_process
+    from atropos_core.launch.signals import cancelled_by_signals
     from atropos_core.storage.tempdirs import owned_directory
     from atropos_records.audit import audit
 
-    task: Any = asyncio.current_task()
-    with requests_to_end(lambda: task.cancel()), owned_directory("audit") as scratch, own_process():
+    with cancelled_by_signals(), owned_directory("audit") as scratch, own_process():
         try:
             return await audit(records, plan, steps, scratch, tolerance, console.say)
         except asyncio.CancelledError:

@@ -19,7 +19,7 @@ from types import FrameType
 from typing import Any, TypeVar
 
 from atropos_core.errors import ConfigError
-from atropos_core.launch.signals import own_process
+from atropos_core.guards.exits import own_process
 from atropos_testing.report import Report
 from atropos_testing.waits import Waits
 

@@ -66,14 +66,14 @@ async def _work(plan: Plan, rings: Path, engine: Engine, count: int, wait_s: flo
     import tempfile
 
     from atropos_core.errors import Interrupted
-    from atropos_core.launch.signals import blocked_loop_alarm, own_process, requests_to_end
+    from atropos_core.guards.blocked_loop import blocked_loop_alarm
+    from atropos_core.guards.exits import own_process
+    from atropos_core.launch.signals import cancelled_by_signals
     from atropos_core.storage.tempdirs import owned_prefix, sweep
 
-    task = asyncio.current_task()
-    assert task is not None, "a coroutine runs in a task"
     sweep("skyrl-env")  # files of killed workers
     made = tempfile.TemporaryDirectory(prefix=owned_prefix("skyrl-env"))
-    with requests_to_end(task.cancel), blocked_loop_alarm(), own_process(), made as directory:
+    with cancelled_by_signals(), blocked_loop_alarm(), own_process(), made as directory:
         try:
             return await _run(plan, Path(directory), rings, engine, count, wait_s)
         except asyncio.CancelledError:

@@ -19,10 +19,12 @@ import numpy as np
 from atropos_core import console
 from atropos_core.errors import AccessRefused, ApiError, AtroposError, DataError, DeadlineExceeded, HubFull
 from atropos_core.group_schema import MOST_CHARACTERS
+from atropos_core.guards.blocked_loop import blocked_loop_alarm
 from atropos_core.guards.deadlines import within
+from atropos_core.guards.exits import own_process
 from atropos_core.launch.builder import build_for_evaluation
 from atropos_core.launch.plan import Plan
-from atropos_core.launch.signals import blocked_loop_alarm, own_process, requests_to_end
+from atropos_core.launch.signals import requests_to_end
 from atropos_core.rollouts.runner import RolloutRunner, check_named_tasks, failed_by, task_count
 from atropos_core.rollouts.task_digests import digest_of
 from atropos_core.rollouts.tokenizer import ChatTokenizer

@@ -172,20 +172,20 @@ async def _process(
     plan: Plan, groups: int, split: Split, put: Callable[[ScoredGroup, Tools], None], *, whole_groups: bool = False
 ) -> int:
     """Returns how many groups were left out because `whole_groups` are wanted. Raises CancelledError if it was stopped."""
-    import asyncio
     from contextlib import aclosing
     from time import perf_counter
 
     from atropos_core.builtin.progress import LINE_EVERY_S
     from atropos_core.console import say
+    from atropos_core.guards.blocked_loop import blocked_loop_alarm
+    from atropos_core.guards.exits import own_process
     from atropos_core.launch.builder import build_for_evaluation
-    from atropos_core.launch.signals import blocked_loop_alarm, own_process, requests_to_end
+    from atropos_core.launch.signals import cancelled_by_signals
     from atropos_core.rollouts.runner import RolloutRunner
     from atropos_core.storage.tempdirs import owned_directory
     from atropos_trajectory_api.roles.processing import draws, scored_groups, write
 
-    config, task = plan.config, asyncio.current_task()
-    assert task is not None, "a coroutine runs in a task"
+    config = plan.config
     started = shown_at = perf_counter()
     tokens = done = 0
 
@@ -197,7 +197,7 @@ async def _process(
             shown_at = now
             say(f"{done}/{groups} groups  {tokens / (now - started):,.0f} tokens/s")
 
-    with requests_to_end(lambda: task.cancel()), owned_directory("process") as directory:
+    with cancelled_by_signals(), owned_directory("process") as directory:
         (directory / "logs").mkdir()
         parts = await build_for_evaluation(plan, directory)
         try:
