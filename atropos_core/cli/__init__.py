@@ -54,9 +54,9 @@ def run_app(arguments: list[str]) -> int:
         return error.exit_code
     except (OSError, MemoryError) as raised:
         from atropos_core import console
-        from atropos_core.cli.exhausted import named
+        from atropos_core.guards.system_errors import named_error
 
-        if (found := named(raised)) is None:
+        if (found := named_error(raised)) is None:
             raise
         console.fail(found)
         return found.exit_code

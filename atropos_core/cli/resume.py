@@ -41,23 +41,23 @@ def resume(
     from atropos_core import console
     from atropos_core.cli.run import execute_and_report
 
-    going_on = take_up(directory, steps=steps, changes=changes)
-    if going_on.left:
-        execute_and_report(going_on.plan, directory, resume=True)  # which itself reports broken checkpoints
+    resumed = plan_resume(directory, steps=steps, changes=changes)
+    if resumed.has_steps:
+        execute_and_report(resumed.plan, directory, resume=True)  # which itself reports broken checkpoints
     else:
-        console.say(f"To train on: atropos resume {console.quoted(directory)} --steps {2 * going_on.step}")
+        console.say(f"To train on: atropos resume {console.quoted(directory)} --steps {2 * resumed.step}")
 
 
 @dataclass(frozen=True)
-class GoingOn:
-    """A run that is to be resumed."""
+class ResumedRun:
+    """The rest of a run."""
 
     plan: Plan
     step: int  # of its last whole checkpoint
-    left: bool  # whether there are steps to do
+    has_steps: bool  # False if all of its steps are done
 
 
-def take_up(directory: Path, *, steps: int | None = None, changes: Sequence[str] | None = None) -> GoingOn:
+def plan_resume(directory: Path, *, steps: int | None = None, changes: Sequence[str] | None = None) -> ResumedRun:
     """Plan the rest of a run, after printing what has changed since its checkpoint. Raises AtroposError."""
     from atropos_core import console
     from atropos_core.cli.options import configure
@@ -88,10 +88,10 @@ def take_up(directory: Path, *, steps: int | None = None, changes: Sequence[str]
         for warning in broken:
             console.warn(warning)
         console.say(f"nothing left to do: {directory} has all of its {checkpoint.step} steps.")
-        return GoingOn(plan, checkpoint.step, False)
+        return ResumedRun(plan, checkpoint.step, False)
     if checkpoint is None:
         console.say("there is no checkpoint yet: starting from the first step")
-    return GoingOn(plan, 0 if checkpoint is None else checkpoint.step, True)
+    return ResumedRun(plan, 0 if checkpoint is None else checkpoint.step, True)
 
 
 def differences(before: Mapping[str, Any], plan: Plan) -> Iterator[str]:

@@ -77,7 +77,7 @@ def run(
     from atropos_core import console
     from atropos_core.errors import ConfigError
     from atropos_core.launch.plan import make_plan
-    from atropos_core.launch.rendering import render, say_files
+    from atropos_core.launch.scheduler_files import render, say_files
     from atropos_core.storage.run_directory import RunDirectory
 
     loaded, resolved, plugins = configure(
@@ -114,7 +114,7 @@ def warn_of_broken(plugins: Plugins) -> None:
 
 def execute_new(plan: Plan, plugins: Plugins, directory: Path | None, name: str) -> None:
     """Start a run in this directory, or in a new one named after `name` and the time. With a scheduler, write its files."""
-    from atropos_core.launch.rendering import hand_over, render
+    from atropos_core.launch.scheduler_files import hand_over, render
     from atropos_core.storage.run_directory import RunDirectory
 
     warn_of_broken(plugins)

@@ -8,11 +8,12 @@ from typing import get_args
 
 from atropos_core import console
 from atropos_core.config.resolve import WITH_EVERY_ENGINE, ResolvedComponent
-from atropos_core.errors import ConfigError, FitError
-from atropos_core.interfaces import Transport
+from atropos_core.errors import ConfigError, FitError, TokenizerMismatch
+from atropos_core.interfaces import ModelInfo, Transport
 from atropos_core.plugins.provider import BridgeProvider, Offer
 from atropos_core.plugins.registry import Registry
 from atropos_core.plugins.requirements import check_core_api, check_requires
+from atropos_core.rollouts.tokenizer import ChatTokenizer
 
 ONE_MACHINE: frozenset[Transport] = frozenset({"in_process", "posix_shm", "cuda_ipc", "copy"})
 ONE_ENGINE: frozenset[Transport] = frozenset({"posix_shm", "cuda_ipc"})  # the first engine owns what the trainer maps
@@ -163,4 +164,25 @@ def refuse_second_writers(sinks: Mapping[str, ResolvedComponent]) -> None:
         raise ConfigError(
             f"[sink.{first}] and [sink.{name}] would both write {place}, and each would undo what the other has written.",
             remedy=f"{remedy}: --set sink.{unwanted}.use=none.",
+        )
+
+
+def check_models(tokenizer: ChatTokenizer, trainer: ModelInfo, engine: ModelInfo) -> None:
+    """Raises TokenizerMismatch or FitError if engine and trainer did not open the policy's model."""
+    for role, info in (("engine", engine), ("trainer", trainer)):
+        if info.tokenizer != tokenizer.fingerprint:
+            raise TokenizerMismatch(
+                f"the {role}'s tokenizer ({info.tokenizer}) is not the policy's ({tokenizer.fingerprint}): its ids mean other text.",
+                remedy="Serve and train one model directory.",
+            )
+        if tokenizer.vocabulary > info.vocabulary:
+            raise TokenizerMismatch(
+                f"the tokenizer has {tokenizer.vocabulary} ids, and the {role}'s model only {info.vocabulary} embeddings."
+            )
+    if engine.architecture != trainer.architecture or (
+        None not in (engine.parameters, trainer.parameters) and engine.parameters != trainer.parameters
+    ):
+        raise FitError(
+            f"the engine opened {engine.architecture} with {engine.parameters or 0:,} parameters, "
+            f"the trainer {trainer.architecture} with {trainer.parameters or 0:,}."
         )

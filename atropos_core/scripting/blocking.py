@@ -9,7 +9,7 @@ from contextvars import copy_context
 from threading import Thread
 from typing import TypeVar
 
-from atropos_core.cli.exhausted import named
+from atropos_core.guards.system_errors import named_error
 from atropos_core.launch.signals import FROM_OUTSIDE, EndRequests
 
 T = TypeVar("T")
@@ -54,6 +54,6 @@ def _with_named_errors(work: Callable[[], T]) -> T:
     try:
         return work()
     except (OSError, MemoryError) as raised:
-        if (found := named(raised)) is None:
+        if (found := named_error(raised)) is None:
             raise
         raise found from raised

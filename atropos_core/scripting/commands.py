@@ -100,7 +100,7 @@ def resume(
 ) -> RunResult:
     """Continue a run from its last complete checkpoint: `atropos resume`. Objects that the run was given must be given again, by
     the same keywords; everything else is in the run directory. Raises AtroposError."""
-    from atropos_core.cli.resume import take_up
+    from atropos_core.cli.resume import plan_resume
 
     directory = _directory(run)
     arguments = Arguments(set)
@@ -111,8 +111,10 @@ def resume(
     _add_further(arguments, curriculum, transform, teacher, sink)
 
     def work() -> RunResult:
-        going_on = take_up(directory, steps=steps, changes=arguments.changes)
-        return _executed(going_on.plan, directory, resume=True) if going_on.left else RunResult(directory, "finished")
+        resumed = plan_resume(directory, steps=steps, changes=arguments.changes)
+        return (
+            _executed(resumed.plan, directory, resume=True) if resumed.has_steps else RunResult(directory, "finished")
+        )
 
     with arguments.given():
         return blocking(work)

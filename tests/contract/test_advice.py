@@ -34,6 +34,7 @@ OTHERS_FLAGS = {
 # Files whose texts are printed by several commands, or under one that their name does not show: a flag that stands alone must be
 # one of every command here.
 PRINTED_BY = {
+    "atropos_core/launch/start.py": ("run", "train"),
     "atropos_core/storage/run_directory.py": ("run", "train"),
     "plugins/trajectory_api/atropos_trajectory_api/roles/processing.py": ("process",),
     "libs/doctor/atropos_doctor/machine_checks.py": ("run",),

@@ -315,7 +315,7 @@ def test_a_bridge_that_never_connects_is_given_up_by_name(tmp_path: Path) -> Non
         """
 import asyncio
 import pytest
-import atropos_core.launch.supervisor as supervisor
+import atropos_core.launch.start as start
 from atropos_core.builtin.local import LocalBridge
 from atropos_core.errors import DeadlineExceeded
 
@@ -325,7 +325,7 @@ class Stuck(LocalBridge):
     async def connect(self, trainer, engines):
         await asyncio.sleep(1e9)
 
-supervisor.MODEL_DEADLINE_S = 0.5
+start.MODEL_DEADLINE_S = 0.5
 with pytest.raises(DeadlineExceeded, match="bridge .*connect"):
     atropos.run(environment=Sevens, model="toy", bridge=Stuck, steps=1, set=few)
 """,

@@ -14,10 +14,10 @@ import pytest
 
 import atropos_core
 from atropos_core.cli import run_app
-from atropos_core.cli.exhausted import named
-from atropos_core.cli.resume import take_up
+from atropos_core.cli.resume import plan_resume
 from atropos_core.errors import AtroposError
 from atropos_core.group_schema import check_task
+from atropos_core.guards.system_errors import named_error
 from atropos_core.hub.records import Label, Limits
 from atropos_core.hub.reports import check_fits
 from atropos_core.rollouts.chat_model import ChatModel
@@ -79,9 +79,9 @@ MADE: dict[str, tuple[Callable[[Path], object], str]] = {
         token_of_one_letter,
         "python3 -c 'import secrets; print(secrets.token_urlsafe(32))' > {folder}/token",
     ),
-    "descriptors": (lambda at: raised(named(OSError(errno.EMFILE, "too many"))), "Raise `ulimit -n`."),
+    "descriptors": (lambda at: raised(named_error(OSError(errno.EMFILE, "too many"))), "Raise `ulimit -n`."),
     "a descriptor": (
-        lambda at: raised(named(OSError(errno.EBADF, "bad"))),
+        lambda at: raised(named_error(OSError(errno.EBADF, "bad"))),
         "Look for os.close and os.closerange in the components of this run: they may close what they opened, no more.",
     ),
     "a repository": (lambda at: Hub("nothing", public=False), "As --push OWNER/NAME"),
@@ -107,7 +107,7 @@ MADE: dict[str, tuple[Callable[[Path], object], str]] = {
         "Choose one of: sft, dpo, parquet.",
     ),
     "a kind": (lambda at: atropos_core.check(object()), 'Name the kind: kind="reward", for example.'),
-    "no run to go on with": (lambda at: take_up(at), "`ls -t runs` shows the newest."),
+    "no run to go on with": (lambda at: plan_resume(at), "`ls -t runs` shows the newest."),
     "no run to read": (lambda at: RunRecords(at), "`ls -t runs` shows the newest."),
     "nothing to merge": (lambda at: export_policy(run_records(at), whole_policy(at), at / "out", str), "Leave it out."),
     "a policy over another": (

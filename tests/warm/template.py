@@ -49,7 +49,7 @@ IMPORTED = (
     "atropos_core.builtin.config", "atropos_core.builtin.rewards", "atropos_core.builtin.curricula", "atropos_core.builtin.recording",
     "atropos_core.builtin.sinks", "atropos_core.builtin.transforms", "atropos_core.builtin.local", "atropos_core.builtin.toy",
     "atropos_core.conversation", "atropos_core.rollouts.control_tokens", "atropos_core.rollouts.template_process",
-    "atropos_core.launch.rendering", "atropos_torch_models.tensors",
+    "atropos_core.launch.scheduler_files", "atropos_torch_models.tensors",
     "atropos_engine_hf.config", "atropos_engine_hf.memory", "atropos_trainer_grpo.config", "atropos_trainer_grpo.memory",
     "atropos_bridge_ipc.config", "atropos_bridge_lora.config", "atropos_bridge_checkpoint.config",
     "numpy.ma", "safetensors.numpy", "typer._adapters", "typer._click.decorators",

@@ -1,4 +1,4 @@
-"""Name the error when the system refuses a command memory or file descriptors, anywhere in its code."""
+"""Name the error when the system refuses this process memory or file descriptors, anywhere in its code."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from atropos_core.errors import AtroposError, EndsProcess, OutOfMemory
 from atropos_core.guards.exits import innermost_line
 
 
-def named(error: OSError | MemoryError) -> AtroposError | None:
+def named_error(error: OSError | MemoryError) -> AtroposError | None:
     """Return the named error, or None if `error` has another cause."""
     where, cause = innermost_line(error.__traceback__), f"{type(error).__name__}: {error}"
     number = errno.ENOMEM if isinstance(error, MemoryError) else error.errno
