@@ -1,1 +1,1 @@
-"""A teacher that annotates groups with its model's logprobs."""
+"""Teachers: a larger model, or the policy itself with more to read."""

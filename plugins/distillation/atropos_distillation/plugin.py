@@ -1,4 +1,4 @@
-"""The provider of the teacher `distillation`."""
+"""Register the teachers `distillation` and `self`."""
 
 from __future__ import annotations
 
@@ -14,16 +14,19 @@ from atropos_core.plugins.provider import RunContext, TeacherProvider
 if TYPE_CHECKING:
     from atropos_core.interfaces import Teacher
     from atropos_core.plugins.provider import Holding, Workload
-    from atropos_distillation.config import TeacherOptions
+    from atropos_distillation.config import SelfOptions, TeacherOptions
 
 
 def build(options: TeacherOptions, context: RunContext) -> Teacher:
+    """Build the teacher `distillation`. Raises FitError if the trainer would not learn from it."""
     from atropos_core import console
-    from atropos_distillation.teacher import EngineSource, LogprobSource, ServerSource, TokenTeacher
+    from atropos_distillation.scoring_engine import ScoringEngine
+    from atropos_distillation.server import ServerSource
+    from atropos_distillation.teacher import LogprobSource, TokenTeacher
     from atropos_distillation.tokenizers import refuse_another
 
-    kind = context.announced.get("distillation", "unknown")
-    _refuse_what_nobody_reads(options, kind, context.label)
+    kind = _kind(context, "forward")
+    _check_top_k(options, kind, context.label)
     source: LogprobSource
     if options.url is not None:
         assert options.tokenizer is not None, "the options' validator wants it with a url"
@@ -35,46 +38,86 @@ def build(options: TeacherOptions, context: RunContext) -> Teacher:
         engine = options.resolved_engine()
         for line in engine.idle():
             console.warn(f"{context.label}: {line}")
-        source = EngineSource(engine, teacher_context(options, context, directory))
+        source = ScoringEngine(engine, teacher_context(options, context, directory))
     refuse_another(directory, context.model, context.label)
     return TokenTeacher(options, source, options.requests_of(kind), context.label)
 
 
+def build_self(options: SelfOptions, context: RunContext) -> Teacher:
+    """Build the teacher `self`. Raises FitError if the trainer would not learn from it, or if the run saves nothing that it could load."""
+    from atropos_distillation.self_teacher import SelfTeacher
+
+    kind, label = _kind(context, "reverse"), context.label
+    if context.transport == "adapter":
+        raise FitError(
+            f"[{label}] takes whole models from the run's checkpoints, and this run trains an adapter.",
+            remedy="Train all weights: take [trainer.lora] out, and name another bridge.",
+        )
+    return SelfTeacher(options, policy_context(options, context), 0 if kind == "reverse" else options.top_k)
+
+
 def holds(options: TeacherOptions, workload: Workload) -> Iterable[Holding]:
-    """The memory of the teacher's engine, for as many sequences as it scores at once."""
+    """Return the memory of the teacher's engine, for as many sequences as it scores at once."""
     if options.model is None:
         return ()
-    engine = options.resolved_engine()
     context = teacher_context(options, workload.context, _directory(options.model))
-    load = dataclasses.replace(workload, context=context, concurrent_rollouts=options.sequences_at_once)
-    return engine.holds(load)
+    return _held(options, workload, context, options.sequences_at_once)
+
+
+def holds_self(options: SelfOptions, workload: Workload) -> Iterable[Holding]:
+    """Return the engine's memory for scoring one group at a time: it is a second copy of the policy."""
+    return _held(options, workload, policy_context(options, workload.context), workload.group_size)
 
 
 def roles(options: TeacherOptions, label: str) -> Mapping[str, tuple[str, ...]]:
-    """The role of its engine, if it has one."""
-    from atropos_core.config.resolve import placed
-    from atropos_core.rollouts.scoring_engine import role_of
+    """Return the role of its engine, if it has one."""
+    return {} if options.model is None else engine_role(options, label)
 
-    return {} if options.model is None else {role_of(label): placed(options.engine).devices}
+
+def engine_role(options: TeacherOptions | SelfOptions, label: str) -> Mapping[str, tuple[str, ...]]:
+    from atropos_core.config.resolve import placed
+    from atropos_distillation.scoring_engine import role_of
+
+    return {role_of(label): placed(options.engine).devices}
 
 
 def teacher_context(options: TeacherOptions, context: RunContext, model: Path) -> RunContext:
     """Return the context of the teacher's engine: its own model and devices, without the run's weights."""
+    return dataclasses.replace(_on_its_devices(options, context), model=model, transport=None, transports=())
+
+
+def policy_context(options: SelfOptions, context: RunContext) -> RunContext:
+    """Return the context of an engine on its own devices, which loads whole models while it runs."""
+    return dataclasses.replace(_on_its_devices(options, context), transport="checkpoint", transports=("checkpoint",))
+
+
+def _on_its_devices(options: TeacherOptions | SelfOptions, context: RunContext) -> RunContext:
     from atropos_core.config.resolve import placed
 
-    component = placed(options.engine)
-    return dataclasses.replace(
-        context, model=model, transport=None, transports=(), announced={}, max_staleness=0,
-        devices=component.devices, threads=component.threads,
-    )  # fmt: skip
+    on = placed(options.engine)
+    return dataclasses.replace(context, devices=on.devices, threads=on.threads, announced={}, max_staleness=0)
 
 
-def _refuse_what_nobody_reads(options: TeacherOptions, kind: Any, label: str) -> None:
+def _held(
+    options: TeacherOptions | SelfOptions, workload: Workload, context: RunContext, sequences: int
+) -> Iterable[Holding]:
+    engine = options.resolved_engine()
+    load = dataclasses.replace(workload, context=context, concurrent_rollouts=sequences)
+    return engine.holds(load)
+
+
+def _kind(context: RunContext, advised: str) -> Any:
+    """Return how the trainer distils: "forward", "reverse" or "unknown". Raises FitError if it does not."""
+    kind = context.announced.get("distillation", "unknown")
     if kind is None:
         raise FitError(
-            f"[{label}] annotates every group, but the trainer ignores the annotations: [trainer.distillation] is unset.",
-            remedy="Add --set trainer.distillation.kind=forward, or remove the teacher.",
+            f"[{context.label}] annotates every group, but the trainer ignores the annotations: [trainer.distillation] is unset.",
+            remedy=f"Add --set trainer.distillation.kind={advised}, or remove the teacher.",
         )
+    return kind
+
+
+def _check_top_k(options: TeacherOptions, kind: str, label: str) -> None:
     if kind == "reverse" and options.top_k:
         raise FitError(
             f'{label}.top_k = {options.top_k} is not possible: trainer.distillation.kind = "reverse" needs the logprob of the '
@@ -104,4 +147,12 @@ def atropos_teachers() -> Iterable[TeacherProvider]:
         build=build,
         holds=holds,
         roles=roles,
+    )
+    yield TeacherProvider(
+        name="self",
+        summary="the policy itself, shown a reply that succeeded or what the environment said",
+        config="atropos_distillation.config:SelfOptions",
+        build=build_self,
+        holds=holds_self,
+        roles=engine_role,
     )

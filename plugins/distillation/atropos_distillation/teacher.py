@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from time import perf_counter
 from typing import Protocol
@@ -14,12 +14,8 @@ from numpy.typing import NDArray
 from atropos_core.errors import FitError
 from atropos_core.guards.deadlines import within
 from atropos_core.interfaces import Teacher
-from atropos_core.rollouts.scoring_engine import ScoringEngine
 from atropos_core.types import Bools, Metrics, Rollout, ScoredGroup, Tokens, TopK, offsets_of
 from atropos_distillation.config import TeacherOptions
-from atropos_distillation.server import ServerSource
-
-__all__ = ["EngineSource", "ServerSource", "LogprobSource", "TokenTeacher"]
 
 
 class LogprobSource(Protocol):
@@ -64,7 +60,7 @@ class TokenTeacher(Teacher):
         await self._source.release_cache()
         taught = {id(rollout): teacher for rollout, teacher in zip(wanted, made, strict=True)}
         self._count(made, perf_counter() - start)
-        return [_with(group, taught) for group in groups]
+        return [annotated(group, taught) for group in groups]
 
     def metrics(self) -> Metrics:
         return self._metrics
@@ -130,7 +126,8 @@ def _untaught(group: ScoredGroup) -> Iterator[Rollout]:
                 yield rollout
 
 
-def _with(group: ScoredGroup, taught: dict[int, TopK]) -> ScoredGroup:
+def annotated(group: ScoredGroup, taught: Mapping[int, TopK]) -> ScoredGroup:
+    """Return the group with these annotations, by the `id` of their rollouts."""
     episodes = tuple(
         replace(
             episode,
@@ -141,9 +138,3 @@ def _with(group: ScoredGroup, taught: dict[int, TopK]) -> ScoredGroup:
         for episode in group.episodes
     )
     return replace(group, episodes=episodes)
-
-
-class EngineSource(ScoringEngine):
-    """An engine in a separate process, with the teacher's model."""
-
-    remedy = 'Set {label}.engine.use = "hf"'

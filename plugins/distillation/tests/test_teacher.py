@@ -24,11 +24,11 @@ from atropos_core.errors import (
 )
 from atropos_core.guards.patience import Patience
 from atropos_core.plugins.provider import RunContext
-from atropos_core.rollouts.scoring_engine import of_own_tokens
 from atropos_core.types import UNKNOWN_VERSION, Draw, Episode, Rollout, ScoredGroup, Task, TopK
 from atropos_distillation import server
 from atropos_distillation.config import TeacherOptions
 from atropos_distillation.plugin import build
+from atropos_distillation.scoring_engine import of_own_tokens
 from atropos_distillation.teacher import at_trained
 from atropos_distillation.tokenizers import difference, refuse_another
 from atropos_env_gsm8k.plugin import HERE

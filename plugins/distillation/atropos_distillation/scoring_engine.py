@@ -19,6 +19,8 @@ from atropos_core.types import Tokens, TopK, offsets_of
 class ScoringEngine:
     """`context.label` names its owner: "teacher.NAME"."""
 
+    remedy = 'Set {label}.engine.use = "hf"'
+
     def __init__(self, component: ResolvedComponent, context: RunContext) -> None:
         self._component = component
         self._context = context

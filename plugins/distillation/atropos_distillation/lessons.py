@@ -8,7 +8,7 @@ import numpy as np
 
 from atropos_core.rollouts.tokenizer import ChatTokenizer
 from atropos_core.types import Message, Rollout, ScoredGroup, Tokens, TopK, offsets_of
-from atropos_distillation_self.config import SelfOptions
+from atropos_distillation.config import SelfOptions
 
 
 @dataclass(frozen=True)

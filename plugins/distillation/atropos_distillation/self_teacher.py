@@ -15,12 +15,13 @@ from atropos_core.guards.deadlines import within
 from atropos_core.interfaces import Teacher
 from atropos_core.models.model_size import read
 from atropos_core.plugins.provider import RunContext
-from atropos_core.rollouts.scoring_engine import ScoringEngine
 from atropos_core.rollouts.tokenizer import ChatTokenizer
 from atropos_core.storage.checkpoint import Checkpoints, taking_up
 from atropos_core.types import Metrics, ScoredGroup, TopK
-from atropos_distillation_self.config import SelfOptions
-from atropos_distillation_self.lessons import lessons_of
+from atropos_distillation.config import SelfOptions
+from atropos_distillation.lessons import lessons_of
+from atropos_distillation.scoring_engine import ScoringEngine
+from atropos_distillation.teacher import annotated
 
 
 class SelfTeacher(Teacher):
@@ -103,10 +104,7 @@ class SelfTeacher(Teacher):
                     remedy=f"Set {self._label}.engine.use=hf, or sampling.temperature=1 and a context that holds two replies.",
                 ) from error
             taught |= {id(one.rollout): one.of_rollout(said) for one, said in zip(some, scored, strict=True)}
-        given = [[replace(one, teacher=taught.get(id(one), one.teacher)) for one in e.rollouts] for e in group.episodes]
-        pairs = zip(group.episodes, given, strict=True)
-        episodes = tuple(replace(one, rollouts=tuple(rollouts)) for one, rollouts in pairs)
-        return replace(group, episodes=episodes), len(lessons), left_out
+        return annotated(group, taught), len(lessons), left_out
 
 
 def _with_silence(groups: Sequence[ScoredGroup]) -> list[ScoredGroup]:

@@ -17,9 +17,9 @@ from atropos_core.rollouts.tokenizer import ChatTokenizer
 from atropos_core.storage.checkpoint import Checkpoints
 from atropos_core.training.batch import to_batch
 from atropos_core.types import Draw, Episode, Rollout, ScoredGroup, Task, TopK
-from atropos_distillation_self.config import SelfOptions
-from atropos_distillation_self.lessons import lessons_of
-from atropos_distillation_self.plugin import build, engine_context, holds, roles
+from atropos_distillation.config import SelfOptions
+from atropos_distillation.lessons import lessons_of
+from atropos_distillation.plugin import build_self, engine_role, holds_self, policy_context
 
 PLAIN = {"template": "{problem} So: {shown}", "solution": "{shown}", "feedback": "told {shown}"}
 TASK = Task("t", ({"role": "user", "content": "Ann has 5 pins and buys 2 more. How many pins?"},), "#### 7")
@@ -65,7 +65,7 @@ def context(folder, tiny, **announced):
 
 
 async def opened(options, context):
-    teacher = build(SelfOptions(**{**PLAIN, **options}), context)
+    teacher = build_self(SelfOptions(**{**PLAIN, **options}), context)
     await teacher.open()
     return teacher
 
@@ -229,10 +229,10 @@ async def test_weights_that_may_be_behind_are_kept_while_they_are_near_enough(ti
 def test_the_engine_is_the_one_that_is_named_on_the_devices_that_are_named(tiny, tmp_path):
     assert SelfOptions(engine={"use": "toy"}).resolved_engine().offer.provider.name == "toy"
     options = SelfOptions(engine={"use": "hf", "devices": ["cuda:1"]})
-    inside = engine_context(options, context(tmp_path, tiny))
+    inside = policy_context(options, context(tmp_path, tiny))
     assert (inside.devices, inside.transport) == (("cuda:1",), "checkpoint")
-    assert roles(options, "teacher.me") == {"teacher-me": ("cuda:1",)}
-    assert engine_context(SelfOptions(engine={"use": "hf", "threads": 3}), context(tmp_path, tiny)).threads == 3
+    assert engine_role(options, "teacher.me") == {"teacher-me": ("cuda:1",)}
+    assert policy_context(SelfOptions(engine={"use": "hf", "threads": 3}), context(tmp_path, tiny)).threads == 3
 
 
 async def test_what_does_not_come_within_the_deadline_ends_the_step(tiny, tokenizer, tmp_path):
@@ -246,7 +246,7 @@ async def test_what_does_not_come_within_the_deadline_ends_the_step(tiny, tokeni
 
 def test_the_memory_plan_counts_a_second_copy_of_the_policy(tiny, tmp_path):
     load = Workload(context(tmp_path, tiny), groups=2, group_size=8, max_tokens=64, concurrent_rollouts=16)
-    held = list(holds(SelfOptions(engine={"use": "hf", "devices": ["cuda:1"]}), load))
+    held = list(holds_self(SelfOptions(engine={"use": "hf", "devices": ["cuda:1"]}), load))
     assert sum(one.size_bytes for one in held if one.device == "cuda:1") >= 2 * 766_080
 
 
@@ -260,7 +260,7 @@ def test_the_memory_plan_counts_a_second_copy_of_the_policy(tiny, tmp_path):
 )
 def test_a_run_that_it_cannot_teach_is_refused_before_anything_starts(tiny, tmp_path, changed, said):
     with pytest.raises(FitError, match=said):
-        build(SelfOptions(), replace(context(tmp_path, tiny), **changed))
+        build_self(SelfOptions(), replace(context(tmp_path, tiny), **changed))
 
 
 @pytest.mark.parametrize(
