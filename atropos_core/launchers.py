@@ -11,7 +11,7 @@ import asyncio
 import socket
 import unicodedata
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -50,6 +50,44 @@ def refuse_unprintable(values: Mapping[str, str]) -> None:
                 f"{name} is {value!a}: a scheduler's file cannot hold a line break, another control character or bytes that are not UTF-8.",
                 remedy="Choose a name without them.",
             )
+
+
+def refuse_other_gpus(run: PlannedRun, gpus: Mapping[str, int]) -> None:
+    """Raises FitError for a role that uses another number of GPUs than the launcher requests for it. `gpus`: by role; 0 if missing."""
+    for role, devices in run.roles.items():
+        requested, used = gpus.get(role, 0), sum(device.startswith("cuda") for device in devices)
+        if requested != used:
+            section = section_of(role)
+            names = ", ".join(f'"cuda:{n}"' for n in range(requested)) or '"cpu"'
+            raise FitError(
+                f"{role} asks for {requested} GPUs (launcher.roles.{role}.gpus) but uses {', '.join(devices)} ({section}.devices).",
+                remedy=f"Set {section}.devices = [{names}], or launcher.roles.{role}.gpus = {used}.",
+            )
+
+
+def refuse_idle_workers(run: PlannedRun, workers: Iterable[str], api: str) -> None:
+    """Raises FitError for workers that would have nothing to do. `workers`: their environments. `api`: what to add to a run file
+    without [api]."""
+    for name in sorted(workers):
+        if not run.has_api:
+            raise FitError(
+                "launcher.workers has no effect: the run file has no [api], so the run itself runs its environments.",
+                remedy=f"Add [api] with url = {api}",
+            )
+        if name not in run.environments:
+            raise FitError(
+                f"launcher.workers.{name} has no effect: the run has no such environment.",
+                remedy=f"Choose one of: {', '.join(run.environments) or 'none'}.",
+            )
+
+
+def refuse_missing_workers(run: PlannedRun, workers: Iterable[str]) -> None:
+    """Raises FitError for a run with an [api] for which the launcher starts no workers."""
+    if run.has_api and not [*workers]:
+        raise FitError(
+            "the run file has an [api], but no workers would run its environments.",
+            remedy="Add workers, [launcher.workers.NAME], or leave [api] out.",
+        )
 
 
 def section_of(role: str) -> str:

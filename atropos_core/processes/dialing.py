@@ -12,9 +12,12 @@ import hmac
 import os
 import secrets
 import socket
+import time
 from contextlib import suppress
+from pathlib import Path
 
-from atropos_core.errors import DeadlineExceeded, ProcessDied
+from atropos_core.errors import AtroposError, DeadlineExceeded, ProcessDied
+from atropos_core.launchers import StartedProcess
 
 SECRET = "ATROPOS_CONNECTION_SECRET"  # environment of a child on another machine: hexadecimal digits
 DIAL_DEADLINE_S = 30.0
@@ -95,6 +98,30 @@ class Listener:
             connection.close()
             raise
         connection.close()
+
+
+async def connected(
+    process: StartedProcess, dialled: asyncio.Future[socket.socket], role: str, deadline_s: float, log: Path
+) -> socket.socket:
+    """Wait until a process that a launcher has started connects. If it ends before, or is late, kill it and raise ProcessDied or
+    DeadlineExceeded with the last line of its log."""
+    until = time.monotonic() + deadline_s
+    while not (await asyncio.wait({dialled}, timeout=0.1))[0]:
+        how = process.ended()
+        if how is not None or time.monotonic() > until:
+            process.kill()
+            said = f"{role} ({process.named}) {how or f'did not connect within {deadline_s:g} s'}.{_last_line(log)}"
+            kind: type[AtroposError] = ProcessDied if how else DeadlineExceeded
+            raise kind(said, remedy=f"Its log is {log}")
+    return dialled.result()
+
+
+def _last_line(log: Path) -> str:
+    try:
+        lines = log.read_text(errors="replace").splitlines()[-1:]
+    except OSError:
+        return ""
+    return "".join(f" {line}" for line in lines)
 
 
 async def _receive(connection: socket.socket) -> bytes:

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from atropos_core import console
-from atropos_core.errors import AtroposError, DeadlineExceeded, FitError, ProcessDied
+from atropos_core.errors import AtroposError, FitError
 from atropos_core.launchers import Launcher, Machine, StartedProcess
-from atropos_core.processes.dialing import SECRET, Listener
+from atropos_core.processes.dialing import SECRET, Listener, connected
 from atropos_core.processes.local import how_ended
 from atropos_core.processes.rpc import Peer
 from atropos_launcher_kubernetes.config import POD_ADDRESS, SECRETS, KubernetesOptions
@@ -203,15 +203,7 @@ class KubernetesLauncher(Launcher):
                 pod.peer.call("start", self._started, program, role, given, deadline_s=START_DEADLINE_S)
             )
             process.named = f"pid {pid} in pod {pod.name}"
-            until = time.monotonic() + START_DEADLINE_S
-            while not (await asyncio.wait({dialled}, timeout=0.1))[0]:
-                how = process.ended()
-                if how is not None or time.monotonic() > until:
-                    process.kill()
-                    said = f"{role} ({process.named}) {how or f'did not connect within {START_DEADLINE_S:g} s'}"
-                    kind: type[AtroposError] = ProcessDied if how else DeadlineExceeded
-                    raise kind(f"{said}.", remedy=f"Its log is {log}")
-            process.connection = dialled.result()
+            process.connection = await connected(process, dialled, role, START_DEADLINE_S, log)
         finally:
             dialled.cancel()
         return process

@@ -15,7 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from atropos_core.errors import FitError
-from atropos_core.launchers import PlannedRun, SchedulerFiles, refuse_unprintable, section_of
+from atropos_core.launchers import (
+    PlannedRun,
+    SchedulerFiles,
+    refuse_idle_workers,
+    refuse_missing_workers,
+    refuse_other_gpus,
+    refuse_unprintable,
+    section_of,
+)
 from atropos_core.processes.dialing import SECRET
 from atropos_launcher_kubernetes.config import POD_ADDRESS, SECRETS, KubernetesOptions, Pod, Workers
 from atropos_launcher_kubernetes.yaml_text import dump
@@ -70,30 +78,9 @@ def _check(options: KubernetesOptions, run: PlannedRun) -> None:
             f"launcher.roles.{unknown[0]} has no effect: there is no such role.",
             remedy=f"Choose one of: {', '.join(run.roles)}.",
         )
-    for role, devices in run.roles.items():
-        gpus = options.roles.get(role, Pod()).gpus
-        on_gpus = sum(device.startswith("cuda") for device in devices)
-        if gpus != on_gpus:
-            section = section_of(role)
-            names = ", ".join(f'"cuda:{n}"' for n in range(gpus)) or '"cpu"'
-            raise FitError(
-                f"{role} asks for {gpus} GPUs (launcher.roles.{role}.gpus) but uses {', '.join(devices)} ({section}.devices).",
-                remedy=f"Set {section}.devices = [{names}], or launcher.roles.{role}.gpus = {on_gpus}.",
-            )
-    if run.has_api != bool(options.workers):
-        raise FitError(
-            "the run file has an [api], but no workers would run its environments."
-            if run.has_api
-            else "launcher.workers has no effect: the run file has no [api], so the run itself runs its environments.",
-            remedy="Add workers, [launcher.workers.NAME], or leave [api] out."
-            if run.has_api
-            else 'Add [api] with url = "http://127.0.0.1:8000".',
-        )
-    if unknown := sorted(set(options.workers) - set(run.environments)):
-        raise FitError(
-            f"launcher.workers.{unknown[0]} has no effect: the run has no such environment.",
-            remedy=f"Choose one of: {', '.join(run.environments) or 'none'}.",
-        )
+    refuse_other_gpus(run, {role: one.gpus for role, one in options.roles.items()})
+    refuse_missing_workers(run, options.workers)
+    refuse_idle_workers(run, options.workers, '"http://127.0.0.1:8000".')
 
 
 class _Manifests:

@@ -8,7 +8,6 @@ import os
 import signal
 import socket
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -20,13 +19,20 @@ from ray.exceptions import RayError
 from ray.util import get_node_ip_address, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from atropos_core.errors import AtroposError, DeadlineExceeded, FitError, ProcessDied
-from atropos_core.launchers import Launcher, Machine, PlannedRun, RunWorkers, StartedProcess
-from atropos_core.processes.dialing import SECRET, Listener
+from atropos_core.errors import DeadlineExceeded, FitError, ProcessDied
+from atropos_core.launchers import (
+    Launcher,
+    Machine,
+    PlannedRun,
+    RunWorkers,
+    StartedProcess,
+    refuse_idle_workers,
+)
+from atropos_core.processes.dialing import SECRET, Listener, connected
 from atropos_core.processes.local import how_ended
 from atropos_launcher_ray.config import RayOptions, RoleResources
 from atropos_launcher_ray.holder import Holder
-from atropos_launcher_ray.workers import SERVER, RayWorkers, refuse
+from atropos_launcher_ray.workers import SERVER, RayWorkers
 
 JOIN_DEADLINE_S = 30.0
 START_DEADLINE_S = 120.0  # for an actor, then for its process until it has dialled
@@ -232,7 +238,8 @@ class RayLauncher(Launcher):
         )
 
     async def start_workers(self, run: PlannedRun) -> RunWorkers | None:
-        refuse(self._options.workers, run)
+        api = '"http://127.0.0.1:0": the launcher sets the address of its server.'
+        refuse_idle_workers(run, self._options.workers, api)
         if self._options.workers:
             self._workers = RayWorkers(self, run, self._options.workers, self._options.look_s)
             await self._workers.open(self._worker_placements)
@@ -272,7 +279,7 @@ class RayLauncher(Launcher):
         ).remote()  # fmt: skip
         self._holders.append(holder)
         inherited = {name: value for name, value in os.environ.items() if name.startswith(INHERITED)}
-        connected = False
+        is_connected = False
         try:
             starting = holder.start.remote(
                 program, role, self._listener.address, {**inherited, **environment, SECRET: secret}
@@ -281,15 +288,15 @@ class RayLauncher(Launcher):
                 pid, host = await asyncio.wrap_future(starting.future())
             process = RayProcess(role, holder, pid, host, log)
             self._processes.append(process)
-            process.connection = await self._connection(role, process, dialled)
-            connected = True
+            process.connection = await connected(process, dialled, role, START_DEADLINE_S, log)
+            is_connected = True
         except TimeoutError:
             raise DeadlineExceeded(f"Ray did not start {role} within {START_DEADLINE_S:g} s.") from None
         except RayError as error:
             raise ProcessDied(f"Ray could not start {role}: {_first_line(error)}") from error
         finally:
             dialled.cancel()
-            if not connected:
+            if not is_connected:
                 self._end(holder)
         return process
 
@@ -303,22 +310,6 @@ class RayLauncher(Launcher):
         if holder in self._holders:
             self._holders.remove(holder)
             ray.kill(holder)
-
-    async def _connection(
-        self, role: str, process: RayProcess, dialled: asyncio.Future[socket.socket]
-    ) -> socket.socket:
-        """Wait until it has dialled. Raises ProcessDied if it ended before, DeadlineExceeded."""
-        until = time.monotonic() + START_DEADLINE_S
-        while True:
-            done, _ = await asyncio.wait({dialled}, timeout=0.1)
-            if done:
-                return dialled.result()
-            how = process.ended()
-            if how is not None or time.monotonic() > until:
-                process.kill()
-                said = f"{role} ({process.named}) {how or f'did not connect within {START_DEADLINE_S:g} s'}"
-                kind: type[AtroposError] = ProcessDied if how else DeadlineExceeded
-                raise kind(f"{said}.", remedy=f"Its log is {process.log}")
 
     async def close(self) -> None:
         if self._workers is not None:

@@ -6,13 +6,12 @@ import asyncio
 import re
 import secrets
 import time
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from atropos_core import console
 from atropos_core.console.waits import waiting
-from atropos_core.errors import AtroposError, FitError, ProcessDied
+from atropos_core.errors import AtroposError, ProcessDied
 from atropos_core.launchers import PlannedRun, RunWorkers
 from atropos_core.processes.child import tail_of_log
 from atropos_core.storage.atomic import write_whole
@@ -35,21 +34,6 @@ FINISH_S = 90.0  # for a worker to finish its work, of which it takes up to 60
 SHORT_S, SHORT_ENDS = 30.0, 3  # after this many such short lives in a row, the worker cannot run
 AGAIN_S = 5.0  # after a short life: Ray takes some seconds to notice a lost machine
 LOOK_S = 0.2
-
-
-def refuse(workers: Iterable[str], run: PlannedRun) -> None:
-    """Raises FitError if workers would have nothing to do."""
-    for name in workers:
-        if not run.has_api:
-            raise FitError(
-                "launcher.workers has no effect: the run file has no [api], so the run itself runs its environments.",
-                remedy='Add [api] with url = "http://127.0.0.1:0": the launcher sets the address of its server.',
-            )
-        if name not in run.environments:
-            raise FitError(
-                f"launcher.workers.{name} has no effect: the run has no such environment.",
-                remedy=f"Choose one of: {', '.join(run.environments) or 'none'}.",
-            )
 
 
 def command(environment: str, workers: Workers, url: str, directory: Path) -> list[str]:

@@ -8,11 +8,9 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from atropos_core.errors import FitError
-from atropos_core.launchers import PlannedRun
 from atropos_launcher_ray.config import RayOptions, Workers
 from atropos_launcher_ray.scaling import Scale
-from atropos_launcher_ray.workers import command, refuse
+from atropos_launcher_ray.workers import command
 
 
 def look(scale: Scale, share: float, *, all_run: bool = True, steps: int = 3) -> float | None:
@@ -61,19 +59,6 @@ def test_where_fewer_were_too_few_it_waits_twice_as_long_before_it_tries_again()
     gaps = [after - before for before, after in pairwise(shrinking)]
     assert len(shrinking) > 5 and gaps == sorted(gaps), changes
     assert gaps[-1] >= 32, "at the end one try in more than thirty looks"
-
-
-def run(*, has_api: bool) -> PlannedRun:
-    return PlannedRun(Path("/run"), "", {}, ["gsm8k"], has_api)
-
-
-def test_workers_with_nothing_to_do_are_refused() -> None:
-    refuse([], run(has_api=False))
-    refuse(["gsm8k"], run(has_api=True))
-    with pytest.raises(FitError, match=r"so the run itself runs its environments[\s\S]*Add \[api\]"):
-        refuse(["gsm8k"], run(has_api=False))
-    with pytest.raises(FitError, match=r"the run has no such environment[\s\S]*Choose one of: gsm8k"):
-        refuse(["other"], run(has_api=True))
 
 
 def test_what_a_worker_is_started_with() -> None:

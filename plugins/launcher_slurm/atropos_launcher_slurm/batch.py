@@ -9,7 +9,14 @@ import sys
 from pathlib import Path
 
 from atropos_core.errors import FitError
-from atropos_core.launchers import PlannedRun, SchedulerFiles, refuse_unprintable, section_of
+from atropos_core.launchers import (
+    PlannedRun,
+    SchedulerFiles,
+    refuse_idle_workers,
+    refuse_missing_workers,
+    refuse_other_gpus,
+    refuse_unprintable,
+)
 from atropos_launcher_slurm.config import Resources, SlurmOptions, Workers, megabytes
 from atropos_launcher_slurm.placing import ANY_MEMORY, Node, place
 
@@ -83,26 +90,9 @@ def _check(options: SlurmOptions, run: PlannedRun) -> None:
             f"the run directory is {run.directory}: Slurm drops the backslash from the path of a job's output.",
             remedy="Choose another with --dir.",
         )
-    for role, devices in run.roles.items():
-        gpus = options.roles.get(role, Resources()).gpus
-        on_gpus = sum(device.startswith("cuda") for device in devices)
-        if gpus != on_gpus:
-            section = section_of(role)
-            names = ", ".join(f'"cuda:{n}"' for n in range(gpus)) or '"cpu"'
-            raise FitError(
-                f"{role} takes {gpus} GPUs of its node (launcher.roles.{role}.gpus) but uses {', '.join(devices)} ({section}.devices).",
-                remedy=f"Set {section}.devices = [{names}], or launcher.roles.{role}.gpus = {on_gpus}.",
-            )
-    if run.has_api and not options.workers:
-        raise FitError(
-            "the run file has an [api], but no workers would run its environments.",
-            remedy="Add workers, [launcher.workers.NAME], or leave [api] out.",
-        )
-    if options.workers and not run.has_api:
-        raise FitError(
-            "launcher.workers has no effect: the run file has no [api], so the run itself runs its environments.",
-            remedy='Add [api] with url = "http://127.0.0.1:0": the job sets the address of its server.',
-        )
+    refuse_other_gpus(run, {role: one.gpus for role, one in options.roles.items()})
+    refuse_missing_workers(run, options.workers)
+    refuse_idle_workers(run, options.workers, '"http://127.0.0.1:0": the job sets the address of its server.')
 
 
 def _script(options: SlurmOptions, run: PlannedRun) -> str:
@@ -136,11 +126,6 @@ def _script(options: SlurmOptions, run: PlannedRun) -> str:
 
 
 def _workers(name: str, workers: Workers, options: SlurmOptions, run: PlannedRun) -> str:
-    if name not in run.environments:
-        raise FitError(
-            f"launcher.workers.{name} has no effect: the run has no such environment.",
-            remedy=f"Choose one of: {', '.join(run.environments) or 'none'}.",
-        )
     if "/" in name or "\\" in name:
         raise FitError(
             f"environment {name!r} cannot have workers under Slurm: its script and its output are files of that name.",

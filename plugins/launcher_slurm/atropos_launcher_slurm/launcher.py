@@ -16,9 +16,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from atropos_core import console
-from atropos_core.errors import AtroposError, DeadlineExceeded, FitError, ProcessDied, RunDirectoryError
+from atropos_core.errors import DeadlineExceeded, FitError, RunDirectoryError
 from atropos_core.launchers import Launcher, Machine, StartedProcess
-from atropos_core.processes.dialing import SECRET, Listener
+from atropos_core.processes.dialing import SECRET, Listener, connected
 from atropos_core.processes.local import how_ended
 from atropos_launcher_slurm.batch import SCRIPT
 from atropos_launcher_slurm.config import Resources, SlurmOptions, megabytes
@@ -182,28 +182,12 @@ class SlurmLauncher(Launcher):
         process = SlurmProcess(srun, node)
         self._processes.append(process)
         try:
-            process.connection = await self._connection(role, process, dialled, log)
+            deadline_s = self._options.room_deadline_s + DIAL_DEADLINE_S
+            process.connection = await connected(process, dialled, role, deadline_s, log)
         finally:
             dialled.cancel()
         process.know_step(await self._step(name), node)
         return process
-
-    async def _connection(
-        self, role: str, process: SlurmProcess, dialled: asyncio.Future[socket.socket], log: Path
-    ) -> socket.socket:
-        """Wait until it has dialled. Raises ProcessDied if it ended before, DeadlineExceeded."""
-        deadline_s = self._options.room_deadline_s + DIAL_DEADLINE_S
-        until = time.monotonic() + deadline_s
-        while True:
-            done, _ = await asyncio.wait({dialled}, timeout=0.1)
-            if done:
-                return dialled.result()
-            how = process.ended()
-            if how is not None or time.monotonic() > until:
-                process.kill()
-                said = f"{role} ({process.named}) {how or f'did not connect within {deadline_s:g} s'}"
-                kind: type[AtroposError] = ProcessDied if how else DeadlineExceeded
-                raise kind(f"{said}.{_last_line(log)}", remedy=f"Its log is {log}")
 
     async def _step(self, name: str) -> str:
         for line in (
@@ -254,11 +238,3 @@ async def _output_of(*command: str) -> str:
     if process.returncode:
         raise FitError(f"`{' '.join(command)}` failed: {error.decode(errors='replace').strip()}")
     return out.decode()
-
-
-def _last_line(log: Path) -> str:
-    try:
-        lines = log.read_text(errors="replace").splitlines()[-1:]
-    except OSError:
-        return ""
-    return "".join(f" {line}" for line in lines)

@@ -47,7 +47,7 @@ def test_the_run_file_is_that_of_the_run_directory() -> None:
     ("devices", "options", "said"),
     [
         (("cuda:0",), {}, r"uses cuda:0 \(engine.devices\)"),
-        (("cpu",), {"roles": {"engine": {"gpus": 1}}, "node": {"cpus": 4, "gpus": 1}}, "takes 1 GPUs of its node"),
+        (("cpu",), {"roles": {"engine": {"gpus": 1}}, "node": {"cpus": 4, "gpus": 1}}, "engine asks for 1 GPUs"),
     ],
 )
 def test_devices_that_a_role_does_not_get_are_refused(

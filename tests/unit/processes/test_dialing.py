@@ -16,9 +16,10 @@ import pytest
 
 from atropos_core.builtin.plugin import TOY_MODEL
 from atropos_core.errors import ConfigError, DeadlineExceeded, FitError, ProcessDied, RunDirectoryError
+from atropos_core.launchers import StartedProcess
 from atropos_core.plugins.provider import RunContext
 from atropos_core.processes import dialing
-from atropos_core.processes.dialing import SECRET, Listener, dial
+from atropos_core.processes.dialing import SECRET, Listener, connected, dial
 from atropos_core.processes.rpc import Peer
 
 
@@ -176,3 +177,38 @@ async def test_a_machine_without_the_run_directory_or_the_model_is_named_before_
     with pytest.raises(ConfigError, match=rf"the model directory {tmp_path}/model is not on {socket.gethostname()}"):
         await built_elsewhere(listener, tmp_path, tmp_path / "model")
     await built_elsewhere(listener, tmp_path, TOY_MODEL)
+
+
+class Starting(StartedProcess):
+    """It runs until it is killed, or has ended already."""
+
+    named = "pid 7"
+
+    def __init__(self, how: str | None = None) -> None:
+        self.how = how
+
+    def ended(self) -> str | None:
+        return self.how
+
+    def terminate(self) -> None:
+        self.kill()
+
+    def kill(self) -> None:
+        self.how = self.how or "was killed by SIGKILL"
+
+
+async def test_a_started_process_is_waited_for_until_it_connects_ends_or_is_late(listener, tmp_path):
+    (log := tmp_path / "engine.log").write_text("loading\nno such device\n")
+    secret, expected = listener.expect()
+    dialling = asyncio.create_task(asyncio.to_thread(dial, listener.address, secret))
+    connection = await connected(Starting(), expected, "engine", 30, log)
+    assert connection.fileno() >= 0
+    connection.close()
+    (await dialling).close()
+    ended = Starting("ended with exit code 3")
+    with pytest.raises(ProcessDied, match=r"engine \(pid 7\) ended with exit code 3\. no such device"):
+        await connected(ended, listener.expect()[1], "engine", 30, log)
+    late = Starting()
+    with pytest.raises(DeadlineExceeded, match=r"did not connect within 0\.2 s\."):
+        await connected(late, listener.expect()[1], "engine", 0.2, tmp_path / "none.log")
+    assert late.ended() == "was killed by SIGKILL"
