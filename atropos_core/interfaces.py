@@ -441,14 +441,14 @@ class Stateful(Protocol):
 
 
 @runtime_checkable
-class Marked(Stateful, Protocol):
+class Snapshotted(Stateful, Protocol):
     """A Stateful component whose state is too large to write after every step, so it remembers the end of a step."""
 
-    def mark(self) -> None:
-        """Remember this moment: a step has ended, or none has begun. Called after every step; must be quick."""
+    def take_snapshot(self) -> None:
+        """Remember the present state: a step has ended, or none has begun. Called after every step; must be quick."""
 
-    def marked(self) -> Mapping[str, Any]:
-        """Return what `state()` returned, or would have returned, at the last `mark`, regardless of later changes. Called
+    def snapshot(self) -> Mapping[str, Any]:
+        """Return what `state()` returned, or would have returned, at the last `take_snapshot`, regardless of later changes. Called
         when a checkpoint is saved. The result must not change afterwards."""
 
 

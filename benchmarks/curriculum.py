@@ -88,12 +88,12 @@ def cost(name: str, tasks: int = TASKS) -> dict[str, float]:
         for draw in drawn:
             one.settle(draw, "trained", replace(group, draw=draw))
         settled_at = perf_counter()
-        one.mark()
+        one.take_snapshot()
         draw_ms.append(1e3 * (drawn_at - began))
         settle_us.append(1e6 * (settled_at - drawn_at) / DRAWS)
         mark_ms.append(1e3 * (perf_counter() - settled_at))
     began = perf_counter()
-    text = json.dumps(one.marked())
+    text = json.dumps(one.snapshot())
     save_s = perf_counter() - began
     return {
         "open_s": open_s,

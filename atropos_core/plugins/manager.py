@@ -21,6 +21,7 @@ from atropos_core import __version__
 from atropos_core.errors import ConfigError, EndsProcess, PluginError
 from atropos_core.guards.collector import without_collector
 from atropos_core.guards.exits import contained
+from atropos_core.models.hub_download import download_model
 from atropos_core.plugins import spec as hooks
 from atropos_core.plugins.provider import KINDS, Offer, Provider, ResolvedModel
 from atropos_core.plugins.registry import Registry
@@ -93,7 +94,7 @@ class Plugins:
                 "a relative path starts in the current directory.",
             )
         return ResolvedModel(
-            _download(reference) if download else Path(reference), f"{reference} from the Hugging Face hub"
+            download_model(reference) if download else Path(reference), f"{reference} from the Hugging Face hub"
         )
 
     def engine_server(self) -> ServeEngine:
@@ -254,21 +255,3 @@ def _offers(manager: pluggy.PluginManager, plugin: str, report: PluginReport) ->
                 if inspect.iscoroutinefunction(provider.build):
                     raise PluginError(f"{hook}(): build of {provider.name!r} must be an ordinary function")
                 yield Offer(kind, provider, report.name, report.distribution)
-
-
-def _download(reference: str) -> Path:
-    try:
-        from huggingface_hub import snapshot_download
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"model {reference!r:.300} is neither a name that a plugin knows nor a directory, and huggingface_hub is not installed.",
-            remedy="Give a directory that holds config.json, or pip install huggingface_hub.",
-        ) from error
-    try:
-        return Path(snapshot_download(reference, ignore_patterns=["*.bin", "*.pth", "*.gguf", "original/*"]))
-    except (OSError, ValueError) as error:  # the library's errors derive from these
-        first = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ConfigError(
-            f"model {reference!r:.300} is neither a name that a plugin knows nor a directory, and the hub did not give it: {first}",
-            remedy="Use `--model tiny`, a directory that holds config.json, or a Hugging Face id that this machine can reach.",
-        ) from error

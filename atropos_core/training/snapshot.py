@@ -9,7 +9,7 @@ from typing import Any
 
 from atropos_core import console
 from atropos_core.errors import CheckpointError
-from atropos_core.interfaces import Marked
+from atropos_core.interfaces import Snapshotted
 from atropos_core.rollouts.source import Source
 from atropos_core.training.parts import Parts
 from atropos_core.types import Metrics
@@ -48,7 +48,7 @@ class Progress:
 class Snapshot:
     """The state that belongs to the present weights. A stop may find the next step half done: some groups are settled, and running
     statistics include them. That step is run again after the resume, so none of it may be in the checkpoint. Sinks give their
-    state when it is saved, because they learn of a step only at its end. So do parts that mark the end of a step themselves."""
+    state when it is saved, because they learn of a step only at its end. So do components that take snapshots themselves."""
 
     def __init__(self, parts: Parts, source: Source) -> None:
         self._parts = parts
@@ -59,8 +59,8 @@ class Snapshot:
         """Remember the state: a step has ended, or none has begun."""
         states = {}
         for label, part in self._parts.stateful().items():
-            if isinstance(part, Marked):
-                part.mark()
+            if isinstance(part, Snapshotted):
+                part.take_snapshot()
             elif not _is_sink(label):
                 states[label] = part.state()
         self._text = json.dumps({"progress": vars(progress), "source": self._source.state(), "parts": states})
@@ -69,8 +69,8 @@ class Snapshot:
         """Return the state that was taken."""
         state: dict[str, Any] = json.loads(self._text)
         for label, part in self._parts.stateful().items():
-            if isinstance(part, Marked):
-                state["parts"][label] = part.marked()
+            if isinstance(part, Snapshotted):
+                state["parts"][label] = part.snapshot()
             elif _is_sink(label):
                 state["parts"][label] = part.state()
         return state

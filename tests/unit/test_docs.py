@@ -47,7 +47,7 @@ def test_the_page_of_hooks_says_of_each_kind_what_its_interface_says():
             if inspect.isfunction(value) and name in ("__call__", name.strip("_"))
         }
         assert named == (own if protocol else set(interface.__abstractmethods__)), kind
-        of_others = {**vars(interfaces.Marked), **vars(interfaces.Stateful), **vars(interfaces.Measured)}
+        of_others = {**vars(interfaces.Snapshotted), **vars(interfaces.Stateful), **vars(interfaces.Measured)}
         for said, name in methods(f"{required} {optional}"):
             value = vars(interface).get(name, of_others.get(name))
             if value is None:

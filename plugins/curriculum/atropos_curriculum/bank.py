@@ -142,7 +142,7 @@ class Bank:
 
     # -- state
 
-    def mark(self) -> None:
+    def take_snapshot(self) -> None:
         self._before.clear()
 
     def summary(self) -> dict[str, Any]:

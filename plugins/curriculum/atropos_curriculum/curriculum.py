@@ -113,12 +113,12 @@ class AdaptiveCurriculum(Curriculum):
     def state(self) -> Mapping[str, Any]:
         return self._with_columns(self._small(), marked=False)
 
-    def mark(self) -> None:
+    def take_snapshot(self) -> None:
         self._marked = json.dumps(self._small())
         for bank in self._banks.values():
-            bank.mark()
+            bank.take_snapshot()
 
-    def marked(self) -> Mapping[str, Any]:
+    def snapshot(self) -> Mapping[str, Any]:
         if not self._marked:
             raise RuntimeError("marked() before any mark()")
         return self._with_columns(json.loads(self._marked), marked=True)

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atropos_core.errors import ConfigError, DataError
-from atropos_core.interfaces import Marked, Measured, TaskSource
+from atropos_core.interfaces import Measured, Snapshotted, TaskSource
 from atropos_core.types import Draw, ScoredGroup, Task
 from atropos_curriculum import config
 from atropos_curriculum.curriculum import AdaptiveCurriculum
@@ -88,14 +88,14 @@ def test_what_was_marked_is_the_state_of_that_moment_whatever_happened_since(nam
     one = made(name, 5, **options)
     run(one, 10, np.random.default_rng(1))
     one.draw(3)
-    one.mark()
+    one.take_snapshot()
     then = through_json(one.state())
     run(one, 10, np.random.default_rng(2))
-    assert through_json(one.marked()) == then
+    assert through_json(one.snapshot()) == then
     assert through_json(one.state()) != then
-    assert through_json(one.marked()) == then, "asking twice changes nothing"
+    assert through_json(one.snapshot()) == then, "asking twice changes nothing"
     resumed = made(name, 5, **options)
-    resumed.load(through_json(one.marked()))
+    resumed.load(through_json(one.snapshot()))
     assert through_json(resumed.state()) == then
 
 
@@ -286,17 +286,17 @@ def test_an_environment_may_come_back_with_more_tasks_or_fewer_and_what_is_known
             one.settle(draw, "flat", scored(draw, 0))
     before = one.metrics()["too_hard"]
     assert before > 0.8
-    one.mark()
+    one.take_snapshot()
     for size in (5, 300_000, 20):
         one.open({"a": TaskSource(size, 1.0)})
         assert all(draw.index < size for draw in _settled(one, 30, dict.fromkeys(range(size), 0)))
-        assert through_json(one.marked())["banks"]["a"]["size"] >= 20
+        assert through_json(one.snapshot())["banks"]["a"]["size"] >= 20
     assert one.metrics()["too_hard"] >= before
 
 
 def test_metrics_are_reported_and_a_mark_is_offered():
     one = made("competence")
-    assert isinstance(one, Measured) and isinstance(one, Marked)
+    assert isinstance(one, Measured) and isinstance(one, Snapshotted)
     _settled(one, 8, dict.fromkeys(range(200), 4))
     numbers_of = one.metrics()
     assert numbers_of["settled_success"] == 0.5 and numbers_of["flat"] == 0 and numbers_of["competence"] > 0.1

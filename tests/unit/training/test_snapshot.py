@@ -32,10 +32,10 @@ class Large(Small):
         self.requests += 1
         return super().state()
 
-    def mark(self) -> None:
+    def take_snapshot(self) -> None:
         self.then = self.value
 
-    def marked(self) -> dict[str, Any]:
+    def snapshot(self) -> dict[str, Any]:
         self.requests += 1
         return {"value": self.then}
 
