@@ -18,7 +18,7 @@ from atropos_core.errors import DataError
 from atropos_core.group_schema import check_group
 from atropos_core.hub.records import Label
 from atropos_core.types import UNKNOWN_VERSION, Rollout, ScoredGroup, TopK
-from atropos_trajectory_api.groups.fast_check import _Columns, check_typical_frame
+from atropos_trajectory_api.groups.fast_check import FrameColumns, check_typical_frame
 from atropos_trajectory_api.groups.frame_check import check_frame, read_group
 from plugins.trajectory_api.tests.sent_groups import VOCABULARY, drawn, group_of
 from tests.wrong_groups import NATIVE, VALUES, on_episode, on_rollout, unchecked
@@ -148,7 +148,7 @@ FRAMES = (FRAME, encode_bytes(rich()))
 
 
 def test_the_fast_check_names_the_columns_as_the_codec_does():
-    assert _Columns._fields == tuple(field.name for field in fields(GroupColumns))
+    assert FrameColumns._fields == tuple(field.name for field in fields(GroupColumns))
 
 
 @pytest.mark.parametrize("frame", FRAMES, ids=["plain", "rich"])

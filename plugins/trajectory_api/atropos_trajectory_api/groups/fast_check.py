@@ -49,7 +49,7 @@ _Temperature = Annotated[float, Strict(), Field(ge=LEAST_TEMPERATURE, le=MOST_TE
 _Score = Annotated[float, Strict(), Field(ge=-LARGEST_REWARD, le=LARGEST_REWARD, allow_inf_nan=False)]
 
 
-class _Columns(NamedTuple):
+class FrameColumns(NamedTuple):
     """The columns of a group in the order of a frame, which is that of `GroupColumns`."""
 
     draw: tuple[_Number, _Text, Literal["train", "test"], _Number, _Number]  # id, environment, split, index, seed
@@ -79,8 +79,8 @@ class _Columns(NamedTuple):
     wire: Any
 
 
-_validate: Callable[[Any], _Columns] = TypeAdapter(_Columns).validator.validate_python
-_TEMPERATURE = _Columns._fields.index("temperature")  # pydantic takes an int for a float, and the codec does not
+_validate: Callable[[Any], FrameColumns] = TypeAdapter(FrameColumns).validator.validate_python
+_TEMPERATURE = FrameColumns._fields.index("temperature")  # pydantic takes an int for a float, and the codec does not
 
 
 def check_typical_frame(frame: bytes, vocabulary: int, newest_version: int | None) -> tuple[Draw, Label] | None:
