@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from atropos_core.errors import CheckpointError
+from atropos_trainer_grpo.learning_rates import ParameterGroup, parameter_groups, schedule_factor
 from atropos_trainer_grpo.process_group import full, local
-from atropos_trainer_grpo.rates import ParameterGroup, factor, groups_of
 
 if TYPE_CHECKING:
     from atropos_trainer_grpo.config import GrpoOptions
@@ -43,7 +43,7 @@ class Optimizer:
             parameter.register_post_accumulate_grad_hook(self._collector(master)) for parameter, master in self._apart()
         ]
         groups: dict[ParameterGroup, list[int]] = {}
-        chosen = groups_of({name: parameter.ndim for name, parameter in trained.items()}, options)
+        chosen = parameter_groups({name: parameter.ndim for name, parameter in trained.items()}, options)
         for place, name in enumerate(trained):
             groups.setdefault(chosen[name], []).append(place)
         self._rates = [group.rate for group in groups]
@@ -68,7 +68,7 @@ class Optimizer:
     @property
     def learning_rate(self) -> float:
         """The rate of the next update, for parameters without a separate rate."""
-        return self._options.learning_rate * factor(self._options, self.updates, self._in_all)
+        return self._options.learning_rate * schedule_factor(self._options, self.updates, self._in_all)
 
     def clear(self) -> None:
         """Forget all gradients."""
@@ -108,7 +108,7 @@ class Optimizer:
         torch.nn.utils.clip_grads_with_norm_(holders, self._options.max_grad_norm, norm)
         for holder, master in zip(holders, self._masters, strict=True):
             master.grad = holder.grad
-        now = factor(self._options, self.updates, self._in_all)
+        now = schedule_factor(self._options, self.updates, self._in_all)
         for group, rate in zip(self._adam.param_groups, self._rates, strict=True):
             if isinstance(group["lr"], Tensor):
                 group["lr"].fill_(rate * now)

@@ -30,12 +30,12 @@ from atropos_torch_models.devices import refuse_missing
 from atropos_torch_models.rounding import measured_rounding
 from atropos_trainer_grpo import checkpointing, parts, saving
 from atropos_trainer_grpo.allocation import LARGE, give_back_large_blocks
+from atropos_trainer_grpo.learning_rates import parameter_groups, updates_in_all
 from atropos_trainer_grpo.losses import LOSSES, Loss
 from atropos_trainer_grpo.model import complete, only_used_rows, open_model, score, score_nothing
 from atropos_trainer_grpo.optimizer import Optimizer
 from atropos_trainer_grpo.packed_rows import microbatches, pack
 from atropos_trainer_grpo.process_group import ALONE, ProcessGroup
-from atropos_trainer_grpo.rates import groups_of, updates_in_all
 from atropos_trainer_grpo.update import Update
 
 if TYPE_CHECKING:
@@ -201,7 +201,7 @@ class GrpoTrainer(Trainer):
         if lora is not None:
             self._adapt(model, lora)
         trained = {name: parameter.ndim for name, parameter in self.model.named_parameters() if parameter.requires_grad}
-        groups_of(trained, self._options)  # refuses a pattern that means nothing here, before any weights arrive
+        parameter_groups(trained, self._options)  # refuses a pattern that means nothing here, before any weights arrive
         if self._options.gradient_checkpointing:
             checkpointing.enable(model, self._options)
             self.model.train()  # transformers checkpoints only then; its own dropout was set to zero

@@ -23,7 +23,7 @@ class ParameterGroup(NamedTuple):
     decays: bool
 
 
-def factor(options: GrpoOptions, update: int, in_all: int) -> float:
+def schedule_factor(options: GrpoOptions, update: int, in_all: int) -> float:
     """Return the factor for the rates of update 0, 1, ... `in_all` - 1. It is linear from 1 / warmup_steps to 1, then
     follows the schedule from 1 to its floor. Update `in_all` would reach the floor, as with the schedulers of torch and
     transformers; later updates stay there."""
@@ -54,7 +54,7 @@ def updates_in_all(options: GrpoOptions, steps: int) -> int:
     return in_all
 
 
-def groups_of(dimensions: Mapping[str, int], options: GrpoOptions) -> dict[str, ParameterGroup]:
+def parameter_groups(dimensions: Mapping[str, int], options: GrpoOptions) -> dict[str, ParameterGroup]:
     """Return the group of each parameter; `dimensions` gives its name and number of axes. Weight decay applies only to
     two or more axes, so not to norms and biases (nanoGPT; transformers' Trainer leaves out the same ones by name).
     Raises ConfigError for a pattern that is the first match of no parameter."""

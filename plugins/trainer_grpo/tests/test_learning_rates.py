@@ -10,8 +10,8 @@ from transformers import AutoModelForCausalLM, Trainer
 from atropos_core.config.run_file import dump, to_toml
 from atropos_core.errors import ConfigError
 from atropos_trainer_grpo.config import GrpoOptions
+from atropos_trainer_grpo.learning_rates import parameter_groups, schedule_factor, updates_in_all
 from atropos_trainer_grpo.optimizer import Optimizer
-from atropos_trainer_grpo.rates import factor, groups_of, updates_in_all
 
 STEPS, WARM = 40, 8
 RULE = {"pattern": "q_proj", "factor": 2.0}
@@ -44,7 +44,7 @@ def of_torch(schedule, warm, floor):
 def test_schedules_are_those_of_torch(schedule, warm, floor):
     floor = 0.0 if schedule == "constant" else floor
     options = GrpoOptions(schedule=schedule, warmup_steps=warm, schedule_floor=floor)
-    assert [factor(options, update, STEPS) for update in range(STEPS)] == pytest.approx(
+    assert [schedule_factor(options, update, STEPS) for update in range(STEPS)] == pytest.approx(
         of_torch(schedule, warm, floor), abs=1e-9
     )
 
@@ -56,16 +56,16 @@ def test_after_warm_up_they_are_those_of_transformers(name):
     theirs = transformers.get_scheduler(name, sgd, num_warmup_steps=WARM, num_training_steps=STEPS)
     for update in range(STEPS):
         if update >= WARM:  # theirs begins warm-up at a rate of 0, and so wastes an update
-            assert factor(options, update, STEPS) == pytest.approx(sgd.param_groups[0]["lr"], abs=1e-9)
+            assert schedule_factor(options, update, STEPS) == pytest.approx(sgd.param_groups[0]["lr"], abs=1e-9)
         sgd.step()
         theirs.step()
 
 
 def test_a_schedule_stays_at_its_floor_after_its_end_and_needs_to_know_it():
     options = GrpoOptions(schedule="cosine", schedule_floor=0.2)
-    assert factor(options, STEPS + 5, STEPS) == pytest.approx(0.2)
+    assert schedule_factor(options, STEPS + 5, STEPS) == pytest.approx(0.2)
     with pytest.raises(ConfigError, match="this one has none"):
-        factor(options, 0, 0)
+        schedule_factor(options, 0, 0)
 
 
 def test_updates_are_those_of_all_epochs_and_minibatches():
@@ -110,9 +110,9 @@ def test_every_rate_and_decay_is_what_a_separate_optimiser_of_torch_would_do(mod
             each(tokens, labels=tokens).loss.backward()
         optimizer.step(optimizer.gradient_norm())
         for one in apart.values():
-            one.param_groups[0]["lr"] *= factor(options, update, 6)
+            one.param_groups[0]["lr"] *= schedule_factor(options, update, 6)
             one.step()
-            one.param_groups[0]["lr"] /= factor(options, update, 6)
+            one.param_groups[0]["lr"] /= schedule_factor(options, update, 6)
             one.zero_grad()
     for (name, mine), other in zip(ours.named_parameters(), theirs.parameters(), strict=True):
         torch.testing.assert_close(mine, other, atol=1e-6, rtol=1e-6, msg=lambda text, name=name: f"{name}: {text}")
@@ -121,7 +121,7 @@ def test_every_rate_and_decay_is_what_a_separate_optimiser_of_torch_would_do(mod
 @pytest.mark.parametrize("kind", ["qwen3", "llama"])
 def test_what_decays_is_what_transformers_trainer_would_decay(model_of, kind):
     model = AutoModelForCausalLM.from_pretrained(model_of(kind))
-    groups = groups_of({name: parameter.ndim for name, parameter in model.named_parameters()}, GrpoOptions())
+    groups = parameter_groups({name: parameter.ndim for name, parameter in model.named_parameters()}, GrpoOptions())
     trained = dict(model.named_parameters())
     theirs = {name for name in Trainer.get_decay_parameter_names(None, model) if name in trained}
     assert {name for name, group in groups.items() if group.decays} == theirs
@@ -150,10 +150,10 @@ def test_a_pattern_that_is_nobodys_first_match_is_refused_with_what_there_is():
         "lm_head.weight": 2,
     }
     with pytest.raises(ConfigError, match="'head_lm' is the first match of no parameter") as caught:
-        groups_of(names, GrpoOptions(learning_rates=[RULE, {"pattern": "head_lm", "factor": 2.0}]))
+        parameter_groups(names, GrpoOptions(learning_rates=[RULE, {"pattern": "head_lm", "factor": 2.0}]))
     assert "There is: model.layers.N.self_attn.q_proj.weight, lm_head.weight." in str(caught.value)
     with pytest.raises(ConfigError, match="'q_proj' is the first match of no parameter"):
-        groups_of(names, GrpoOptions(learning_rates=[{"pattern": "proj", "factor": 2.0}, RULE]))
+        parameter_groups(names, GrpoOptions(learning_rates=[{"pattern": "proj", "factor": 2.0}, RULE]))
 
 
 async def test_such_a_pattern_is_refused_when_the_trainer_opens(open_trainer):
