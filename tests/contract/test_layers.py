@@ -169,6 +169,11 @@ PLANTED = {
         "def f():\n    from atropos_agent_api.environment import agent",
         "atropos_agent_api.sandboxes is not allowed to import atropos_agent_api.environment",
     ),
+    "a loss and the trainer's update": (
+        "atropos_trainer_grpo/losses/rows.py",
+        "def f():\n    from atropos_trainer_grpo import update",
+        "atropos_trainer_grpo.losses is not allowed to import atropos_trainer_grpo.update",
+    ),
 }
 
 

@@ -12,7 +12,6 @@ import asyncio
 import json
 import math
 import re
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,6 +28,7 @@ from atropos_core.interfaces import ModelInfo, Trainer, Writing
 from atropos_core.rollouts.tokenizer import fingerprint
 from atropos_core.storage.checkpoint import AS_WRITTEN, taking_up
 from atropos_core.types import Batch, Floats, Metrics, Tokens
+from atropos_torch_models import tokenizer_files
 from atropos_torch_models.cpu_warmup import warm_up
 from atropos_torch_models.devices import refuse_missing
 from atropos_torch_models.rounding import measured_rounding
@@ -45,14 +45,6 @@ DRAWN = (
     "seed",
 )  # what says which members a generation has
 CENTRE = "centre.safetensors"  # in float32, and where in a generation it is
-TOKENIZER_FILES = (
-    "tokenizer*",
-    "vocab*",
-    "merges.txt",
-    "special_tokens_map.json",
-    "chat_template*",
-    "generation_config.json",
-)
 
 
 class EsTrainer(Trainer):
@@ -169,8 +161,7 @@ class EsTrainer(Trainer):
         drawn = {name: self._setting(name) for name in DRAWN}
         state = {"generation": self._generation, "member": self._member, "rewards": self._rewards, "options": drawn}
         save_file(self._centre, directory / CENTRE, metadata={"state": json.dumps(state)})
-        for path in (one for pattern in TOKENIZER_FILES for one in self._context.model.glob(pattern)):
-            shutil.copy2(path, directory / path.name)
+        tokenizer_files.copy(self._context.model, directory)
 
     def _restore(self, directory: Path) -> None:
         with taking_up(f"the trainer's state in {directory / CENTRE}"):

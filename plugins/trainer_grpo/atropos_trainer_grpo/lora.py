@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 
 from atropos_core.errors import ConfigError, DataError
 from atropos_core.storage.reading import base_of_adapter
+from atropos_torch_models import tokenizer_files
 
 if TYPE_CHECKING:
     from atropos_trainer_grpo.config import LoraOptions
@@ -84,8 +85,6 @@ def merge(adapter: Path, directory: Path) -> None:
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.utils import logging
 
-    from atropos_trainer_grpo.saving import copy_tokenizer
-
     logging.disable_progress_bar()
     base = str(base_of_adapter(adapter))
     try:
@@ -98,7 +97,7 @@ def merge(adapter: Path, directory: Path) -> None:
         ) from error
     merged: Any = PeftModel.from_pretrained(model, str(adapter)).merge_and_unload(safe_merge=True)
     merged.to(stored).save_pretrained(directory)
-    copy_tokenizer(adapter, directory)
+    tokenizer_files.copy(adapter, directory)
 
 
 def dropouts(model: nn.Module) -> list[nn.Module]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import random
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from pickle import UnpicklingError
@@ -21,6 +20,7 @@ from torch import nn
 
 from atropos_core.errors import CheckpointError
 from atropos_core.storage.checkpoint import AS_WRITTEN, taking_up
+from atropos_torch_models import tokenizer_files
 from atropos_trainer_grpo import parts
 from atropos_trainer_grpo.model import language_model
 from atropos_trainer_grpo.optimizer import Optimizer
@@ -31,10 +31,6 @@ if TYPE_CHECKING:
 
 WEIGHTS = "model.safetensors"
 STATE = "trainer_state.pt"
-TOKENIZER_FILES = (
-    "tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "chat_template*",
-    "additional_chat_templates", "generation_config.json", "spiece.model",
-)  # fmt: skip
 
 
 def save(model: nn.Module, state: Mapping[str, Any], origin: Path, directory: Path) -> None:
@@ -46,15 +42,8 @@ def save(model: nn.Module, state: Mapping[str, Any], origin: Path, directory: Pa
         lora.save(model, directory)  # without config.json: loaders would look for the base model's weights here
     else:
         _save_whole(model, directory)
-    copy_tokenizer(origin, directory)
+    tokenizer_files.copy(origin, directory)
     torch.save({"optimizer": state, "random": _random_states()}, directory / STATE)
-
-
-def copy_tokenizer(origin: Path, directory: Path) -> None:
-    for pattern in TOKENIZER_FILES:
-        for path in origin.glob(pattern):
-            copy = shutil.copytree if path.is_dir() else shutil.copy2
-            copy(path, directory / path.name)
 
 
 def _save_whole(model: Any, directory: Path) -> None:
