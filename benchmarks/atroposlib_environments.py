@@ -43,7 +43,7 @@ from atropos_core.errors import AtroposError, DataError, FitError
 from atropos_core.guards.deadlines import within
 from atropos_core.plugins.manager import load_plugins
 from atropos_core.plugins.provider import RunContext
-from atropos_core.rollouts.runner import checked
+from atropos_core.rollouts.runner import checked_episode
 from atropos_core.rollouts.tokenizer import ChatTokenizer
 from atropos_core.types import Episode
 from atropos_env_atroposlib.environment import AtroposlibEnvironment
@@ -155,7 +155,9 @@ async def group_of(environment: AtroposlibEnvironment, policy: Scripted) -> dict
     task = environment.tasks("train")[0]
     rollouts = environment.rollout_group(task, policy, GROUP, seeds=range(GROUP))
     given = await within(rollouts, DEADLINE_S, "rollout_group()")
-    episodes = [checked(one) for one in given if isinstance(one, Episode)]  # raises for what must not be trained
+    episodes = [
+        checked_episode(one) for one in given if isinstance(one, Episode)
+    ]  # raises for what must not be trained
     made = [one for one in episodes if isinstance(one, Episode)]
     if not made:
         raise DataError(f"it gave no group: {given[0] if given else 'an empty one'!s:.300}")
@@ -172,7 +174,7 @@ async def evaluated(environment: AtroposlibEnvironment, policy: Scripted) -> int
     [one] = await within(environment.rollout_group(task, policy, 1, seeds=[0]), DEADLINE_S, "evaluate()")
     if not isinstance(one, Episode):
         raise DataError(f"evaluate() gave {one!r:.200}")
-    checked(one)  # raises for what a run would refuse
+    checked_episode(one)  # raises for what a run would refuse
     return len(one.rollouts)
 
 

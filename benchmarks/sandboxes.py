@@ -1,7 +1,7 @@
 """What a sandbox costs: python -m benchmarks.sandboxes [docker IMAGE].
 
 From start to exit of a program that does nothing, and until nothing of it is left; one at a time and eight at once; the
-memory that a keeper holds of its own; and what the listener in a network namespace adds to a small request. Writes
+memory that a monitor holds of its own; and what the listener in a network namespace adds to a small request. Writes
 benchmarks/results/sandboxes.json. A sandbox that this machine does not permit is left out, aloud.
 """
 
@@ -81,14 +81,14 @@ async def measured(sandbox: Sandbox, network: Network, python: str, folder: Path
     await asyncio.gather(*(once(sandbox, program(folder, f"many{at}", ["true"], network)) for at in range(AT_ONCE)))
     together = perf_counter() - began
     running = await sandbox.start(program(folder, "held", ["sleep", "30"], network))
-    [keeper] = [one for one in psutil.Process().children() if "held" in one.cmdline()]
-    keeper_bytes = keeper.memory_full_info().uss
+    [monitor] = [one for one in psutil.Process().children() if "held" in one.cmdline()]
+    monitor_bytes = monitor.memory_full_info().uss
     await running.close()
     found = {
         "exit_s": [one for one, _ in alone],
         "gone_s": [one for _, one in alone],
         "at_once_s": together,
-        "keeper_bytes": keeper_bytes,
+        "monitor_bytes": monitor_bytes,
     }
     with ThreadingHTTPServer(("127.0.0.1", 0), Echo) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -127,13 +127,13 @@ async def main() -> None:
                 for value in (statistics.median(one["exit_s"]), max(one["exit_s"]), statistics.median(one["gone_s"]))
             ),
             f"{1e3 * one['at_once_s']:.0f}",
-            f"{one['keeper_bytes'] / 1e6:.1f}",
+            f"{one['monitor_bytes'] / 1e6:.1f}",
             " ".join(f"{way} {1e3 * one[f'call_{way}_s']:.2f}" for way in ("host", "api") if f"call_{way}_s" in one),
         )
         for name, one in taken.items()
     ]
     console.table(
-        ("sandbox", "exit p50 [ms]", "most", "gone p50", f"{AT_ONCE} at once", "keeper [MB]", "a call [ms]"), rows
+        ("sandbox", "exit p50 [ms]", "most", "gone p50", f"{AT_ONCE} at once", "monitor [MB]", "a call [ms]"), rows
     )
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / "sandboxes.json").write_text(json.dumps({**about, "sandboxes": taken}, indent=1) + "\n")

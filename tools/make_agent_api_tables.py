@@ -15,6 +15,7 @@ from atropos_agent_api.dialects import (
     completions,
     message_blocks,
     messages,
+    openai,
     response_items,
     responses,
     tools,
@@ -31,7 +32,7 @@ TABLES: Mapping[str, Fields] = {
 PARTS: Mapping[str, Mapping[str, Fields]] = {
     "/v1/chat/completions": {
         **{f"a message of `{role}`": fields for role, fields in chat_messages.OF_MESSAGES.items()},
-        "`stream_options`": chat.STREAM_OPTIONS,
+        "`stream_options`": openai.STREAM_OPTIONS,
         "a function": tools.FUNCTION,
     },
     "/v1/responses": {

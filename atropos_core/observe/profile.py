@@ -170,6 +170,8 @@ class Profile:
         now = self._clock()
         self._before_s += float(state["wall_s"])
         for name, saved in state["timed"].items():
+            if name.startswith("environment.") and name.endswith("/play"):  # the call's name in older checkpoints
+                name = f"{name.removesuffix('play')}rollout"
             of = self._of(name, saved["kind"])
             before, of.latency = of.latency, Latency()
             of.latency.load(saved)

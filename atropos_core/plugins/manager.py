@@ -36,6 +36,7 @@ DISABLE = "ATROPOS_DISABLE_PLUGINS"
 BROUGHT_BY = {  # command, or function of `atropos_core` -> the distribution that has it
     "export": "atropos-records", "audit": "atropos-records", "doctor": "atropos-doctor",
     "check": "atropos-testing", "new": "atropos-testing", "view": "atropos-plugin-viewer", "save_view": "atropos-plugin-viewer",
+    "eval": "atropos-evaluation", "evaluate": "atropos-evaluation",
     "plan": "atropos-plugin-trainer-grpo", "quantize": "atropos-plugin-trainer-grpo", "serve": "atropos-plugin-trajectory-api",
     "train": "atropos-plugin-trajectory-api", "env": "atropos-plugin-trajectory-api", "engine": "atropos-plugin-trajectory-api",
     "process": "atropos-plugin-trajectory-api", "serve-agent": "atropos-plugin-agent-api", "import": "atropos-plugin-env-atroposlib",

@@ -15,7 +15,7 @@ import numpy as np
 
 from atropos_core.config.run_file import EvaluationSection
 from atropos_core.console.waits import Wait, waiting
-from atropos_core.errors import DataError, RunDirectoryError
+from atropos_core.errors import DataError
 from atropos_core.interfaces import Environment
 from atropos_core.rollouts.engine_policy import ScheduleKey
 from atropos_core.rollouts.evaluation_statistics import pass_at_k, wilson
@@ -23,7 +23,7 @@ from atropos_core.rollouts.producer import CHECK_IT, with_trace
 from atropos_core.rollouts.runner import RolloutRunner, task_count
 from atropos_core.rollouts.task_digests import digest_of
 from atropos_core.seeds import derive
-from atropos_core.storage.atomic import json_bytes, write_whole
+from atropos_core.storage.atomic import write_output
 from atropos_core.types import ABSTAINED, Draw, Episode, Metrics, Sampling, ScoredGroup
 
 IN_FLIGHT = 1024  # rollouts at once: what waits for an engine spends its own deadline
@@ -50,7 +50,9 @@ class Evaluation:
 
     def write(self, path: Path) -> None:
         """Write one line per problem, with each of its samples."""
-        written(path, "".join(json.dumps(_row(group), ensure_ascii=False, default=str) + "\n" for group in self.groups))
+        write_output(
+            path, "".join(json.dumps(_row(group), ensure_ascii=False, default=str) + "\n" for group in self.groups)
+        )
 
 
 def require_test_tasks(tasks: int) -> None:
@@ -130,17 +132,6 @@ async def _run(
                 cause,
             )
     return groups
-
-
-def written(path: Path, text: str) -> None:
-    """Write `text`, which is JSON. Raises RunDirectoryError if it cannot be written."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, json_bytes(text))
-    except OSError as error:
-        raise RunDirectoryError(
-            f"{path} cannot be written: {error.strerror}.", remedy="Free some space, or name another place."
-        ) from error
 
 
 def _shares(groups: Sequence[ScoredGroup], ks: Sequence[int]) -> dict[str, Share]:

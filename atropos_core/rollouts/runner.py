@@ -92,7 +92,7 @@ class RolloutRunner:
                 f"environment {draw.environment!r}: tasks({draw.split!r})[{draw.index}] raised {type(error).__name__}: {error}"
             ) from error
         seeds = [derive(draw.seed, member) for member in range(n)]
-        with timed(self._profile, f"environment.{draw.environment}/play", n):
+        with timed(self._profile, f"environment.{draw.environment}/rollout", n):
             results = await self._run_members(environment, task, keys, seeds, sampling)
             before: list[Episode | Failed] = []
             for attempt in range(1, attempts):
@@ -181,7 +181,7 @@ class RolloutRunner:
     def _checked(self, environment: Environment, task: Task, results: Episode | Failed) -> Episode | Failed:
         """Check a result. Raises DataError that names the environment and the task."""
         try:
-            return checked(results, self._vocabulary)
+            return checked_episode(results, self._vocabulary)
         except DataError as error:
             name = next(name for name, one in self.environments.items() if one is environment)
             raise DataError(f"environment {name!r}, task {task.id!r}: {Exception.__str__(error)}") from error
@@ -295,7 +295,7 @@ def _raised(name: str, split: Split, error: Exception) -> DataError:
     )
 
 
-def checked(episode: Episode | Failed, vocabulary: int = 0) -> Episode | Failed:
+def checked_episode(episode: Episode | Failed, vocabulary: int = 0) -> Episode | Failed:
     """Return the episode with plain Python numbers. Raises DataError for anything that is not an episode, or must not be trained
     (`group_schema`). `vocabulary` 0: unknown."""
     if isinstance(episode, Failed):

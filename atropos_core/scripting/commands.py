@@ -141,22 +141,18 @@ def evaluate(
 ) -> EvaluationResult:
     """Evaluate a model, a run's checkpoint, or a model behind an OpenAI-compatible URL on held-out problems: `atropos eval`. Raises
     AtroposError."""
-    from atropos_core.cli.evaluate import evaluated
-
     arguments = Arguments(set)
     env, rewards = arguments.several("environment", environment), arguments.several("reward", reward)
     of = arguments.one("engine", engine)
+    call = load_plugins().function("evaluate")
 
     def work() -> EvaluationResult:
-        made = evaluated(
+        made: EvaluationResult = call(
             None if run is None else _directory(run), step=step, env=env, model=_text(model), engine=of, reward=rewards,
             model_url=model_url, model_name=model_name, key_variable=key_variable, concurrency=concurrency, problems=problems,
             samples=samples, temperature=temperature, seed=seed, changes=arguments.changes, out=_path(out),
         )  # fmt: skip
-        found = made.evaluation
-        return EvaluationResult(
-            found.metrics, found.shares, found.seconds, made.record["tokens"], made.figures, made.replies
-        )
+        return made
 
     with arguments.given():
         return blocking(work)

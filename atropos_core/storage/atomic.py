@@ -80,6 +80,17 @@ def refuse_existing(*paths: Path, what: str = "file") -> None:
             raise RunDirectoryError(f"{path} is there already.", remedy=f"Name another {what}, or remove it.")
 
 
+def write_output(path: Path, text: str) -> None:
+    """Write a command's output, which is JSON, and make its folder. Raises RunDirectoryError if it cannot be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, json_bytes(text))
+    except OSError as error:
+        raise RunDirectoryError(
+            f"{path} cannot be written: {error.strerror}.", remedy="Free some space, or name another place."
+        ) from error
+
+
 def json_bytes(text: str) -> bytes:
     """Encode JSON in UTF-8. Half a surrogate pair, which a reply may contain and UTF-8 cannot encode, is escaped."""
     return text.encode(errors="backslashreplace")

@@ -130,7 +130,7 @@ class GroupGatherer:
         training, found = self._training, []
         self._source.request(n + training.max_staleness * training.groups_per_step)
         leasing = self._source.lease(n, version, 2 * training.rollout_deadline_s + 60)
-        ended = partial(self._profile.ended, "sample", "play", "score")
+        ended = partial(self._profile.ended, "sample", "rollout", "score")
         with self._profile.span("waiting", n), self._health.waiting(step, ended):
             new = await self._unless_stopped(leasing)
         for leased in new:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from atropos_core.plugins.provider import RunContext
-from atropos_core.rollouts.runner import checked
+from atropos_core.rollouts.runner import checked_episode
 from atropos_core.rollouts.tokenizer import ChatTokenizer
 from atropos_core.types import Episode, Rollout
 from atropos_env_atroposlib.environment import AtroposlibEnvironment
@@ -88,7 +88,7 @@ def imported(folder: Path) -> Groups:
             for task in environment.tasks("train")[:GROUPS]:
                 given = await environment.rollout_group(task, policy, N, seeds=range(N))
                 assert len(given) == N and all(isinstance(one, Episode) for one in given)
-                groups.append([checked(one) for one in given])  # type: ignore[arg-type]
+                groups.append([checked_episode(one) for one in given])  # type: ignore[arg-type]
             return groups
         finally:
             await environment.close()

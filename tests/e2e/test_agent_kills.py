@@ -24,7 +24,7 @@ WATCHED = (
     "--set", "checkpoint.every=1", "--set", "evaluation.problems=0",
 )  # fmt: skip
 ROLES = ("supervisor", "trainer", "engine")
-OURS = "atropos_agent_api.sandboxes"  # in the arguments of keepers, and of the functions that are forked off them
+OURS = "atropos_agent_api.sandboxes"  # in the arguments of monitors, and of the functions that are forked off them
 
 
 def left_by(run: RunningRun) -> list[Path]:
@@ -46,7 +46,7 @@ def agents(run: RunningRun) -> list[psutil.Process]:
 
 
 def functions(run: RunningRun) -> list[psutil.Process]:
-    """The agents themselves: forks of keepers, which are forks of the preloader."""
+    """The agents themselves: forks of monitors, which are forks of the preloader."""
     found = []
     for one in agents(run):
         try:

@@ -141,7 +141,7 @@ def test_a_run_closes_with_where_the_time_went_and_writes_it_down(atropos, seven
     assert stages <= set(times)
     assert sum(row["share"] for row in times.values() if row["kind"] == "stage") == pytest.approx(1.0, abs=0.02)
     for call in ("engine/sample", "engine/pause", "trainer/step", "trainer/logprobs", "reward.environment/score",
-                 "environment.sevens/play"):  # fmt: skip
+                 "environment.sevens/rollout"):  # fmt: skip
         assert times[call]["p50_s"] <= times[call]["p95_s"] <= times[call]["p99_s"], call
     assert 0 <= summary["idle"]["engine"] < 1
     assert summary["times"][0]["name"] in ended.out

@@ -130,7 +130,7 @@ def sandboxes() -> Figures:
         for name, one in rows.items()
     ]
     listener = f"took {1e3 * (bubblewrap['call_api_s'] - bubblewrap['call_host_s']):.2f} ms more"
-    return {"docs/agent-sandboxes.md": [*table, f"holds {rows['process']['keeper_bytes'] / 1e6:.1f} MB", listener]}
+    return {"docs/agent-sandboxes.md": [*table, f"holds {rows['process']['monitor_bytes'] / 1e6:.1f} MB", listener]}
 
 
 def engine() -> Figures:

@@ -13,10 +13,10 @@ import pytest
 
 from atropos_core.cli import run_app
 from atropos_core.errors import AtroposError
-from atropos_core.rollouts.chat_model import ChatModel
 from atropos_core.rollouts.policy_versions import refuse_versions_that_never_were
 from atropos_core.storage.run_directory import RunDirectory
 from atropos_core.types import UNKNOWN_VERSION
+from atropos_evaluation.chat_model import ChatModel
 from atropos_http_server.gate import Gate
 from atropos_http_server.server import RunningServer, serve_in_loop
 from atropos_http_server.tokens import LEAST_CHARACTERS, read_server_token

@@ -9,7 +9,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import httpx
 import pytest
 
 import atropos_core
@@ -20,12 +19,12 @@ from atropos_core.group_schema import check_task
 from atropos_core.guards.system_errors import named_error
 from atropos_core.hub.records import Label, Limits
 from atropos_core.hub.reports import check_fits
-from atropos_core.rollouts.chat_model import ChatModel
 from atropos_core.rollouts.tokenizer import ChatTokenizer
 from atropos_core.scripting.arguments import Arguments
 from atropos_core.storage.run_directory import RunDirectory
 from atropos_core.storage.run_records import RunRecords
 from atropos_core.types import Task
+from atropos_evaluation.chat_model import ChatModel
 from atropos_http_server.tls import tls_context
 from atropos_http_server.tokens import read_server_token
 from atropos_records.dataset import DatasetExport
@@ -117,10 +116,6 @@ MADE: dict[str, tuple[Callable[[Path], object], str]] = {
     "a socket of another": (
         lambda at: (listen(at / "own" / "ring", 1), listen(at / "own" / "ring", 1)),
         "End it, or give this one another directory.",
-    ),
-    "an address of no API": (
-        lambda at: ChatModel("http://127.0.0.1:1", "m")._json(httpx.Response(200, text="<html>")),
-        "The URL ends in /v1 with most servers.",
     ),
     "no use": (lambda at: Arguments()._read("reward", {"weight": 1}), '{"use": ..., options}'),
     "half a pair": (lambda at: check_task(Task("\ud83d", ())), "Send text that can be encoded as UTF-8."),

@@ -39,7 +39,7 @@ IMPORTED = (
     "transformers.models.llama.modeling_llama", "transformers.models.auto.modeling_auto", "transformers.models.auto.tokenization_auto",
     "peft", "safetensors.torch", "httpx", "uvicorn", "starlette.applications", "starlette.routing",
     "atropos_core.processes.child_main", "atropos_core.launch.supervisor", "atropos_core.rollouts.producer",
-    "atropos_core.cli.run", "atropos_core.cli.resume", "atropos_core.cli.evaluate", "atropos_core.cli.plugins",
+    "atropos_core.cli.run", "atropos_core.cli.resume", "atropos_evaluation.evaluate", "atropos_core.cli.plugins",
     "atropos_testing.new_command", "atropos_testing.check_command",
     "atropos_core.cli.config", "atropos_doctor.command", "atropos_adapter_kit.command",
     "atropos_testing.environments", "atropos_engine_hf.engine", "atropos_trainer_grpo.trainer",

@@ -60,8 +60,7 @@ def audit(
     from dataclasses import asdict
 
     from atropos_core import console
-    from atropos_core.rollouts.evaluation import written
-    from atropos_core.storage.atomic import refuse_existing
+    from atropos_core.storage.atomic import refuse_existing, write_output
     from atropos_records.audit import plan_of
     from atropos_records.rollout_records import RolloutRecords
 
@@ -72,7 +71,7 @@ def audit(
     found = asyncio.run(_audit(records, plan_of(loaded.config, resolved, plugins), step or [], tolerance))
     _show(found)
     if out is not None:
-        written(out, "".join(json.dumps(asdict(fault)) + "\n" for fault in found.faults))
+        write_output(out, "".join(json.dumps(asdict(fault)) + "\n" for fault in found.faults))
     if found.faults:
         console.say(f"{len(found.faults) + found.unlisted:,} things in these records cannot be.")
         raise typer.Exit(1)

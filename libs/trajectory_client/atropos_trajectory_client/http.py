@@ -8,17 +8,15 @@ import ssl
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import httpx
 
 from atropos_core import console, errors
 from atropos_core.codec import PREFIX_BYTES, decode, encode_bytes, frame_size
 from atropos_core.errors import ApiError, AtroposError, ConfigError, HubClosed, TooLarge
 from atropos_core.guards.patience import DEFAULT_PATIENCE, LOOK_S, Patience
 from atropos_core.observe.profile import Profile
-from atropos_core.rollouts.chat_model import import_httpx
-
-if TYPE_CHECKING:
-    import httpx
 
 CONTENT_TYPE = "application/x-atropos"
 GROUP_FRAMES = 2  # the format of groups: 2 is one array per column; servers that do not report a number only read rows
@@ -63,25 +61,24 @@ class Api:
         may take longer is given up."""
         self.patience = patience
         self._profile = profile
-        http = import_httpx("--api")
         self.url = url.rstrip("/")
         self._timeout_s = timeout_s
         self._in_flight: set[_Overdue] = set()
         self._watching: asyncio.Task[None] | None = None
         self._reported_silent = False  # once for each silence
         try:
-            parsed = http.URL(self.url)
+            parsed = httpx.URL(self.url)
             if parsed.scheme not in ("http", "https") or not parsed.host:
-                raise http.InvalidURL("no http:// or https:// with a host")
-        except http.InvalidURL as error:
+                raise httpx.InvalidURL("no http:// or https:// with a host")
+        except httpx.InvalidURL as error:
             raise ConfigError(
                 f"{url!r} is not an address of a trajectory API: {error}.", remedy="Give one like http://127.0.0.1:8000"
             ) from error
         headers = {"content-type": CONTENT_TYPE} | ({"authorization": f"Bearer {token}"} if token else {})
-        self._http = http.AsyncClient(
+        self._http = httpx.AsyncClient(
             base_url=self.url,
             headers=headers,
-            limits=http.Limits(max_connections=None, max_keepalive_connections=64),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
             trust_env=parsed.host not in ("127.0.0.1", "localhost", "::1"),  # no proxy to oneself
             verify=ssl.create_default_context() if parsed.scheme == "https" else False,
         )
@@ -109,7 +106,6 @@ class Api:
         """Make one call, and repeat it while the server is away, until `deadline_s` (by default this Api's timeout) beyond `wait_s`,
         which is how long the server itself may take. `content`: a callable that returns the raw body for each try, instead of
         `body`."""
-        http = import_httpx("--api")
         began = time.monotonic()
         until = began + wait_s + (self._timeout_s if deadline_s is None else deadline_s)
         frame = None if body is None else encode_bytes(body)
@@ -126,7 +122,7 @@ class Api:
                             method, path, content=content() if content else frame, timeout=wait_s + self._timeout_s
                         )
                 return _value(answer, self.url)
-            except (http.TransportError, TimeoutError, HubClosed, _Busy) as error:
+            except (httpx.TransportError, TimeoutError, HubClosed, _Busy) as error:
                 if _is_untrusted(error):
                     raise ApiError(
                         f"{self.url} shows a certificate that this machine does not trust: {reason(error)}.",
@@ -150,16 +146,15 @@ class Api:
                         f"no answer from {self.url} yet: {reason(error)}. Trying on, for {left:.0f} s at most."
                     )
                 await asyncio.sleep(min(pause * random.uniform(0.5, 1.0), left - _LAST_S / 2))
-                if isinstance(error, http.ConnectError):  # refused, so the server is not silent
+                if isinstance(error, httpx.ConnectError):  # refused, so the server is not silent
                     flight.since = time.monotonic() + (0.0 if is_long else wait_s)
                 pause = min(2 * pause, _BACKOFF_S[1])
 
     async def stream(self, path: str, frame: bytes) -> AsyncGenerator[Any, None]:
         """Yield the values of an answer that comes frame by frame, with an empty one at least every BEAT_S. Raises ApiError when the
         other end is gone, or has sent nothing for as long as `patience` allows. Does not retry."""
-        http = import_httpx("--api")
         silent_s = max(self.patience.least_s, 3 * BEAT_S)
-        limits = http.Timeout(silent_s, connect=min(silent_s, self._timeout_s))
+        limits = httpx.Timeout(silent_s, connect=min(silent_s, self._timeout_s))
         buffer = bytearray()
         flight = _Overdue(f"POST {path}", time.monotonic() + BEAT_S)
         self._watch(flight)
@@ -175,7 +170,7 @@ class Api:
                         whole = bytes(memoryview(buffer)[:end])
                         del buffer[:end]
                         yield decode(whole)
-        except http.HTTPError as error:
+        except httpx.HTTPError as error:
             raise ApiError(
                 f"{self.url} went away during {path}: {reason(error)}.",
                 remedy="Is it up, and can this machine reach it?",
@@ -224,10 +219,9 @@ class Api:
                 )
 
     async def _answers(self) -> bool:
-        http = import_httpx("--api")
         try:
             await self._http.get("/health", timeout=min(_PROBE_S, self.patience.least_s / 4))
-        except http.HTTPError:
+        except httpx.HTTPError:
             return False
         return True
 

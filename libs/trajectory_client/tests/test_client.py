@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import subprocess
-import sys
 import time
 from contextlib import closing
 
@@ -144,15 +142,3 @@ async def test_what_a_proxy_finds_too_large_is_an_error_of_that_name():
         with pytest.raises(TooLarge, match="answered 413 to /v1/groups"):
             await api.call("POST", "/v1/groups", {"groups": []})
         await api.close()
-
-
-def test_without_httpx_core_loads_and_the_client_says_what_to_install():
-    script = (
-        "import sys; sys.modules['httpx'] = None\n"
-        "from atropos_trajectory_client.client import Api; from atropos_core.errors import ConfigError\n"
-        "import atropos_trajectory_client.remote_engine\n"
-        "try: Api('http://127.0.0.1:8000')\n"
-        "except ConfigError as error: sys.exit(str(error))"
-    )
-    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
-    assert "pip install 'atropos-core[api]'" in ended.stderr

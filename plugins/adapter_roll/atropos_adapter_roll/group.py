@@ -22,7 +22,7 @@ from atropos_adapter_roll.shared import shared_loop
 from atropos_adapter_roll.threaded_rollout import AskingPolicy, completion
 from atropos_core.errors import DataError, FitError, NoProgress
 from atropos_core.interfaces import Environment
-from atropos_core.rollouts.runner import checked, failed_by
+from atropos_core.rollouts.runner import checked_episode, failed_by
 from atropos_core.seeds import derive
 from atropos_core.types import Completion, Episode, Failed, Sampling, Tokens
 
@@ -146,7 +146,7 @@ async def score_group(
     for one in ended:
         if isinstance(one, BaseException):
             return [failed_by(one, "rollout_group")]
-        episode = checked(one)
+        episode = checked_episode(one)
         if isinstance(episode, Failed):
             return [episode]
         member = texts.member_of(episode.rollouts[0].tokens)

@@ -20,7 +20,7 @@ from atropos_core.conversation import Policy
 from atropos_core.errors import DataError, DeadlineExceeded
 from atropos_core.guards.deadlines import within
 from atropos_core.rollouts.replies import message_of
-from atropos_core.rollouts.runner import checked, failed_by
+from atropos_core.rollouts.runner import checked_episode, failed_by
 from atropos_core.types import Completion, Episode, Failed, Message, Sampling, Tokens
 
 START_DEADLINE_S = 30.0  # for the loop to start a rollout: beyond it, another one blocks the loop
@@ -61,7 +61,7 @@ class ThreadedRollout:
 
     async def _run(self, run_episode: RunEpisode, deadline_s: float) -> None:
         try:
-            self._events.put(checked(await within(run_episode(self._policy), deadline_s, "the episode")))
+            self._events.put(checked_episode(await within(run_episode(self._policy), deadline_s, "the episode")))
         except asyncio.CancelledError:
             raise
         except BaseException as error:  # noqa: BLE001 - the plugin boundary: an environment's code

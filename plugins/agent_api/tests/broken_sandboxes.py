@@ -10,17 +10,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from atropos_agent_api.sandboxes.kept import KeptProgram
+from atropos_agent_api.sandboxes.monitored import MonitoredProgram
 from atropos_agent_api.sandboxes.process import ProcessSandbox
 from atropos_core.errors import SandboxError
 from atropos_core.sandboxes import Exit, Inside, Network, Program, RunningProgram, Sandbox
 
 
 class SharesItsEnvironment(ProcessSandbox):
-    async def keep(
+    async def start_monitored(
         self, program: Program, argv: Sequence[str], environment: Mapping[str, str], **more: Any
-    ) -> KeptProgram:
-        return await super().keep(program, argv, {**os.environ, **environment}, **more)
+    ) -> MonitoredProgram:
+        return await super().start_monitored(program, argv, {**os.environ, **environment}, **more)
 
 
 class ErrorsAmongOutput(ProcessSandbox):
@@ -36,11 +36,11 @@ class PrintsTwiceAsMuch(ProcessSandbox):
 
 
 class WorksInPlace(ProcessSandbox):
-    async def keep(
+    async def start_monitored(
         self, program: Program, argv: Sequence[str], environment: Mapping[str, str], **more: Any
-    ) -> KeptProgram:
+    ) -> MonitoredProgram:
         where = more if program.inputs is None else {**more, "cwd": str(program.inputs)}
-        return await super().keep(program, argv, environment, **where)
+        return await super().start_monitored(program, argv, environment, **where)
 
 
 class HoldsToNothing(ProcessSandbox):

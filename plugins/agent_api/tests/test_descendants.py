@@ -1,4 +1,4 @@
-"""Processes below a keeper, by /proc and by ps, and trees of files that a program has made hard to measure."""
+"""Processes below a monitor, by /proc and by ps, and trees of files that a program has made hard to measure."""
 
 from __future__ import annotations
 

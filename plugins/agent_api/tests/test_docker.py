@@ -108,7 +108,7 @@ async def test_the_api_is_reached_from_a_container_without_a_network(tmp_path):
         assert (ended.code, printed) == (0, "reached\n"), wanted.stderr.read_text()
 
 
-async def test_a_container_whose_supervisor_and_keeper_were_killed_is_removed_by_the_next(tmp_path):
+async def test_a_container_whose_supervisor_and_monitor_were_killed_is_removed_by_the_next(tmp_path):
     async with opened("docker"):
         pass
     text = (
@@ -123,8 +123,8 @@ async def test_a_container_whose_supervisor_and_keeper_were_killed_is_removed_by
     command = [sys.executable, "-c", text, str(tmp_path), mark]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as supervisor:
         assert supervisor.stdout.readline() == "up\n"
-        keepers = [one for one in psutil.Process(supervisor.pid).children() if "one" in one.cmdline()]
-        for one in (*keepers, psutil.Process(supervisor.pid)):
+        monitors = [one for one in psutil.Process(supervisor.pid).children() if "one" in one.cmdline()]
+        for one in (*monitors, psutil.Process(supervisor.pid)):
             one.kill()
     assert marked(mark), "a container does not end with the process that started it"
     async with opened("docker"):

@@ -250,7 +250,7 @@ async def test_a_taker_that_is_killed_while_it_waits_takes_nothing_along(made: M
         command = [sys.executable, "-S", "-c", TAKES, there.url, there.token_file.read_text().strip()]
         with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
             until = time.monotonic() + 20
-            while not there.agent._external.offers._takers:  # type: ignore[union-attr]
+            while not there.agent._external.queue._takers:  # type: ignore[union-attr]
                 assert time.monotonic() < until
                 await asyncio.sleep(0.01)
             process.kill()

@@ -16,7 +16,7 @@ import pytest
 
 from atropos_agent_api.sandboxes import cgroups
 from atropos_agent_api.sandboxes.descendants import deleted_files, stat
-from atropos_agent_api.sandboxes.keeper import Keeper
+from atropos_agent_api.sandboxes.monitor import Monitor
 from atropos_core.errors import SandboxError
 from atropos_core.storage.tempdirs import owned_prefix
 from plugins.agent_api.tests.sandboxes import NETWORK, opened, program, run
@@ -94,7 +94,7 @@ ATTACKS = {  # the program, the limit that ends it, and whether it does so witho
 }
 
 
-@pytest.mark.parametrize(  # a sandbox each: what counts is the same keeper's
+@pytest.mark.parametrize(  # a sandbox each: what counts is the same monitor's
     ("name", "with_groups"), [("process", False), ("bubblewrap", True)]
 )
 @pytest.mark.parametrize("kind", list(ATTACKS))
@@ -146,7 +146,7 @@ DAEMON = "setsid env -i /bin/sh -c 'exec sleep 57' ROW & echo up; sleep 60"
     ("name", "network", "with_groups"),
     [("process", "host", True), ("process", "host", False), ("bubblewrap", "none", False)],
 )
-async def test_a_keeper_that_is_killed_leaves_no_process_that_took_off_its_mark(name, network, with_groups, tmp_path):
+async def test_a_monitor_that_is_killed_leaves_no_process_that_took_off_its_mark(name, network, with_groups, tmp_path):
     async with opened(name) as sandbox:
         if not with_groups:
             sandbox._group_parents = {}
@@ -160,9 +160,9 @@ async def test_a_keeper_that_is_killed_leaves_no_process_that_took_off_its_mark(
 
         while not left():
             await asyncio.sleep(0.01)
-        [keeper] = [one for one in psutil.Process().children() if "one" in one.cmdline()]
-        keeper.send_signal(signal.SIGKILL)
-        with pytest.raises(SandboxError, match="keeper of a program was killed"):
+        [monitor] = [one for one in psutil.Process().children() if "one" in one.cmdline()]
+        monitor.send_signal(signal.SIGKILL)
+        with pytest.raises(SandboxError, match="monitor of a program was killed"):
             await running.wait()
         until = time.monotonic() + 10
         while left() and time.monotonic() < until:
@@ -209,19 +209,19 @@ WORDS = [
 
 
 @pytest.mark.parametrize("word", WORDS, ids=lambda one: one[:12].decode(errors="replace"))
-def test_whatever_the_first_process_inside_says_the_keeper_goes_on(word, tmp_path):
+def test_whatever_the_first_process_inside_says_the_monitor_goes_on(word, tmp_path):
     supervisor, ours = socket.socketpair()
     inside, theirs = socket.socketpair()
     limits = {"processes": 1, "memory_bytes": MB, "disk_bytes": MB, "output_bytes": MB, "wall_time_s": 1.0}
     job = {"kind": "namespaces", "limits": limits, "groups": [], "api": None, "directory": str(tmp_path)}
-    keeper = Keeper(supervisor, job, [b""])
-    keeper._control, keeper._has_started = theirs, True
+    monitor = Monitor(supervisor, job, [b""])
+    monitor._control, monitor._has_started = theirs, True
     with supervisor, ours, inside, theirs, open(os.devnull) as other:
         before = len(os.listdir("/proc/self/fd"))
         socket.send_fds(inside, [word + b"\n"], [other.fileno()])
-        keeper._hear()
-        assert keeper._reported is None
+        monitor._hear()
+        assert monitor._reported is None
         inside.send(json.dumps({"event": "ended", "status": 3, "left_running": -1}).encode() + b"\n")
-        keeper._hear()
-        assert keeper._reported == {"status": 3, "left_running": None}
+        monitor._hear()
+        assert monitor._reported == {"status": 3, "left_running": None}
         assert len(os.listdir("/proc/self/fd")) == before, "what was sent is closed"

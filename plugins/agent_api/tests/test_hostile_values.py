@@ -16,6 +16,7 @@ from atropos_agent_api.dialects import (
     completions,
     message_blocks,
     messages,
+    openai,
     response_items,
     responses,
     tools,
@@ -164,7 +165,7 @@ async def test_bodies_that_are_no_object_of_json_are_refused(qwen: ChatTokenizer
 
 
 def test_every_table_says_what_each_field_is_for():
-    for table in (*TABLES.values(), responses.REASONING, chat.STREAM_OPTIONS):
+    for table in (*TABLES.values(), responses.REASONING, openai.STREAM_OPTIONS):
         named = [*table.read, *table.no_effect, *table.only, *table.sampling]
         assert len(named) == len(set(named))
     every = [

@@ -95,28 +95,28 @@ async def test_limits_hold_and_whatever_was_forked_is_ended(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("reads", [True, False], ids=["that reads", "that has not read what it was sent"])
-async def test_a_keeper_that_is_killed_leaves_nothing_of_what_was_forked(tmp_path: Path, reads: bool) -> None:
+async def test_a_monitor_that_is_killed_leaves_nothing_of_what_was_forked(tmp_path: Path, reads: bool) -> None:
     async with sandbox("forks_and_stays", tmp_path) as made:
         running = await made.start(program(made, tmp_path))
         await until(lambda: "up" in (tmp_path / "one.out").read_text(), "it does not begin")
         [preloader] = [
             one for one in psutil.Process().children() if "atropos_agent_api.sandboxes.preloader" in one.cmdline()
         ]
-        [keeper] = preloader.children()
-        below = keeper.children(recursive=True)
+        [monitor] = preloader.children()
+        below = monitor.children(recursive=True)
         assert len(below) >= 3
         if not reads:  # its end then resets the connection
-            keeper.send_signal(signal.SIGSTOP)
-            await until(lambda: keeper.status() == psutil.STATUS_STOPPED, "it does not stop")
+            monitor.send_signal(signal.SIGSTOP)
+            await until(lambda: monitor.status() == psutil.STATUS_STOPPED, "it does not stop")
             running._writer.write(b"stop\n")
-        keeper.send_signal(signal.SIGKILL)
-        with pytest.raises(SandboxError, match="keeper of a program was killed"):
+        monitor.send_signal(signal.SIGKILL)
+        with pytest.raises(SandboxError, match="monitor of a program was killed"):
             await running.wait()
         await until(lambda: not any(one.is_running() and one.status() != "zombie" for one in below), f"left: {below}")
         await running.close()
 
 
-async def test_while_a_program_runs_its_keepers_connection_waits_for_nothing_but_news(tmp_path: Path) -> None:
+async def test_while_a_program_runs_its_monitors_connection_waits_for_nothing_but_news(tmp_path: Path) -> None:
     """A separate, empty standard input would be sent again and again by asyncio of Python 3.12 and 3.13."""
     async with sandbox("forks_and_stays", tmp_path) as made:
         running = await made.start(program(made, tmp_path))

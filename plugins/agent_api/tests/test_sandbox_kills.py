@@ -1,4 +1,4 @@
-"""`kill -9` of the supervisor or of a keeper, at whatever moment: no process and no directory of a program is left."""
+"""`kill -9` of the supervisor or of a monitor, at whatever moment: no process and no directory of a program is left."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from atropos_agent_api.sandboxes.kept import ROLE
+from atropos_agent_api.sandboxes.monitored import ROLE
 from atropos_core.errors import SandboxError
 from atropos_core.storage.tempdirs import sweep
 from plugins.agent_api.tests.sandboxes import marked, opened, program
@@ -48,7 +48,7 @@ async def test_a_supervisor_that_is_killed_leaves_no_process_and_no_file(name, s
     assert not folder.exists()
 
 
-async def test_the_last_keeper_of_a_supervisor_that_was_killed_removes_its_folder(tmp_path):
+async def test_the_last_monitor_of_a_supervisor_that_was_killed_removes_its_folder(tmp_path):
     command = [sys.executable, "-m", "plugins.agent_api.tests.sandbox_supervisor", "process", str(tmp_path), "last"]
     own = {**os.environ, "TMPDIR": str(tmp_path)}  # a folder in which no other run looks for left files
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True, env=own) as supervisor:
@@ -59,7 +59,7 @@ async def test_the_last_keeper_of_a_supervisor_that_was_killed_removes_its_folde
 
 
 @pytest.mark.parametrize(("name", "network"), [("process", "host"), ("bubblewrap", "none")])
-async def test_a_keeper_that_is_killed_takes_its_program_along_and_is_an_error(name, network, tmp_path):
+async def test_a_monitor_that_is_killed_takes_its_program_along_and_is_an_error(name, network, tmp_path):
     mark = secrets.token_hex(8)
     async with opened(name) as sandbox:
         text = "setsid sh -c 'setsid sleep 60 & sleep 60' & echo up; sleep 60"
@@ -68,9 +68,9 @@ async def test_a_keeper_that_is_killed_takes_its_program_along_and_is_an_error(n
         )
         while "up" not in (tmp_path / "one.stdout").read_text() or len(marked(mark)) < 3:
             await asyncio.sleep(0.01)
-        [keeper] = [one for one in psutil.Process().children() if "one" in one.cmdline()]
-        keeper.send_signal(signal.SIGKILL)
-        with pytest.raises(SandboxError, match="keeper of a program was killed"):
+        [monitor] = [one for one in psutil.Process().children() if "one" in one.cmdline()]
+        monitor.send_signal(signal.SIGKILL)
+        with pytest.raises(SandboxError, match="monitor of a program was killed"):
             await running.wait()
         assert wait_until(lambda: not marked(mark))
         await running.close()
@@ -78,12 +78,12 @@ async def test_a_keeper_that_is_killed_takes_its_program_along_and_is_an_error(n
 
 
 @pytest.mark.parametrize(("name", "network"), [("process", "host"), ("bubblewrap", "none")])
-async def test_a_keeper_that_is_told_to_end_by_the_system_cleans_up(name, network, tmp_path):
+async def test_a_monitor_that_is_told_to_end_by_the_system_cleans_up(name, network, tmp_path):
     mark = secrets.token_hex(8)
     async with opened(name) as sandbox:
         running = await sandbox.start(program(tmp_path, ["sleep", "60"], network=network, environment={"MARK": mark}))
-        [keeper] = [one for one in psutil.Process().children() if "one" in one.cmdline()]
-        keeper.terminate()
+        [monitor] = [one for one in psutil.Process().children() if "one" in one.cmdline()]
+        monitor.terminate()
         assert (await running.wait()).stopped
         assert wait_until(lambda: not marked(mark))
         await running.close()

@@ -7,9 +7,10 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import httpx
 import numpy as np
 
+from atropos_chat_client.client import CallFailed, ChatClient
+from atropos_chat_client.retries import repeat
 from atropos_core.console.waits import waiting
 from atropos_core.errors import AccessRefused, ApiError, DataError, RemoteError
 from atropos_core.guards.patience import Patience
@@ -20,8 +21,7 @@ from atropos_server_watch.watch import ServerWatch
 AT_ONCE = 8  # requests on their way
 REQUEST_S = 120.0  # one that is late while others are answered is lost, and sent again
 TRIES = 5
-PAUSE_S = 0.5  # before the second try; doubled for each one after it
-BUSY = (429, 502, 503, 504)
+PAUSE_S = 0.5  # before the second try; doubled before each further one
 
 
 class ServerSource:
@@ -31,21 +31,20 @@ class ServerSource:
 
     def __init__(self, options: TeacherOptions, patience: Patience) -> None:
         assert options.url is not None, "this source is for those with a url"
-        self._url = options.url.rstrip("/")
         self._model = options.served_model or ""
         self._answers_as = ""  # the model that its first answer named
         self._key_variable = options.key_variable
-        self._client: httpx.AsyncClient | None = None
         self._limit = asyncio.Semaphore(AT_ONCE)
-        self._watch = ServerWatch(f"the teacher's server {self._url}", patience, needed=True)
+        self._url = options.url.rstrip("/")
+        watch = ServerWatch(f"the teacher's server {self._url}", patience, needed=True)
+        self._client = ChatClient(
+            self._url, os.environ.get(options.key_variable, ""), timeout_s=REQUEST_S, watched=watch.call
+        )
 
     async def open(self) -> None:
         """Raises ApiError if the server does not answer, AccessRefused, DataError if it does not have the model."""
-        key = os.environ.get(self._key_variable)
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self._client = httpx.AsyncClient(headers=headers, timeout=REQUEST_S)
         with waiting(f"the teacher's server at {self._url}"):
-            found = await self._ask("GET", "/models")
+            found = await self._ask("/models")
         names = [str(card["id"]) for card in found.get("data", ())]
         if not names or (self._model and self._model not in names):
             raise DataError(f"{self._url} serves {', '.join(names) or 'no model'}, and not {self._model!r}.")
@@ -68,7 +67,7 @@ class ServerSource:
             "model": self._model, "prompt": sequence.tolist(), "max_tokens": 1, "temperature": 0.0, "prompt_logprobs": k,
         }  # fmt: skip
         async with self._limit:
-            answer = await self._ask("POST", "/completions", body)
+            answer = await self._ask("/completions", body)
         self._answers_as = self._answers_as or str(answer.get("model", ""))
         if (token_entry := str(answer.get("model", ""))) != self._answers_as:
             raise DataError(
@@ -85,43 +84,32 @@ class ServerSource:
             )
         return top_k_of(entries, sequence, k)
 
-    async def _ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    async def _ask(self, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Send a request, again if the server is busy or briefly unreachable. Raises ProcessSilent if it never answers."""
-        assert self._client is not None, "open() comes first"
-        cause = ""
-        for attempt in range(TRIES):
-            if attempt:
-                await asyncio.sleep(PAUSE_S * 2 ** (attempt - 1))
-            try:
-                async with self._watch.call(f"{method} {path}"):
-                    answer = await self._client.request(method, self._url + path, json=body)
-            except httpx.HTTPError as error:
-                cause = f"{type(error).__name__}: {error}"
-                continue
-            if answer.status_code in BUSY:
-                cause = f"status {answer.status_code}"
-                continue
-            if answer.status_code in (401, 403):
+        client = self._client
+        try:
+            return await repeat(
+                lambda: client.get(path) if body is None else client.post(path, body), tries=TRIES, pause_s=PAUSE_S
+            )
+        except CallFailed as failed:
+            where = f"{self._url}{path}"
+            if failed.is_temporary:
+                raise ApiError(
+                    f"the teacher's server: {where} did not answer in {TRIES} tries; the last one: {failed}",
+                    remedy="Check that the server is running and that the teacher's `url` is right. Then continue the run with "
+                    "`atropos resume`.",
+                ) from failed
+            if failed.status in (401, 403):
                 raise AccessRefused(
-                    f"{self._url}{path} refused access with status {answer.status_code}.",
+                    f"{where} refused access with status {failed.status}.",
                     remedy=f"Put its key into the environment variable {self._key_variable}.",
-                )
-            if answer.is_error:
-                raise DataError(f"{self._url}{path} answered {answer.status_code}: {answer.text[:500]}")
-            try:
-                token_entry: dict[str, Any] = answer.json()
-            except ValueError:
-                raise RemoteError(f"{self._url}{path} did not answer with JSON: {answer.text[:200]!r}") from None
-            return token_entry
-        raise ApiError(
-            f"the teacher's server: {self._url}{path} did not answer in {TRIES} tries; the last one: {cause}",
-            remedy="Check that the server is running and that the teacher's `url` is right. Then continue the run with `atropos resume`.",
-        )
+                ) from failed
+            if failed.status == 200:
+                raise RemoteError(f"{where}: {failed}") from failed
+            raise DataError(f"{where} answered with {failed}") from failed
 
     async def close(self) -> None:
-        client, self._client = self._client, None
-        if client is not None:
-            await client.aclose()
+        await self._client.close()
 
 
 def top_k_of(entries: Sequence[Mapping[str, Any] | None], sequence: Tokens, k: int) -> TopK:

@@ -12,7 +12,7 @@ from atropos_core.builtin.plugin import TOY_MODEL
 from atropos_core.builtin.toy import ToyEngine
 from atropos_core.plugins.provider import RunContext
 from atropos_core.rollouts.engine_policy import EnginePolicy
-from atropos_core.rollouts.runner import checked
+from atropos_core.rollouts.runner import checked_episode
 from atropos_core.rollouts.tokenizer import ChatTokenizer
 from atropos_core.types import Sampling
 from atropos_env_atroposlib.environment import AtroposlibEnvironment
@@ -43,4 +43,4 @@ def within_environment(
 async def group_of(environment: AtroposlibEnvironment, policy: Any, index: int = 0, n: int = N) -> list[Any]:
     task = environment.tasks("train")[index]
     given = await environment.rollout_group(task, policy, n, seeds=[index * 100 + member for member in range(n)])
-    return [checked(one, 10_000) for one in given if not isinstance(one, BaseException)]
+    return [checked_episode(one, 10_000) for one in given if not isinstance(one, BaseException)]

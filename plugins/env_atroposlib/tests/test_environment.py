@@ -14,7 +14,7 @@ import atropos_core
 from atropos_core.builtin.plugin import TOY_MODEL
 from atropos_core.errors import AtroposError, ConfigError, DataError, DeadlineExceeded, RemoteError
 from atropos_core.plugins.provider import RunContext
-from atropos_core.rollouts.runner import checked
+from atropos_core.rollouts.runner import checked_episode
 from atropos_core.rollouts.tokenizer import ChatTokenizer
 from atropos_core.types import Completion, Episode, Failed
 from atropos_env_atroposlib.environment import AtroposlibEnvironment
@@ -223,7 +223,7 @@ def test_its_own_evaluation_is_one_test_task(tmp_path: Path, words: Path) -> Non
     async def use(environment: AtroposlibEnvironment, policy: Any) -> Any:
         [task] = environment.tasks("test")
         [episode] = await environment.rollout_group(task, policy, 1, seeds=[7])
-        return checked(episode)  # type: ignore[arg-type]
+        return checked_episode(episode)  # type: ignore[arg-type]
 
     episode = within_environment(tmp_path, use, "one_turn.py", datasets={"someone/words": str(words)})
     assert dict(episode.metrics) == {"percent_correct": 0.25, "environment_accuracy": 0.5, "asked": 2.0}

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import os
 import random
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+from atropos_chat_client.client import CallFailed, ChatClient
+from atropos_chat_client.retries import repeat
 from atropos_core import console
 from atropos_core.errors import AccessRefused, AtroposError, ConfigError, PluginError, RemoteError
 from atropos_core.guards.exits import file_and_line
@@ -17,7 +18,7 @@ from atropos_core.plugins.references import load_reference
 from atropos_optimizer_gepa.config import GepaOptions
 
 Example = tuple[str, str, float]
-TRIES, PAUSE_S = 5, 1.0  # doubled after each
+TRIES, PAUSE_S = 5, 1.0  # before the second try; doubled before each further one
 Proposer = Callable[[str, Sequence[Example], random.Random], Awaitable[str]]
 
 ASKED = """An assistant is given tasks, each with this instruction:
@@ -81,54 +82,39 @@ async def reflect(options: GepaOptions, prompt: str, examples: Sequence[Example]
     """Show a model the prompt and the examples, and return the prompt that it proposes, or `prompt` if its answer has no instruction.
     The request is repeated if the server is busy or briefly gone. Raises RemoteError, AccessRefused."""
     text = ASKED.format(prompt=prompt, examples="\n\n".join(SHOWN.format(*one) for one in examples))
-    key = os.environ.get(options.key_variable)
     body = {"model": options.model, "messages": [{"role": "user", "content": text}], "seed": rng.randrange(1 << 31)}
-    url = f"{str(options.url).rstrip('/')}/chat/completions"
-    answer = await _posted(options, url, body, {"Authorization": f"Bearer {key}"} if key else {})
+    client = ChatClient(str(options.url), os.environ.get(options.key_variable, ""), timeout_s=options.deadline_s)
+    name = f"the model that reflects, at {client.url},"
     try:
-        said = str(answer.json()["choices"][0]["message"]["content"] or "")
-    except (ValueError, LookupError, TypeError) as error:
-        raise RemoteError(
-            f"the model that reflects, at {url}, answered without choices[0].message.content: {answer.text[:300]!r}",
-            remedy="trainer.url must be that of an OpenAI-compatible server, up to /v1; then `atropos resume`.",
-        ) from error
+        answer = await repeat(lambda: client.post("/chat/completions", body), tries=TRIES, pause_s=PAUSE_S)
+        said = client.reply_text(answer)
+    except CallFailed as failed:
+        raise _named(failed, name, options) from failed
+    finally:
+        await client.close()
     found = [one.strip() for one in re.findall(r"<instruction>(.*?)</instruction>", said, re.DOTALL) if one.strip()]
     if not found:
         console.warn(
-            f"the model that reflects, at {url}, wrote nothing between <instruction> and </instruction>, and the prompt stays as it is. "
+            f"{name} wrote nothing between <instruction> and </instruction>, and the prompt stays as it is. "
             f"It said: {said[:200]!r}"
         )
     return found[-1] if found else prompt
 
 
-async def _posted(options: GepaOptions, url: str, body: Mapping[str, Any], headers: Mapping[str, str]) -> Any:
-    import httpx
-
-    cause = ""
-    async with httpx.AsyncClient(timeout=options.deadline_s) as client:
-        for attempt in range(TRIES):
-            if attempt:
-                await asyncio.sleep(PAUSE_S * 2 ** (attempt - 1))
-            try:
-                answer = await client.post(url, json=body, headers=headers)
-            except httpx.HTTPError as error:
-                cause = f"{type(error).__name__}: {error}"
-                continue
-            if answer.status_code in (401, 403):
-                raise AccessRefused(
-                    f"the model that reflects, at {url}, refused access with status {answer.status_code}: {answer.text[:300]}",
-                    remedy=f"Put its key into the variable {options.key_variable} (trainer.key_variable); then `atropos resume`.",
-                )
-            if answer.status_code == 429 or answer.status_code >= 500:
-                cause = f"status {answer.status_code}: {answer.text[:300]}"
-                continue
-            if answer.is_error:
-                raise RemoteError(
-                    f"the model that reflects, at {url}, answered {answer.status_code}: {answer.text[:300]}",
-                    remedy="Look whether trainer.url and trainer.model are its own; then `atropos resume`.",
-                )
-            return answer
-    raise RemoteError(
-        f"the model that reflects, at {url}, did not answer in {TRIES} tries; the last one: {cause}",
-        remedy="Check that it is running and that trainer.url is right. Then run `atropos resume`.",
+def _named(failed: CallFailed, name: str, options: GepaOptions) -> AtroposError:
+    """Return the error of a run for a call that failed."""
+    if failed.status in (401, 403):
+        return AccessRefused(
+            f"{name} refused access with {failed}",
+            remedy=f"Put its key into the variable {options.key_variable} (trainer.key_variable); then `atropos resume`.",
+        )
+    if failed.is_temporary:
+        return RemoteError(
+            f"{name} did not answer in {TRIES} tries; the last one: {failed}",
+            remedy="Check that it is running and that trainer.url is right. Then run `atropos resume`.",
+        )
+    return RemoteError(
+        f"{name} failed: {failed}",
+        remedy="Check that trainer.url is the address of an OpenAI-compatible server, up to /v1, and that it serves trainer.model. "
+        "Then run `atropos resume`.",
     )

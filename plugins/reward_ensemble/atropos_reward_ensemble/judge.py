@@ -18,8 +18,8 @@ from atropos_core.errors import DataError, DeadlineExceeded
 from atropos_core.guards.deadlines import within
 from atropos_core.interfaces import Reward
 from atropos_core.types import Episode, Floats, Metrics, Task
-from atropos_reward_ensemble.chat import ChatModel
 from atropos_reward_ensemble.config import JudgeOptions
+from atropos_reward_ensemble.judge_model import JudgeModel
 from atropos_reward_ensemble.missing import MissingRatings
 
 
@@ -29,7 +29,7 @@ class Judge(Reward):
     def __init__(self, options: JudgeOptions) -> None:
         self._options = options
         self._score = re.compile(options.score)
-        self._chat = ChatModel(options, self.read)
+        self._model = JudgeModel(options, self.read)
         self._cache: OrderedDict[str, float] = OrderedDict()
         self._episodes = self._cached = self._missing = 0  # since the last metrics()
 
@@ -69,7 +69,7 @@ class Judge(Reward):
 
     async def _ask(self, body: Mapping[str, Any]) -> float | str:
         try:
-            return await within(self._chat.ask(body), self._options.give_up_s, "the judge, all tries together,")
+            return await within(self._model.ask(body), self._options.give_up_s, "the judge, all tries together,")
         except (DataError, DeadlineExceeded) as error:
             return str(error)
 
@@ -108,16 +108,16 @@ class Judge(Reward):
 
     def metrics(self) -> Metrics:
         episodes = max(self._episodes, 1)
-        metrics = {"missing": self._missing / episodes, "cached": self._cached / episodes, **self._chat.metrics()}
+        metrics = {"missing": self._missing / episodes, "cached": self._cached / episodes, **self._model.metrics()}
         self._episodes = self._cached = self._missing = 0
         return metrics
 
     def state(self) -> Mapping[str, Any]:
         """The requests and tokens used from the budget. The cache starts empty."""
-        return self._chat.state()
+        return self._model.state()
 
     def load(self, state: Mapping[str, Any]) -> None:
-        self._chat.load(state)
+        self._model.load(state)
 
     async def close(self) -> None:
-        await self._chat.close()
+        await self._model.close()

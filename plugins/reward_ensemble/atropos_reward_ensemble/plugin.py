@@ -40,6 +40,5 @@ def atropos_rewards() -> Iterable[Provider[Reward]]:
             "what an OpenAI-compatible model says of a reply",
             "atropos_reward_ensemble.config:JudgeOptions",
             build_judge,
-            requires=frozenset({"httpx"}),
         ),
     ]

@@ -216,7 +216,7 @@ async def test_a_slow_server_and_one_that_is_gone(judge, server):
     with pytest.raises(DataError, match=r"no answer within 0\.1 s \(the last of 2 tries\)"):
         await judge(timeout_s=0.1, retries=1)(*question("r"))
     assert time.monotonic() - started < 5
-    with pytest.raises(DataError, match="it cannot be reached: ConnectError"):
+    with pytest.raises(DataError, match="ConnectError: "):
         await judge(url="http://127.0.0.1:9/v1", retries=1)(*question("r"))
 
 

@@ -13,8 +13,8 @@ import pytest
 from atropos_agent_api.sandboxes.config import ExternalOptions
 from atropos_agent_api.sandboxes.external import ExternalSandbox
 from atropos_core import console
-from atropos_core.cli.evaluate import no_checkpoint
 from atropos_core.launch.picture import where
+from atropos_evaluation.policies import no_checkpoint
 from atropos_http_server.tokens import read_server_token
 from atropos_testing.new_command import new
 

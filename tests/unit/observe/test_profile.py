@@ -123,3 +123,12 @@ def test_names_from_outside_do_not_grow_without_end():
         with profile.call(f"api/{number}"):
             pass
     assert len(profile.rows()) <= MOST_NAMES + 2
+
+
+def test_rollouts_of_an_older_checkpoint_count_on_under_their_new_name():
+    before = Profile()
+    before.add("environment.gsm8k/play", 3.0, 4, kind="call")
+    after = Profile()
+    after.load(before.state())
+    after.add("environment.gsm8k/rollout", 1.0, kind="call")
+    assert [(row.name, row.calls) for row in after.rows() if row.kind == "call"] == [("environment.gsm8k/rollout", 2)]

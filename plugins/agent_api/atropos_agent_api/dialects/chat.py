@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from atropos_agent_api.calls import Answer, Call, CallRefused, Choice
 from atropos_agent_api.dialects.chat_messages import a_message, shown_message, with_one_system
-from atropos_agent_api.dialects.dialect import event, openai_error
 from atropos_agent_api.dialects.fields import Fields
+from atropos_agent_api.dialects.openai import SAMPLING, OpenAIDialect, stream, usage, wants_usage
 from atropos_agent_api.dialects.tools import a_choice, a_function, strictness
 from atropos_agent_api.dialects.values import (
     MOST_CHOICES,
@@ -19,8 +19,6 @@ from atropos_agent_api.dialects.values import (
     a_name,
     an_integer,
     an_object,
-    number,
-    number_but,
     stops,
     word,
 )
@@ -62,20 +60,7 @@ FIELDS = Fields(
         "web_search_options": (None,),
         "moderation": (None,),
     },
-    sampling={
-        "temperature": number(0, 2),
-        "top_p": number(0, 1),
-        "top_k": number(-1, 2**31),
-        "seed": number(-(2**63), 2**63),
-        "frequency_penalty": number_but(0, -2, 2),
-        "presence_penalty": number_but(0, -2, 2),
-        "repetition_penalty": number_but(1, 0, 10),
-        "reasoning_effort": word,
-        "verbosity": word,
-    },
-)
-STREAM_OPTIONS = Fields(
-    read={"include_usage": "one more event with the usage"}, no_effect={"include_obfuscation": "nothing is padded"}
+    sampling={**SAMPLING, "reasoning_effort": word, "verbosity": word},
 )
 
 
@@ -110,12 +95,11 @@ class ChatRequest:
             "created": answer.created,
             "model": answer.model,
         }
-        if self.with_usage:
-            frame["usage"] = None
+        return stream(frame, self._chunks(answer), answer, with_usage=self.with_usage)
 
-        def chunk(at: int, delta: dict[str, Any], finish: str | None = None, logprobs: Any = None) -> bytes:
-            choice = {"index": at, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
-            return event({**frame, "choices": [choice]})
+    def _chunks(self, answer: Answer) -> Iterator[dict[str, Any]]:
+        def chunk(at: int, delta: dict[str, Any], finish: str | None = None, logprobs: Any = None) -> dict[str, Any]:
+            return {"index": at, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
 
         for at, choice in enumerate(answer.choices):
             message = shown_message(choice.message)
@@ -125,27 +109,21 @@ class ChatRequest:
                 yield chunk(at, {"reasoning_content": reasoning})
             if message["content"]:
                 yield chunk(at, {"content": message["content"]})
-            for number_, call in enumerate(message.get("tool_calls", ())):
+            for number, call in enumerate(message.get("tool_calls", ())):
                 begun = {**call, "function": {"name": call["function"]["name"], "arguments": ""}}
-                yield chunk(at, {"tool_calls": [{"index": number_, **begun}]})
+                yield chunk(at, {"tool_calls": [{"index": number, **begun}]})
                 arguments = {"function": {"arguments": call["function"]["arguments"]}}
-                yield chunk(at, {"tool_calls": [{"index": number_, **arguments}]})
+                yield chunk(at, {"tool_calls": [{"index": number, **arguments}]})
             yield chunk(at, {}, choice.finish)
-        if self.with_usage:
-            yield event({**frame, "choices": [], "usage": usage(answer)})
-        yield b"data: [DONE]\n\n"
 
 
-class Chat:
-    request_id = b"x-request-id"
-
+class Chat(OpenAIDialect):
     def read(self, body: Mapping[str, Any], hints: Mapping[str, str]) -> ChatRequest:
         FIELDS.check(body)
         tools = tuple(
             a_function(one, f"tools[{at}]") for at, one in enumerate(a_list(body.get("tools") or [], "tools"))
         )
-        options = an_object(body.get("stream_options") or {}, "stream_options")
-        STREAM_OPTIONS.check(options, "stream_options")
+        with_usage = wants_usage(body)
         form = an_object(body.get("response_format") or {"type": "text"}, "response_format")
         if form.get("type") != "text":
             raise CallRefused(
@@ -171,13 +149,7 @@ class Chat:
             logprobs=a_flag(body, "logprobs", False),
             hints=hints,
         )
-        return ChatRequest(call, a_flag(body, "stream", False), a_flag(options, "include_usage", False))
-
-    def error(self, refused: CallRefused) -> dict[str, Any]:
-        return openai_error(refused)
-
-    def error_events(self, refused: CallRefused) -> Iterable[bytes]:
-        yield event(openai_error(refused))
+        return ChatRequest(call, a_flag(body, "stream", False), with_usage)
 
 
 def shown_logprobs(choice: Choice) -> dict[str, Any]:
@@ -187,13 +159,4 @@ def shown_logprobs(choice: Choice) -> dict[str, Any]:
             for text, logprob in zip(choice.texts, choice.logprobs.tolist(), strict=True)
         ],
         "refusal": None,
-    }
-
-
-def usage(answer: Answer) -> dict[str, Any]:
-    return {
-        "prompt_tokens": answer.prompt_tokens,
-        "completion_tokens": answer.completion_tokens,
-        "total_tokens": answer.prompt_tokens + answer.completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": answer.cached_tokens},
     }

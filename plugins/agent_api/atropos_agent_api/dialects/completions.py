@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -10,18 +10,14 @@ from typing import Any
 import numpy as np
 
 from atropos_agent_api.calls import Answer, Call, CallRefused, Choice
-from atropos_agent_api.dialects.chat import STREAM_OPTIONS, usage
-from atropos_agent_api.dialects.dialect import event, openai_error
 from atropos_agent_api.dialects.fields import Fields
+from atropos_agent_api.dialects.openai import SAMPLING, OpenAIDialect, stream, usage, wants_usage
 from atropos_agent_api.dialects.values import (
     MOST_CHOICES,
     MOST_TOKENS,
     a_flag,
     a_name,
     an_integer,
-    an_object,
-    number,
-    number_but,
     stops,
     writable,
     wrong,
@@ -41,15 +37,7 @@ FIELDS = Fields(
     },
     no_effect={"user": "who calls is known by the key"},
     only={"echo": (None, False), "suffix": (None, ""), "best_of": (None, 1), "logit_bias": (None, {})},
-    sampling={
-        "temperature": number(0, 2),
-        "top_p": number(0, 1),
-        "top_k": number(-1, 2**31),
-        "seed": number(-(2**63), 2**63),
-        "frequency_penalty": number_but(0, -2, 2),
-        "presence_penalty": number_but(0, -2, 2),
-        "repetition_penalty": number_but(1, 0, 10),
-    },
+    sampling=SAMPLING,
 )
 
 
@@ -64,12 +52,8 @@ class CompletionsRequest:
         return {**_frame(answer), "choices": choices, "usage": usage(answer)}
 
     def events(self, answer: Answer) -> Iterator[bytes]:
-        frame = _frame(answer) | ({"usage": None} if self.with_usage else {})
-        for at, choice in enumerate(answer.choices):
-            yield event({**frame, "choices": [self._choice(at, choice)]})
-        if self.with_usage:
-            yield event({**frame, "choices": [], "usage": usage(answer)})
-        yield b"data: [DONE]\n\n"
+        choices = (self._choice(at, choice) for at, choice in enumerate(answer.choices))
+        return stream(_frame(answer), choices, answer, with_usage=self.with_usage)
 
     def _choice(self, at: int, choice: Choice) -> dict[str, Any]:
         text = writable(choice.message.get("content") or "")
@@ -77,13 +61,10 @@ class CompletionsRequest:
         return {"index": at, "text": text, "logprobs": logprobs, "finish_reason": choice.finish}
 
 
-class Completions:
-    request_id = b"x-request-id"
-
+class Completions(OpenAIDialect):
     def read(self, body: Mapping[str, Any], hints: Mapping[str, str]) -> CompletionsRequest:
         FIELDS.check(body)
-        options = an_object(body.get("stream_options") or {}, "stream_options")
-        STREAM_OPTIONS.check(options, "stream_options")
+        with_usage = wants_usage(body)
         if an_integer(body, "logprobs", 0, 5):
             raise CallRefused(
                 "logprobs can only be 0: those of the sampled tokens, without alternatives.",
@@ -101,13 +82,7 @@ class Completions:
             logprobs=body.get("logprobs") is not None,
             hints=hints,
         )
-        return CompletionsRequest(call, a_flag(body, "stream", False), a_flag(options, "include_usage", False))
-
-    def error(self, refused: CallRefused) -> dict[str, Any]:
-        return openai_error(refused)
-
-    def error_events(self, refused: CallRefused) -> Iterable[bytes]:
-        yield event(openai_error(refused))
+        return CompletionsRequest(call, a_flag(body, "stream", False), with_usage)
 
 
 def _prompt(value: Any) -> str | Tokens:

@@ -45,9 +45,3 @@ def event(value: Any, name: str = "") -> bytes:
     """One server-sent event."""
     data = orjson.dumps(value)
     return b"event: %s\ndata: %s\n\n" % (name.encode(), data) if name else b"data: %s\n\n" % data
-
-
-def openai_error(refused: CallRefused) -> dict[str, Any]:
-    kinds = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 409: "conflict_error"}
-    kind = kinds.get(refused.status, "invalid_request_error" if refused.status < 500 else "server_error")
-    return {"error": {"message": str(refused), "type": kind, "param": refused.field or None, "code": refused.code}}

@@ -11,8 +11,9 @@ import orjson
 from atropos_agent_api.calls import Answer, Call, CallRefused
 from atropos_agent_api.dialects.chat import shown_logprobs
 from atropos_agent_api.dialects.chat_messages import with_one_system
-from atropos_agent_api.dialects.dialect import event, openai_error
+from atropos_agent_api.dialects.dialect import event
 from atropos_agent_api.dialects.fields import Fields, unsupported
+from atropos_agent_api.dialects.openai import OpenAIDialect
 from atropos_agent_api.dialects.response_items import HOSTED, Tools, flat_name, messages_of, output_of, tools_of
 from atropos_agent_api.dialects.tools import a_choice
 from atropos_agent_api.dialects.values import (
@@ -166,9 +167,7 @@ class ResponsesRequest:
         }
 
 
-class Responses:
-    request_id = b"x-request-id"
-
+class Responses(OpenAIDialect):
     def read(self, body: Mapping[str, Any], hints: Mapping[str, str]) -> ResponsesRequest:
         FIELDS.check(body)
         tools = tools_of(a_list(body.get("tools") or [], "tools"))
@@ -188,13 +187,10 @@ class Responses:
         )
         return ResponsesRequest(call, a_flag(body, "stream", False), _echo(body), tools, SEALED in wanted)
 
-    def error(self, refused: CallRefused) -> dict[str, Any]:
-        return openai_error(refused)
-
     def error_events(self, refused: CallRefused) -> Iterable[bytes]:
         """Some clients look for the first event, codex for the second."""
         said = {"code": refused.code, "message": str(refused)}
-        error = {**said, "param": refused.field or None, **openai_error(refused)}
+        error = {**said, "param": refused.field or None, **self.error(refused)}
         yield event({"type": "error", "sequence_number": 0, **error}, "error")
         response = {"object": "response", "status": "failed", "error": {**said, "code": "server_error"}}
         yield event({"type": "response.failed", "sequence_number": 1, "response": response}, "response.failed")

@@ -123,7 +123,7 @@ class Agent(Environment):
             MODEL,
             host=external.host,
             port=external.port,
-            episodes=Episodes(external.offers, external.token),
+            episodes=Episodes(external.queue, external.token),
         )
         external.announce(self._server.url)
 
@@ -132,7 +132,7 @@ class Agent(Environment):
         """If programs elsewhere take episodes, a rollout begins only when one is waiting for it."""
         if self._external is None:
             return super().slot
-        return self._external.offers.slot(self._options.concurrency)
+        return self._external.queue.slot(self._options.concurrency)
 
     @property
     def _external(self) -> ExternalSandbox | None:

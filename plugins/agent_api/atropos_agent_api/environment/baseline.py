@@ -6,13 +6,10 @@ completion, or a completion if the agent asked for one.
 
 from __future__ import annotations
 
-import json
-import os
 import time
 from collections.abc import Mapping
 from typing import Any
 
-import httpx
 import numpy as np
 
 from atropos_agent_api.calls import Answer, Call, CallRefused, Choice
@@ -23,8 +20,10 @@ from atropos_agent_api.sessions.session import Session
 from atropos_agent_api.tokens.account import Account
 from atropos_agent_api.tokens.canonical import plain_message
 from atropos_agent_api.tokens.formats import ChatFormat
+from atropos_chat_client.client import CallFailed, ChatClient, read_key
+from atropos_chat_client.messages import openai_messages
 from atropos_core.conversation import Policy
-from atropos_core.errors import ApiError, ConfigError, DataError
+from atropos_core.errors import ApiError, DataError
 from atropos_core.types import Message, Rollout, Tokens
 
 CALL_DEADLINE_S = 300.0
@@ -36,32 +35,19 @@ class Baseline:
 
     def __init__(self, options: BaselineOptions) -> None:
         """Raises ConfigError if the key is missing."""
-        headers = {}
-        if options.key_variable is not None:
-            key = os.environ.get(options.key_variable)
-            if not key:
-                raise ConfigError(
-                    f"baseline.key_variable is {options.key_variable!r}, but that environment variable is not set.",
-                    remedy=f"export {options.key_variable}=...",
-                )
-            headers = {"Authorization": f"Bearer {key}"}
+        key = read_key(options.key_variable, "baseline.key_variable") if options.key_variable is not None else ""
         self.model = options.model
-        self.url = options.url.rstrip("/")
-        self._client = httpx.AsyncClient(headers=headers, timeout=CALL_DEADLINE_S)
+        self._client = ChatClient(options.url, key, timeout_s=CALL_DEADLINE_S)
 
     async def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Raises ApiError."""
         try:
-            answer = await self._client.post(f"{self.url}/{path}", json=body)
-            if answer.status_code != 200:
-                raise ApiError(f"the baseline at {self.url} answered {answer.status_code}: {answer.text[:300]}")
-            found: dict[str, Any] = answer.json()
-        except (httpx.HTTPError, ValueError) as error:
-            raise ApiError(f"the baseline at {self.url} gave no answer: {type(error).__name__}: {error}") from error
-        return found
+            return await self._client.post(path, body)
+        except CallFailed as failed:
+            raise ApiError(f"the baseline at {self._client.url} failed: {failed}") from failed
 
     async def close(self) -> None:
-        await self._client.aclose()
+        await self._client.close()
 
 
 class BaselineSession(Session):
@@ -96,7 +82,7 @@ class BaselineSession(Session):
         self._calls += 1
         try:
             found = await self._baseline.post(
-                "chat/completions" if call.prompt is None else "completions", self._body(call)
+                "/chat/completions" if call.prompt is None else "/completions", self._body(call)
             )
             message, finish = _reply(found, call)
             used = int((found.get("usage") or {}).get("completion_tokens") or 0)
@@ -157,28 +143,13 @@ class BaselineSession(Session):
             if not isinstance(call.prompt, str):
                 raise CallRefused("a baseline needs a prompt as text: ids belong to another tokenizer.", field="prompt")
             return body | {"prompt": call.prompt}
-        body["messages"] = [_outgoing(message) for message in call.messages]
+        body["messages"] = openai_messages(call.messages)
         if call.tools:
             choice: Any = call.tool_choice
             if choice.startswith("tool:"):
                 choice = {"type": "function", "function": {"name": choice.removeprefix("tool:")}}
             body |= {"tools": list(call.tools), "tool_choice": choice}
         return body
-
-
-def _outgoing(message: Message) -> dict[str, Any]:
-    """The message with arguments as text, as in OpenAI's API."""
-    made = {name: value for name, value in message.items() if name != "reasoning_content"}
-    if calls := message.get("tool_calls"):
-        made["tool_calls"] = [
-            {**one, "function": {**one["function"], "arguments": _text(one["function"].get("arguments"))}}
-            for one in calls
-        ]
-    return made
-
-
-def _text(arguments: Any) -> str:
-    return arguments if isinstance(arguments, str) else json.dumps(arguments if arguments is not None else {})
 
 
 def _reply(found: Mapping[str, Any], call: Call) -> tuple[Message, Any]:

@@ -2,7 +2,7 @@
 
 A program sees the system's programs read-only, its own three folders, and nothing else of the disk: no user's HOME, no run
 directory, no other episode. It has no network, or only the API, at the same address as outside. For that, process 1 inside
-listens on 127.0.0.1:PORT and passes the listener out to the keeper, which forwards connections.
+listens on 127.0.0.1:PORT and passes the listener out to the monitor, which forwards connections.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from importlib import import_module
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
-from atropos_agent_api.sandboxes.keeper import SPARE_TASKS, most_tasks
-from atropos_agent_api.sandboxes.kept import CONTROL, KeptSandbox, address, basic_environment, check_program
+from atropos_agent_api.sandboxes.monitor import SPARE_TASKS, most_tasks
+from atropos_agent_api.sandboxes.monitored import CONTROL, MonitoredSandbox, address, basic_environment, check_program
 from atropos_agent_api.sandboxes.private_files import private_in
 from atropos_core.errors import FitError, SandboxError
 from atropos_core.sandboxes import Inside, Limits, Network, Program, RunningProgram
@@ -40,7 +40,7 @@ INSTALL = (
 )
 
 
-class BubblewrapSandbox(KeptSandbox):
+class BubblewrapSandbox(MonitoredSandbox):
     """`visible`: further files and folders that programs may read."""
 
     networks: frozenset[Network] = frozenset({"none", "api", "host"})
@@ -89,7 +89,7 @@ class BubblewrapSandbox(KeptSandbox):
         environment = basic_environment(program, HOME, "/tmp")
         remedy = f"{program.argv[0]} must be visible to programs inside: name its folder in sandbox.visible."
         argv = await asyncio.to_thread(self.command, program)  # the first call searches the folders that are shown
-        return await self.keep(program, argv, environment, cwd="/", remedy=remedy, kind="namespaces")
+        return await self.start_monitored(program, argv, environment, cwd="/", remedy=remedy, kind="namespaces")
 
     def command(self, program: Program) -> list[str]:
         """The command that starts the program in bubblewrap."""

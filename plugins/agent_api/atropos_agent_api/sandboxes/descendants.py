@@ -1,7 +1,7 @@
-"""Find, count and end the processes that a keeper's program has started, whatever their present parent.
+"""Find, count and end the processes that a monitor's program has started, whatever their present parent.
 
-A keeper is the nearest subreaper above them. What its program leaves behind (a daemon that forked twice and called setsid)
-becomes the keeper's own child, so the tree below the keeper has all of them. Only the standard library: a keeper starts without
+A monitor is the nearest subreaper above them. What its program leaves behind (a daemon that forked twice and called setsid)
+becomes the monitor's own child, so the tree below the monitor has all of them. Only the standard library: a monitor starts without
 site-packages. Without /proc (macOS), `ps` is used, and a process that left both tree and process group is not found.
 """
 

@@ -2,7 +2,7 @@
 
 Our process 1 (`inside.py`) also runs in the container, so the image needs Python. It opens the listener of the API there, reports
 how the program ended, and ends with everything that the program left. The daemon enforces memory and the number of processes; the
-keeper enforces the rest, and removes the container at the end.
+monitor enforces the rest, and removes the container at the end.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from atropos_agent_api.sandboxes.bubblewrap import (
     places_inside,
     port_inside,
 )
-from atropos_agent_api.sandboxes.keeper import most_tasks
-from atropos_agent_api.sandboxes.kept import ROLE, KeptSandbox, address, basic_environment, check_program
+from atropos_agent_api.sandboxes.monitor import most_tasks
+from atropos_agent_api.sandboxes.monitored import ROLE, MonitoredSandbox, address, basic_environment, check_program
 from atropos_core import console
 from atropos_core.errors import FitError, SandboxError
 from atropos_core.sandboxes import Inside, Network, Program, RunningProgram
@@ -35,7 +35,7 @@ OPEN = "The program is started by a daemon: `docker version` must show a server.
 PASSED_ON = ("PATH", "HOME", "DOCKER_HOST", "DOCKER_CONTEXT", "DOCKER_CONFIG", "DOCKER_TLS_VERIFY", "DOCKER_CERT_PATH")
 
 
-class DockerSandbox(KeptSandbox):
+class DockerSandbox(MonitoredSandbox):
     """`image` must exist on this machine: nothing is pulled. `python`: its Python command."""
 
     networks: frozenset[Network] = frozenset({"none", "api", "host"})
@@ -88,7 +88,7 @@ class DockerSandbox(KeptSandbox):
             raise FitError(f"{self._python} of image {self._image!r} should do nothing, but ended with {ended}.")
 
     async def _remove_left(self) -> None:
-        """Remove containers whose keeper and supervisor were killed."""
+        """Remove containers whose monitor and supervisor were killed."""
         code, said = await self._said(
             "ps", "--all", "--filter", f"label={LABEL}", "--format", f'{{{{.ID}}}} {{{{.Label "{LABEL}"}}}}'
         )
@@ -106,7 +106,7 @@ class DockerSandbox(KeptSandbox):
         inner = basic_environment(program, HOME, "/tmp")
         if "PATH" not in program.environment:
             del inner["PATH"]  # keep the image's own
-        return await self.keep(
+        return await self.start_monitored(
             program,
             [self._docker, "start", "--attach", "--interactive", container],
             {name: os.environ[name] for name in PASSED_ON if name in os.environ},

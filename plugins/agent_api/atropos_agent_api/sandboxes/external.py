@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from atropos_agent_api.sandboxes.config import ExternalOptions
-from atropos_agent_api.sandboxes.offers import Offer, Offers, Report
+from atropos_agent_api.sandboxes.episode_queue import EpisodeQueue, QueuedEpisode, Report
 from atropos_core import console
 from atropos_core.errors import ConfigError, RunDirectoryError
 from atropos_core.sandboxes import Exit, Inside, Network, Program, RunningProgram, Sandbox
@@ -37,7 +37,7 @@ class ExternalSandbox(Sandbox):
         self.host, self.port = options.host, options.port
         self.token_file = options.token_file or token_file
         self.token = b""
-        self.offers = Offers(options.patience_s)
+        self.queue = EpisodeQueue(options.patience_s)
         self._makes_token = options.token_file is None
         self._folder: Path | None = None
 
@@ -85,10 +85,10 @@ class ExternalSandbox(Sandbox):
         assert self._folder is not None, "a sandbox is opened before it is used"
         folder = self._folder / program.name
         folder.mkdir()
-        return ExternalProgram(program, self.offers, folder)
+        return ExternalProgram(program, self.queue, folder)
 
     async def close(self) -> None:
-        self.offers.close()
+        self.queue.close()
         folder, self._folder = self._folder, None
         if folder is not None:
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
@@ -97,15 +97,15 @@ class ExternalSandbox(Sandbox):
 class ExternalProgram(RunningProgram):
     """One episode that is offered."""
 
-    def __init__(self, program: Program, offers: Offers, folder: Path) -> None:
+    def __init__(self, program: Program, queue: EpisodeQueue, folder: Path) -> None:
         self._program = program
-        self._offers = offers
+        self._queue = queue
         self._folder = folder
-        self._offer = Offer(secrets.token_urlsafe(18), _episode(program), program.api_url, program.limits)
+        self._queued = QueuedEpisode(secrets.token_urlsafe(18), _episode(program), program.api_url, program.limits)
 
     async def wait(self) -> Exit:
-        ended = await self._offers.end_of(self._offer)
-        report, most = self._offer.report or Report(), self._program.limits.output_bytes
+        ended = await self._queue.end_of(self._queued)
+        report, most = self._queued.report or Report(), self._program.limits.output_bytes
         self._program.stdout.write_bytes(
             report.output[:most]
         )  # not in a thread: nothing may happen between the end and the next statement
@@ -113,7 +113,7 @@ class ExternalProgram(RunningProgram):
         return ended
 
     async def stop(self) -> None:
-        self._offers.withdraw(self._offer)
+        self._queue.withdraw(self._queued)
 
     async def work(self) -> Path:
         await self.wait()
@@ -123,14 +123,14 @@ class ExternalProgram(RunningProgram):
         return work
 
     async def close(self) -> None:
-        self._offers.withdraw(self._offer)
+        self._queue.withdraw(self._queued)
         await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
 
     def _write(self, work: Path) -> None:
         """Write the reported files, up to their limit."""
         work.mkdir()
         left = self._program.limits.disk_bytes
-        for path, content in (self._offer.report or Report()).files.items():
+        for path, content in (self._queued.report or Report()).files.items():
             left -= len(content)
             if left < 0:
                 break

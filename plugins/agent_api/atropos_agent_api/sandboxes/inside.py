@@ -1,7 +1,7 @@
 """The first process inside a namespace or a container: open the listener of the API, start the program, and report how it ended.
 
 Passed to Python as text (`python -I -S -c TEXT CONTROL JSON`), since our files are not visible inside. So it is one file that imports
-only the standard library. CONTROL leads to the keeper: a descriptor of a Unix socket, or the path of one, which first sends the
+only the standard library. CONTROL leads to the monitor: a descriptor of a Unix socket, or the path of one, which first sends the
 environment variables. JSON has "port" (of the API's listener, or null), "processes" (RLIMIT_NPROC, or null), "most" (the number of
 processes that this one allows, if they are not counted outside, or null) and "argv". It is process 1 of its namespace: when it ends,
 the kernel kills what is left there.

@@ -1,7 +1,7 @@
-"""The sandbox `process` for one Python function that a process imports once; each keeper is a fork of that process.
+"""The sandbox `process` for one Python function that a process imports once; each monitor is a fork of that process.
 
 So an episode begins in hundredths of a second, whatever the function's modules take to import. It protects as `process` does: a
-keeper, the limits, separate directories, and the user's rights.
+monitor, the limits, separate directories, and the user's rights.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from atropos_agent_api.sandboxes.kept import KeeperProcess
+from atropos_agent_api.sandboxes.monitored import MonitorProcess
 from atropos_agent_api.sandboxes.process import ProcessSandbox
 from atropos_core import console
 from atropos_core.errors import ConfigError, SandboxError
@@ -43,7 +43,7 @@ class PreloadedSandbox(ProcessSandbox):
         await super().open()
         await self._begin()
 
-    async def start_keeper(self, theirs: socket.socket, name: str) -> KeeperProcess:
+    async def start_monitor(self, theirs: socket.socket, name: str) -> MonitorProcess:
         async with self._forking:
             if self._process is None or self._process.poll() is not None:
                 await self._begin()
@@ -89,16 +89,16 @@ class PreloadedSandbox(ProcessSandbox):
         )
         return found
 
-    def _fork(self, theirs: socket.socket) -> KeeperProcess:
+    def _fork(self, theirs: socket.socket) -> MonitorProcess:
         assert self._socket is not None, "it has begun"
         try:
-            socket.send_fds(self._socket, [b"keep"], [theirs.fileno()])
+            socket.send_fds(self._socket, [b"fork"], [theirs.fileno()])
             data, descriptors, _, _ = socket.recv_fds(self._socket, 64, 1)
         except OSError as error:
             raise SandboxError(f"the process that forks the agent's function gave no answer: {error}") from error
         if not descriptors:
             raise SandboxError(f"the process that forks the agent's function has ended.\n{tail_of_log(self._log)}")
-        return ForkedKeeper(int(data), descriptors[0])
+        return ForkedMonitor(int(data), descriptors[0])
 
     def _end(self) -> None:
         if self._socket is not None:
@@ -112,8 +112,8 @@ class PreloadedSandbox(ProcessSandbox):
         self._socket = self._process = None
 
 
-class ForkedKeeper:
-    """A keeper that is not a child of this process."""
+class ForkedMonitor:
+    """A monitor that is not a child of this process."""
 
     def __init__(self, pid: int, descriptor: int) -> None:
         self.pid = pid

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import sys
 
-from atropos_agent_api.sandboxes.kept import KeptSandbox, basic_environment, check_program
+from atropos_agent_api.sandboxes.monitored import MonitoredSandbox, basic_environment, check_program
 from atropos_core import console
 from atropos_core.sandboxes import Inside, Network, Program, RunningProgram
 
 
-class ProcessSandbox(KeptSandbox):
+class ProcessSandbox(MonitoredSandbox):
     networks: frozenset[Network] = frozenset({"host"})
 
     async def open(self) -> None:
@@ -30,4 +30,4 @@ class ProcessSandbox(KeptSandbox):
         check_program(program, self.networks)
         directory = self.directory(program.name)
         environment = basic_environment(program, str(directory / "home"), str(directory / "tmp"))
-        return await self.keep(program, program.argv, environment, cwd=str(directory / "work"))
+        return await self.start_monitored(program, program.argv, environment, cwd=str(directory / "work"))

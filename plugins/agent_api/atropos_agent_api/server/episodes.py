@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 from atropos_agent_api.calls import CallRefused
 from atropos_agent_api.dialects.fields import Fields, shown
 from atropos_agent_api.dialects.values import a_text, an_integer, an_object, wrong
-from atropos_agent_api.sandboxes.offers import Offer, Offers, Report
+from atropos_agent_api.sandboxes.episode_queue import EpisodeQueue, QueuedEpisode, Report
 from atropos_agent_api.server.answering import JSON
 from atropos_agent_api.server.requests import key_of, only, read
 from atropos_http_server.answers import header, send_whole
@@ -42,8 +42,8 @@ END = Fields(
 class Episodes:
     """Plain ASGI. `token`: the token of programs that may take episodes."""
 
-    def __init__(self, offers: Offers, token: bytes) -> None:
-        self._offers = offers
+    def __init__(self, queue: EpisodeQueue, token: bytes) -> None:
+        self._queue = queue
         self._token = token
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -71,26 +71,26 @@ class Episodes:
         connection: Connection | None = scope.get(SCOPE_KEY)
         gone = asyncio.ensure_future(_gone(receive))
         try:
-            offer = None
-            if not self._offers.is_closed:
-                offer = await self._offers.next(WAIT_S if wait_s is None else wait_s, gone)
+            queued = None
+            if not self._queue.is_closed:
+                queued = await self._queue.next(WAIT_S if wait_s is None else wait_s, gone)
         finally:
             gone.cancel()
-        if offer is not None and connection is not None and connection.has_hung_up():
-            self._offers.give_back(offer)
-        elif offer is not None:
-            await send_whole(send, 200, orjson.dumps(_at(offer, header(scope, b"host") or b"")), [JSON])
-        elif self._offers.is_closed:
+        if queued is not None and connection is not None and connection.has_hung_up():
+            self._queue.give_back(queued)
+        elif queued is not None:
+            await send_whole(send, 200, orjson.dumps(_at(queued, header(scope, b"host") or b"")), [JSON])
+        elif self._queue.is_closed:
             raise CallRefused("the run has ended: there are no more episodes.", status=410, code="run_ended")
         else:
             await send({"type": "http.response.start", "status": 204, "headers": []})
             await send({"type": "http.response.body", "body": b""})
 
     async def _end(self, id: str, scope: Scope, receive: Receive, send: Send) -> None:
-        offer = self._offers.taken(id)
+        queued = self._queue.taken(id)
         report = await read(scope, receive, report_of, may_be_empty=True, most_bytes=MOST_REPORT_BYTES)
-        self._offers.taken(id)  # it may have ended in the meantime
-        limit = self._offers.reported(offer, report)
+        self._queue.taken(id)  # it may have ended in the meantime
+        limit = self._queue.reported(queued, report)
         await send_whole(send, 200, orjson.dumps({"id": id, "limit": limit}), [JSON])
 
 
@@ -157,13 +157,13 @@ def _content(value: Any, where: str) -> bytes:
         raise wrong(shown(where), f"base64: {error}") from None
 
 
-def _at(offer: Offer, host: bytes) -> dict[str, Any]:
+def _at(queued: QueuedEpisode, host: bytes) -> dict[str, Any]:
     """The JSON for the program. Addresses in it are those by which the program reached us, also through a proxy."""
-    episode = {"id": offer.id, **offer.episode}
+    episode = {"id": queued.id, **queued.content}
     if HOST.fullmatch(host):
-        there = urlsplit(offer.url)._replace(netloc=host.decode()).geturl()
-        named = offer.episode["environment"].items()
-        episode["environment"] = {name: text.replace(offer.url, there) for name, text in named}
+        there = urlsplit(queued.url)._replace(netloc=host.decode()).geturl()
+        named = queued.content["environment"].items()
+        episode["environment"] = {name: text.replace(queued.url, there) for name, text in named}
     return episode
 
 

@@ -1,6 +1,6 @@
-"""A program under a keeper, as its supervisor sees it. `process` and `bubblewrap` share this code.
+"""A program under a monitor, as its supervisor sees it. `process` and `bubblewrap` share this code.
 
-`keeper.py` is the other half. The directories of programs are in one folder of this process. If the supervisor ends, each keeper
+`monitor.py` is the other half. The directories of programs are in one folder of this process. If the supervisor ends, each monitor
 removes its program's directory. The next supervisor of this role removes the folder itself (`atropos_core.storage.tempdirs`).
 """
 
@@ -25,8 +25,8 @@ from urllib.parse import urlsplit
 
 from atropos_agent_api.sandboxes.cgroups import CONTROLLERS, Groups, parents
 from atropos_agent_api.sandboxes.cgroups import sweep as sweep_groups
-from atropos_agent_api.sandboxes.keeper import CLOSE
-from atropos_agent_api.sandboxes.keeper import CONTROL as CONTROL
+from atropos_agent_api.sandboxes.monitor import CLOSE
+from atropos_agent_api.sandboxes.monitor import CONTROL as CONTROL
 from atropos_agent_api.sandboxes.trees import remove_tree
 from atropos_core import console
 from atropos_core.errors import ConfigError, SandboxError
@@ -35,15 +35,15 @@ from atropos_core.storage.tempdirs import owned_prefix, sweep, was_left
 
 ROLE = "sandbox"
 PACKAGES = Path(__file__).parent.parent.parent
-BOOT = "import sys; sys.path.insert(0, {!r}); from atropos_agent_api.sandboxes.keeper import main; main()"
-START_DEADLINE_S = 60.0  # for a keeper and its program, on a machine that starts hundreds at once
-GUARD_S = 3.0  # for the process above a killed keeper to end what that left
-END_DEADLINE_S = 30.0  # after its wall time, for a keeper to have ended its program
+BOOT = "import sys; sys.path.insert(0, {!r}); from atropos_agent_api.sandboxes.monitor import main; main()"
+START_DEADLINE_S = 60.0  # for a monitor and its program, on a machine that starts hundreds at once
+GUARD_S = 3.0  # for the process above a killed monitor to end what that left
+END_DEADLINE_S = 30.0  # after its wall time, for a monitor to have ended its program
 OWN = ("HOME", "TMPDIR", "ATROPOS_SANDBOX")  # variables that a sandbox sets
 NAME = re.compile(r"[A-Za-z0-9_-]{1,100}")
 
 
-class KeeperProcess(Protocol):
+class MonitorProcess(Protocol):
     """The part of subprocess.Popen that is used."""
 
     pid: int
@@ -52,12 +52,12 @@ class KeeperProcess(Protocol):
     def poll(self) -> int | None: ...
 
 
-class KeptSandbox(Sandbox):
+class MonitoredSandbox(Sandbox):
     """The folder with the programs' directories, and the programs in it."""
 
     def __init__(self) -> None:
         self._folder: Path | None = None
-        self._running: set[KeptProgram] = set()
+        self._running: set[MonitoredProgram] = set()
         self._group_parents: dict[str, str] | None = None  # set when the first program starts
 
     def folder(self) -> Path:
@@ -76,7 +76,7 @@ class KeptSandbox(Sandbox):
         directory = self.directory(name)
         return Inside(str(directory / "work"), str(directory / "home"), api_url, str(directory / "inputs"))
 
-    async def keep(
+    async def start_monitored(
         self,
         program: Program,
         argv: Sequence[str],
@@ -86,8 +86,8 @@ class KeptSandbox(Sandbox):
         remedy: str = "",
         kind: str = "process",
         **more: Any,
-    ) -> KeptProgram:
-        """Start a keeper that starts `argv`, for a program that `check_program` accepts. `more` is added to the keeper's job.
+    ) -> MonitoredProgram:
+        """Start a monitor that starts `argv`, for a program that `check_program` accepts. `more` is added to the monitor's job.
         Raises as `Sandbox.start`."""
         directory = self.directory(program.name)
         if directory.exists():
@@ -112,16 +112,16 @@ class KeptSandbox(Sandbox):
             "after": [],
             "memory_killed": None,
         } | more
-        kept = KeptProgram(program.argv[0], directory, job, self._running.discard, self.start_keeper, remedy)
-        self._running.add(kept)
+        running = MonitoredProgram(program.argv[0], directory, job, self._running.discard, self.start_monitor, remedy)
+        self._running.add(running)
         try:
-            await kept.start([*program.files.values(), *program.home_files.values(), program.stdin])
+            await running.start([*program.files.values(), *program.home_files.values(), program.stdin])
         except BaseException:
-            await kept.close()
+            await running.close()
             raise
-        return kept
+        return running
 
-    async def start_keeper(self, theirs: socket.socket, name: str) -> KeeperProcess:
+    async def start_monitor(self, theirs: socket.socket, name: str) -> MonitorProcess:
         """Start a process that leads its own group and obeys this socket. `name`: shown in process lists."""
         return subprocess.Popen(  # noqa: ASYNC220 - as for other children: a fork takes a millisecond
             [sys.executable, "-I", "-S", "-c", BOOT.format(str(PACKAGES)), str(theirs.fileno()), name],
@@ -130,22 +130,22 @@ class KeptSandbox(Sandbox):
         )  # fmt: skip
 
     async def close(self) -> None:
-        await asyncio.gather(*(kept.close() for kept in list(self._running)))
+        await asyncio.gather(*(running.close() for running in list(self._running)))
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
 
 
-class KeptProgram(RunningProgram):
-    """One keeper and its reports."""
+class MonitoredProgram(RunningProgram):
+    """One monitor and its reports."""
 
     def __init__(
         self,
         label: str,
         directory: Path,
         job: dict[str, Any],
-        forget: Callable[[KeptProgram], None],
-        start_keeper: Callable[[socket.socket, str], Awaitable[KeeperProcess]],
+        forget: Callable[[MonitoredProgram], None],
+        start_monitor: Callable[[socket.socket, str], Awaitable[MonitorProcess]],
         remedy: str,
     ) -> None:
         self._label = label
@@ -153,8 +153,8 @@ class KeptProgram(RunningProgram):
         self._directory = directory
         self._job = job
         self._forget = forget
-        self._start_keeper = start_keeper
-        self._keeper: KeeperProcess | None = None
+        self._start_monitor = start_monitor
+        self._monitor: MonitorProcess | None = None
         self._started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._ended: asyncio.Future[Exit] = asyncio.get_running_loop().create_future()
         self._listening: asyncio.Task[None] | None = None
@@ -165,7 +165,7 @@ class KeptProgram(RunningProgram):
     async def start(self, contents: Sequence[bytes]) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
-            self._keeper = await self._start_keeper(theirs, self._directory.name)
+            self._monitor = await self._start_monitor(theirs, self._directory.name)
         reader, self._writer = await asyncio.open_unix_connection(sock=ours)
         self._listening = asyncio.create_task(self._listen(reader))
         job = json.dumps({**self._job, "sizes": [len(content) for content in contents]}).encode()
@@ -185,9 +185,9 @@ class KeptProgram(RunningProgram):
             async with asyncio.timeout(bound_s):
                 return await asyncio.shield(self._ended)
         except TimeoutError:
-            await self._end_keeper()
+            await self._end_monitor()
             raise SandboxError(
-                f"the keeper of a program did not end it within {bound_s:.0f} s, and was killed.",
+                f"the monitor of a program did not end it within {bound_s:.0f} s, and was killed.",
                 remedy="The program may have stopped it: use a sandbox with namespaces (bubblewrap, docker).",
             ) from None
 
@@ -206,24 +206,24 @@ class KeptProgram(RunningProgram):
                 future.set_exception(SandboxError("the sandbox was closed while a program ran in it."))
         if self._writer is not None:
             self._writer.write(CLOSE)
-            self._writer.close()  # the keeper ends its program, removes the directory, and exits
-        if self._keeper is not None and self._keeper.returncode is None and not await self._has_gone(END_DEADLINE_S):
-            await self._end_keeper()
+            self._writer.close()  # the monitor ends its program, removes the directory, and exits
+        if self._monitor is not None and self._monitor.returncode is None and not await self._has_gone(END_DEADLINE_S):
+            await self._end_monitor()
         if self._listening is not None:
             self._listening.cancel()
-        await asyncio.to_thread(remove_tree, str(self._directory))  # left if the keeper was killed
+        await asyncio.to_thread(remove_tree, str(self._directory))  # left if the monitor was killed
         self._forget(self)
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
         try:
             async for line in reader:
                 self._take(json.loads(line))
-        except (OSError, ValueError):  # a killed keeper resets the connection, or leaves half a line
+        except (OSError, ValueError):  # a killed monitor resets the connection, or leaves half a line
             pass
         for future in (self._started, self._ended):
             if not future.done():
-                await self._end_keeper()
-                future.set_exception(SandboxError("the keeper of a program was killed, and its program with it."))
+                await self._end_monitor()
+                future.set_exception(SandboxError("the monitor of a program was killed, and its program with it."))
 
     def _take(self, event: Mapping[str, Any]) -> None:
         if event["event"] == "started":
@@ -238,18 +238,18 @@ class KeptProgram(RunningProgram):
             why = event.get("why", f"processes of it could not be killed within {END_DEADLINE_S:.0f} s")
             self._ended.set_exception(SandboxError(f"a sandbox was lost: {why}."))
 
-    async def _end_keeper(self) -> None:
-        """End the keeper. If it is gone without having ended its program, also end processes with the program's mark."""
-        if self._keeper is not None and not await self._has_gone(GUARD_S):
-            os.killpg(self._keeper.pid, signal.SIGKILL)
+    async def _end_monitor(self) -> None:
+        """End the monitor. If it is gone without having ended its program, also end processes with the program's mark."""
+        if self._monitor is not None and not await self._has_gone(GUARD_S):
+            os.killpg(self._monitor.pid, signal.SIGKILL)
             await self._has_gone(END_DEADLINE_S)
         await asyncio.to_thread(Groups(self._job["groups"]).remove)
         await asyncio.to_thread(end_marked, self._job["environment"]["ATROPOS_SANDBOX"])
 
     async def _has_gone(self, within_s: float) -> bool:
-        assert self._keeper is not None
+        assert self._monitor is not None
         until = asyncio.get_running_loop().time() + within_s
-        while self._keeper.poll() is None:
+        while self._monitor.poll() is None:
             if asyncio.get_running_loop().time() > until:
                 return False
             await asyncio.sleep(0.002)
@@ -269,7 +269,7 @@ def found_groups() -> dict[str, str]:
 
 
 def end_marked(mark: str) -> None:
-    """Kill every process whose initial environment has this mark: programs whose keeper was killed."""
+    """Kill every process whose initial environment has this mark: programs whose monitor was killed."""
     wanted = f"ATROPOS_SANDBOX={mark}".encode()
     while True:
         found = [

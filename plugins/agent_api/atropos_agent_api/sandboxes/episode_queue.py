@@ -1,7 +1,7 @@
-"""Episodes for programs elsewhere: a program that asks for one gets the oldest offered episode, and reports its end.
+"""Episodes for programs that the user starts: a program that asks for one gets the oldest episode of the queue, and reports its end.
 
 A rollout begins only when a program is waiting to take it, so waiting costs nothing of its deadline. Each program that asks admits
-one rollout; the episode that it offers goes to the program that has waited longest.
+one rollout; the episode that the rollout puts into the queue goes to the program that has waited longest.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ class Report:
 
 
 @dataclass(eq=False)
-class Offer:
-    """One episode. `episode` is the JSON that the program gets; addresses in it begin with `url`."""
+class QueuedEpisode:
+    """One episode. `content` is the JSON that the program gets; addresses in it begin with `url`."""
 
     id: str
-    episode: Mapping[str, Any]
+    content: Mapping[str, Any]
     url: str
     limits: Limits
     taken_at: float | None = None
@@ -67,18 +67,18 @@ class Offer:
 class _Taker:
     """One open request for an episode."""
 
-    got: asyncio.Future[Offer | None]  # None: there will be none
+    got: asyncio.Future[QueuedEpisode | None]  # None: there will be none
     has_admitted: bool = False
 
 
-class Offers:
+class EpisodeQueue:
     """Used on one event loop. `patience_s`: how long episodes wait for a program to ask."""
 
     def __init__(self, patience_s: float) -> None:
         self.is_closed = False
         self._patience_s = patience_s
-        self._offered: deque[Offer] = deque()
-        self._taken: dict[str, Offer] = {}
+        self._waiting: deque[QueuedEpisode] = deque()
+        self._taken: dict[str, QueuedEpisode] = {}
         self._ended: dict[str, str] = {}  # id: why
         self._takers: deque[_Taker] = deque()
         self._rollouts: deque[asyncio.Future[None]] = deque()  # waiting to be admitted
@@ -87,7 +87,7 @@ class Offers:
 
     # -- takers
 
-    async def next(self, wait_s: float, gone: asyncio.Future[Any]) -> Offer | None:
+    async def next(self, wait_s: float, gone: asyncio.Future[Any]) -> QueuedEpisode | None:
         """The next episode. None if there is none within `wait_s`, or the program has `gone` in the meantime."""
         taker = _Taker(asyncio.get_running_loop().create_future())
         self._seen()
@@ -102,29 +102,29 @@ class Offers:
                 taker.got.cancel()
         return None if taker.got.cancelled() else taker.got.result()
 
-    def give_back(self, offer: Offer) -> None:
-        """Offer an episode again whose program went before any of it was sent."""
-        if self._taken.pop(offer.id, None) is not None:
-            assert offer.timer is not None, "it was taken"
-            offer.timer.cancel()
-            offer.taken_at = offer.timer = None
-            self._offered.appendleft(offer)
+    def give_back(self, queued: QueuedEpisode) -> None:
+        """Put an episode first in the queue again, because its program went before any of it was sent."""
+        if self._taken.pop(queued.id, None) is not None:
+            assert queued.timer is not None, "it was taken"
+            queued.timer.cancel()
+            queued.taken_at = queued.timer = None
+            self._waiting.appendleft(queued)
             self._match()
 
-    def taken(self, id: str) -> Offer:
+    def taken(self, id: str) -> QueuedEpisode:
         """The episode, if it was taken and has not ended. Raises CallRefused."""
-        if (offer := self._taken.get(id)) is not None:
-            return offer
+        if (queued := self._taken.get(id)) is not None:
+            return queued
         if id in self._ended:
             raise CallRefused(f"this episode has ended: {self._ended[id]}.", status=409, code="episode_ended")
         raise CallRefused("this episode does not exist.", status=404, code="no_such_episode")
 
-    def reported(self, offer: Offer, report: Report) -> Limit | None:
+    def reported(self, queued: QueuedEpisode, report: Report) -> Limit | None:
         """Record the end that the program reports. Returns the limit that the report exceeds."""
         self._seen()
-        offer.report, limit = report, report.limit(offer.limits)
-        self._forget(offer, "its end was reported")
-        offer.end(code=report.exit_code, limit=limit)
+        queued.report, limit = report, report.limit(queued.limits)
+        self._forget(queued, "its end was reported")
+        queued.end(code=report.exit_code, limit=limit)
         return limit
 
     # -- rollouts
@@ -145,58 +145,58 @@ class Offers:
             if not admitted.done():
                 self._rollouts.remove(admitted)
 
-    async def end_of(self, offer: Offer) -> Exit:
-        """Offer the episode, and wait for its end. Raises DeadlineExceeded if no program takes it, SandboxError if there will be no
-        more episodes."""
-        if offer.taken_at is None and offer not in self._offered and not offer.ended.done():
-            self._offered.append(offer)
+    async def end_of(self, queued: QueuedEpisode) -> Exit:
+        """Put the episode into the queue, and wait for its end. Raises DeadlineExceeded if no program takes it, SandboxError if there
+        will be no more episodes."""
+        if queued.taken_at is None and queued not in self._waiting and not queued.ended.done():
+            self._waiting.append(queued)
             self._match()
-        await self._patiently(offer.ended)
-        if self.is_closed and offer.report is None:
+        await self._patiently(queued.ended)
+        if self.is_closed and queued.report is None:
             raise SandboxError("the run has ended, and its episodes with it.")
-        return offer.ended.result()
+        return queued.ended.result()
 
-    def withdraw(self, offer: Offer) -> None:
+    def withdraw(self, queued: QueuedEpisode) -> None:
         """End the episode, whatever its program reports later. May be called twice."""
-        if offer in self._offered:
-            self._offered.remove(offer)
-        self._forget(offer, "its run has ended it")
-        offer.end(stopped=True)
+        if queued in self._waiting:
+            self._waiting.remove(queued)
+        self._forget(queued, "its run has ended it")
+        queued.end(stopped=True)
 
     def close(self) -> None:
-        """Offer no more episodes. Waiting programs learn it now, others when they ask. May be called twice."""
+        """Give out no more episodes. Waiting programs learn it now, others when they ask. May be called twice."""
         self.is_closed = True
         for taker in self._takers:
             if not taker.got.done():
                 taker.got.set_result(None)
         self._takers.clear()
-        for offer in [*self._offered, *self._taken.values()]:
-            self.withdraw(offer)
+        for queued in [*self._waiting, *self._taken.values()]:
+            self.withdraw(queued)
 
     # -- inside
 
     def _match(self) -> None:
-        while self._offered and self._takers:
-            self._take(self._offered.popleft(), self._takers.popleft())
+        while self._waiting and self._takers:
+            self._take(self._waiting.popleft(), self._takers.popleft())
         for taker in self._takers:
             if not taker.has_admitted and self._rollouts:
                 taker.has_admitted = True
                 self._rollouts.popleft().set_result(None)
 
-    def _take(self, offer: Offer, taker: _Taker) -> None:
+    def _take(self, queued: QueuedEpisode, taker: _Taker) -> None:
         loop = asyncio.get_running_loop()
-        offer.taken_at = loop.time()
-        offer.timer = loop.call_later(offer.limits.wall_time_s, self._late, offer)
-        self._taken[offer.id] = offer
-        taker.got.set_result(offer)
+        queued.taken_at = loop.time()
+        queued.timer = loop.call_later(queued.limits.wall_time_s, self._late, queued)
+        self._taken[queued.id] = queued
+        taker.got.set_result(queued)
 
-    def _late(self, offer: Offer) -> None:
-        self._forget(offer, f"its end was not reported within its wall time of {offer.limits.wall_time_s:g} s")
-        offer.end(limit="wall_time")
+    def _late(self, queued: QueuedEpisode) -> None:
+        self._forget(queued, f"its end was not reported within its wall time of {queued.limits.wall_time_s:g} s")
+        queued.end(limit="wall_time")
 
-    def _forget(self, offer: Offer, why: str) -> None:
-        if self._taken.pop(offer.id, None) is not None:
-            self._ended[offer.id] = why
+    def _forget(self, queued: QueuedEpisode, why: str) -> None:
+        if self._taken.pop(queued.id, None) is not None:
+            self._ended[queued.id] = why
             while len(self._ended) > MOST_ENDED:
                 del self._ended[next(iter(self._ended))]
 
@@ -224,14 +224,14 @@ class Offers:
 class _Room(AbstractAsyncContextManager[object]):
     """Like a semaphore, used by any number of rollouts at once."""
 
-    def __init__(self, offers: Offers, slots: asyncio.Semaphore) -> None:
-        self._offers = offers
+    def __init__(self, queue: EpisodeQueue, slots: asyncio.Semaphore) -> None:
+        self._queue = queue
         self._slots = slots
 
     async def __aenter__(self) -> object:
         await self._slots.acquire()
         try:
-            await self._offers.taker()
+            await self._queue.taker()
         except BaseException:
             self._slots.release()
             raise

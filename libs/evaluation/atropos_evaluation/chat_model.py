@@ -1,5 +1,4 @@
-"""A model behind an OpenAI-compatible chat URL, in place of engine and tokenizer, for an evaluation: it gets messages and returns a
-message.
+"""A model behind an OpenAI-compatible chat URL, in place of engine and tokenizer: it gets messages and returns a message.
 
 An environment works with token ids, which such a server does not return. Instead it gets numbers of a table: one for each
 rendered part of a conversation, and one for each reply, followed by zeros up to the number of tokens that the server counted.
@@ -10,25 +9,24 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from time import monotonic
 from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
 
+from atropos_chat_client.client import CallFailed, ChatClient, read_key
+from atropos_chat_client.messages import arguments_text, openai_messages
+from atropos_chat_client.retries import repeat
 from atropos_core.console.waits import waiting
 from atropos_core.errors import ApiError, ConfigError, DataError, DeadlineExceeded
 from atropos_core.interfaces import Engine, ModelInfo
 from atropos_core.types import UNKNOWN_VERSION, Completion, Floats, Message, Sampling, Tokens
 
 OPEN_DEADLINE_S = 60.0
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 20.0  # before a call is made again
-RETRIED = (408, 409, 425, 429)  # and 5xx: the same call may be answered later
-KEPT = ("role", "content", "tool_calls", "reasoning_content")
+PAUSE_S, JITTER = 0.5, 0.5  # between the first tries of a call; calls that failed together are not repeated together
+FIELDS = ("role", "content", "tool_calls", "reasoning_content")  # of a message
 
 
 @dataclass(frozen=True)
@@ -54,22 +52,11 @@ class ChatModel(Engine):
             raise ConfigError(
                 "--model-url has a user's name or password in it.", remedy="Give a key by --key-variable."
             )
-        self._key = ""
-        if key_variable is not None and not (key := os.environ.get(key_variable, "")):
-            raise ConfigError(
-                f"--key-variable {key_variable}: this environment variable is not set.",
-                remedy=f"export {key_variable}=...",
-            )
-        if key_variable is not None:
-            self._key = key
-        httpx = import_httpx("--model-url")
-        self.url, self.name = url.rstrip("/").removesuffix("/chat/completions"), name
-        headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
-        limits = httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency)
-        self._http = httpx.AsyncClient(headers=headers, limits=limits, timeout=None)
-        self._failures: tuple[type[Exception], ...] = (httpx.TransportError,)
-        self._room = asyncio.Semaphore(concurrency)
-        self._parts: list[_Part] = [_Part(())]  # 0 fills replies up
+        key = read_key(key_variable, "--key-variable") if key_variable is not None else ""
+        self._client = ChatClient(url, key, connections=concurrency)
+        self.url, self.name = self._client.url, name
+        self._slots = asyncio.Semaphore(concurrency)
+        self._parts: list[_Part] = [_Part(())]  # number 0 pads replies
         self._limit = "max_tokens"  # what the server calls the bound on a reply
         self.retries = 0
         self.uncounted = 0  # replies of which the server did not say how many tokens they have
@@ -91,7 +78,7 @@ class ChatModel(Engine):
         self, prompt: Tokens, n: int, sampling: Sampling, seeds: Sequence[int], deadline_s: float
     ) -> list[Completion]:
         parts = [self._part(int(number)) for number in prompt if number]
-        messages = _outgoing([message for part in parts for message in part.messages])
+        messages = openai_messages([message for part in parts for message in part.messages])
         tools = next((part.tools for part in reversed(parts) if part.tools), None)
         bodies = []
         for seed in seeds[:n]:
@@ -129,7 +116,7 @@ class ChatModel(Engine):
     async def resume(self, version: int) -> None: ...
 
     async def close(self) -> None:
-        await self._http.aclose()
+        await self._client.close()
 
     def _add(self, part: _Part) -> Tokens:
         self._parts.append(part)
@@ -146,7 +133,7 @@ class ChatModel(Engine):
     def _completion(self, answer: Mapping[str, Any], sampling: Sampling) -> Completion:
         try:
             choice = answer["choices"][0]
-            message = _incoming(choice["message"])
+            message = _message_of(choice["message"])
             counted = int((answer.get("usage") or {}).get("completion_tokens") or 0)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise ApiError(
@@ -161,72 +148,34 @@ class ChatModel(Engine):
         return Completion(ids, none, versions, finish, sampling.temperature)
 
     async def _post(self, body: Mapping[str, Any], deadline_s: float) -> dict[str, Any]:
-        """Post and return the answer. Calls that may succeed later are repeated until the deadline. Raises DeadlineExceeded with the
-        last reason, ApiError at once for any other refusal."""
-        until, pause, reason = monotonic() + deadline_s, FIRST_PAUSE_S, "it gave no answer"
+        """Post and return the answer. A call that may succeed later is repeated until the deadline. Raises DeadlineExceeded with the
+        last reason, and ApiError at once for any other refusal."""
+        reason = "it gave no answer"
         if self._limit != "max_tokens":
             body = {(self._limit if name == "max_tokens" else name): value for name, value in body.items()}
-        while (left := until - monotonic()) > 0:
-            wait_s = 0.0
+
+        async def post_once() -> dict[str, Any]:
+            nonlocal reason
             try:
-                async with asyncio.timeout(left), self._room:
-                    answer = await self._http.post(f"{self.url}/chat/completions", json=body)
-            except TimeoutError:
-                break
-            except self._failures as error:
-                reason = f"{type(error).__name__}: {error}"
-            else:
-                if answer.status_code == 200:
-                    return self._json(answer)
-                reason = f"{answer.status_code}: {self._without_key(answer.text[:300])}"
-                if answer.status_code not in RETRIED and answer.status_code < 500:
-                    raise ApiError(f"{self.url} refused a call with {reason}", remedy=_remedy(answer.status_code))
-                wait_s = _retry_after(answer.headers.get("retry-after"))
-            self.retries += 1
-            await asyncio.sleep(min(max(wait_s, pause * (0.5 + random.random())), max(until - monotonic(), 0.0)))
-            pause = min(2 * pause, LONGEST_PAUSE_S)
-        raise DeadlineExceeded(f"{self.url} answered no call within {deadline_s:g} s; the last reason: {reason}")
+                async with self._slots:
+                    return await self._client.post("/chat/completions", body)
+            except CallFailed as failed:
+                reason = str(failed)
+                self.retries += failed.is_temporary
+                raise
 
-    def _json(self, answer: Any) -> dict[str, Any]:
         try:
-            found = answer.json()
-        except ValueError:
-            found = None
-        if not isinstance(found, dict):
-            raise ApiError(
-                f"{self.url} answered with what is no JSON object: {self._without_key(answer.text[:200])!r}",
-                remedy="The URL ends in /v1 with most servers.",
-            )
-        return found
-
-    def _without_key(self, text: str) -> str:
-        return text.replace(self._key, "...") if self._key else text
+            async with asyncio.timeout(deadline_s):
+                return await repeat(post_once, pause_s=PAUSE_S, jitter=JITTER)
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"{self.url} answered no call within {deadline_s:g} s; the last reason: {reason}"
+            ) from None
+        except CallFailed as failed:
+            raise ApiError(f"a call of {self.url} failed: {failed}", remedy=_remedy(failed.status)) from failed
 
 
-def _outgoing(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Convert messages for OpenAI's API: arguments of calls as text, each call with an id that its answer names, and no reasoning,
-    which the API does not accept."""
-    made: list[dict[str, Any]] = []
-    unanswered: list[str] = []
-    for at, message in enumerate(messages):
-        one = {name: value for name, value in message.items() if name != "reasoning_content"}
-        if calls := message.get("tool_calls"):
-            one["tool_calls"] = [
-                {
-                    "id": f"call_{at}_{number}", "type": "function", **call,
-                    "function": {**call["function"], "arguments": _as_text(call["function"].get("arguments"))},
-                }
-                for number, call in enumerate(calls)
-            ]  # fmt: skip
-            unanswered = [call["id"] for call in one["tool_calls"]]
-        elif message.get("role") == "tool" and unanswered:
-            one.setdefault("tool_call_id", unanswered[0])
-            unanswered = [call for call in unanswered if call != one["tool_call_id"]]
-        made.append(one)
-    return made
-
-
-def _incoming(said: Mapping[str, Any]) -> Message:
+def _message_of(said: Mapping[str, Any]) -> Message:
     """Convert a reply as a local one is parsed: arguments as objects. A call that cannot be parsed is text after the content."""
     reasoning = said.get("reasoning_content") or said.get("reasoning")
     message = {"role": "assistant", "content": said.get("content") or "", "reasoning_content": reasoning}
@@ -241,11 +190,7 @@ def _incoming(said: Mapping[str, Any]) -> Message:
         ] or None
         unread = [_as_said(call["function"]) for call, arguments in given if arguments is None]
         message["content"] = "\n".join([*([message["content"]] if message["content"] else []), *unread])
-    return {name: message[name] for name in KEPT if message.get(name) is not None}
-
-
-def _as_text(arguments: Any) -> str:
-    return arguments if isinstance(arguments, str) else json.dumps({} if arguments is None else arguments)
+    return {name: message[name] for name in FIELDS if message.get(name) is not None}
 
 
 def _as_object(arguments: Any) -> dict[str, Any] | None:
@@ -261,31 +206,13 @@ def _as_object(arguments: Any) -> dict[str, Any] | None:
 
 def _as_said(function: Mapping[str, Any]) -> str:
     """Return a call as a model writes it, whatever its arguments are."""
-    return f'<tool_call>{{"name": {json.dumps(function.get("name"))}, "arguments": {_as_text(function.get("arguments"))}}}</tool_call>'
+    arguments = arguments_text(function.get("arguments"))
+    return f'<tool_call>{{"name": {json.dumps(function.get("name"))}, "arguments": {arguments}}}</tool_call>'
 
 
-def _retry_after(value: str | None) -> float:
-    """Return the seconds; the other form, a date, is ignored."""
-    try:
-        return max(float(value or 0.0), 0.0)
-    except ValueError:
-        return 0.0
-
-
-def _remedy(status: int) -> str:
+def _remedy(status: int | None) -> str:
     if status in (401, 403):
         return "Name the environment variable that holds the key: --key-variable NAME"
     if status == 404:
-        return "See that --model-url ends as the server wants it (most in /v1), and that it has a model named as --model-name."
-    return ""
-
-
-def import_httpx(feature: str) -> Any:
-    """Import httpx, an optional dependency of core. Raises ConfigError that says how to install it."""
-    try:
-        import httpx
-    except ImportError as error:
-        raise ConfigError(
-            f"{feature} needs the module 'httpx', which is not installed.", remedy="pip install 'atropos-core[api]'"
-        ) from error
-    return httpx
+        return "Check that --model-url ends as the server wants it (most in /v1), and that it has a model named as --model-name."
+    return "The URL ends in /v1 with most servers." if status == 200 else ""

@@ -19,7 +19,7 @@ import httpx
 import pytest
 
 from atropos_core.cli import run_app
-from atropos_core.rollouts import chat_model
+from atropos_evaluation import chat_model
 from tests.conftest import REPOSITORY
 
 pytestmark = pytest.mark.slow
@@ -171,11 +171,12 @@ def test_what_may_pass_is_called_again_and_the_rest_is_named_at_once(elsewhere, 
     assert figures["tokens"] is None, "the server does not say"
     assert "max_completion_tokens" in server.bodies[-1] and "max_tokens" not in server.bodies[-1]
 
-    for status, text, wanted in (
-        (401, f"wrong key {KEY}", 'refused a call with 401: {"error": "wrong key ..."}'),
-        (404, "no model named theirs", "no model named theirs"),
+    for status, answer, wanted in (
+        (401, {"error": f"wrong key {KEY}"}, 'failed: status 401: {"error": "wrong key [the key]"}'),
+        (404, {"error": "no model named theirs"}, "no model named theirs"),
+        (200, ["a page"], "The URL ends in /v1 with most servers."),
     ):
-        server = elsewhere(lambda body, status=status, text=text: (status, {"error": text}, {}))
+        server = elsewhere(lambda body, status=status, answer=answer: (status, answer, {}))
         capsys.readouterr()
         flags = ("--model-url", server.url, "--model-name", "theirs", "--key-variable", "THEIR_KEY")
         assert run_app(["eval", *env, *flags]) == 1

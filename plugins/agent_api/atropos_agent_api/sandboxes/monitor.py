@@ -1,8 +1,9 @@
-"""The process that keeps one program: it starts it, limits it, and ends all of it, even if the supervisor is killed.
+"""The monitor of one program: a process that starts it, limits it, and ends all of it, even if the supervisor is killed.
 
-`kept.py` starts it with one Unix socket. The keeper reads a job from the socket, reports there, and keeps the program's directory
-until the socket closes. Then it kills what still runs, removes the directory and ends. So a supervisor that is killed at any
-moment leaves no process and no file. Only the standard library, without site-packages: it starts in a few hundredths of a second.
+`monitored.py` starts the monitor with one Unix socket. The monitor reads a job from the socket, reports there, and leaves the
+program's directory until the socket closes. Then it kills what still runs, removes the directory and ends. So a supervisor that
+is killed at any moment leaves no process and no file. Only the standard library, without site-packages: it starts in a few
+hundredths of a second.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ SPARE_TASKS = 16  # allowed by the kernel beyond the number at which a look ends
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
-class Keeper:
+class Monitor:
     """One program, from its directory to its end."""
 
     def __init__(self, supervisor: socket.socket, job: dict[str, Any], contents: list[bytes]) -> None:
@@ -186,7 +187,7 @@ class Keeper:
                 resource.setrlimit(bound, (value, value))
             os.chdir(self._job["cwd"])
             self.execute(argv, self._job["environment"])
-        except BaseException as error:  # noqa: BLE001 # in any case, this process must not continue as a second keeper
+        except BaseException as error:  # noqa: BLE001 # in any case, this process must not continue as a second monitor
             why = error.strerror if isinstance(error, OSError) else None
             os.write(failed, (why or repr(error)).encode()[:4000])
         os._exit(127)
@@ -494,10 +495,12 @@ def read_exactly(connected: socket.socket, count: int) -> bytes:
 
 
 def main() -> None:
-    keep(socket.socket(fileno=int(sys.argv[1])), Keeper)
+    run_monitor(socket.socket(fileno=int(sys.argv[1])), Monitor)
 
 
-def keep(supervisor: socket.socket, kind: Callable[[socket.socket, dict[str, Any], list[bytes]], Keeper]) -> None:
+def run_monitor(
+    supervisor: socket.socket, kind: Callable[[socket.socket, dict[str, Any], list[bytes]], Monitor]
+) -> None:
     """Do the job that `supervisor` sends, until it closes the socket. The work is done in a fork of this process, which waits above
     it and ends what the fork leaves if it is killed: by then, a daemon of the program may have neither mark nor parent."""
     supervisor.set_inheritable(False)
@@ -515,7 +518,7 @@ def keep(supervisor: socket.socket, kind: Callable[[socket.socket, dict[str, Any
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGHUP)
     if os.getppid() != guard:
         os._exit(1)
-    _keep(supervisor, kind)
+    _work(supervisor, kind)
 
 
 def _adopt_orphans() -> None:
@@ -524,26 +527,26 @@ def _adopt_orphans() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def _keep(supervisor: socket.socket, kind: Callable[[socket.socket, dict[str, Any], list[bytes]], Keeper]) -> None:
+def _work(supervisor: socket.socket, kind: Callable[[socket.socket, dict[str, Any], list[bytes]], Monitor]) -> None:
     signal.signal(signal.SIGHUP, lambda *_: os._exit(1))
     try:
         job = json.loads(read_exactly(supervisor, int.from_bytes(read_exactly(supervisor, 8), "big")))
         contents = [read_exactly(supervisor, size) for size in job["sizes"]]
     except EOFError:
         return  # the supervisor was killed before it had sent its job
-    keeper = kind(supervisor, job, contents)
+    monitor = kind(supervisor, job, contents)
 
     def end_all(*_: object) -> NoReturn:
         """Called if the guard is killed: end everything, as if this process had been killed."""
         end_descendants(None, {})
-        keeper.close()
+        monitor.close()
         os._exit(1)
 
     signal.signal(signal.SIGHUP, end_all)
     try:
-        keeper.run()
-        while not keeper.is_done:
-            keeper.obey(supervisor.recv(64))
+        monitor.run()
+        while not monitor.is_done:
+            monitor.obey(supervisor.recv(64))
     finally:
         end_descendants(None, {})
-        keeper.close()
+        monitor.close()

@@ -1,0 +1,1 @@
+"""Calls of an OpenAI-compatible server."""
