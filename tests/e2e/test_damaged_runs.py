@@ -46,18 +46,18 @@ def not_json(name: str) -> None:
 
 def page(run: Path, out: Path) -> None:
     """All that the viewer's page reads, each at its address; what is refused is shown on the page. Of a step, its first two rows."""
-    from atropos_viewer.library import Library
+    from atropos_viewer.page_records import PageRecords
     from atropos_viewer.server import json_answer
 
-    library = Library([run])
-    overview = library.get("runs", {})[0]
+    records = PageRecords([run])
+    overview = records.get("runs", {})[0]
     steps = [f"runs/0/rollouts/{step}" for step in overview["rollouts"]]
     evaluations = [f"runs/0/evaluations/{step}" for step in overview["evaluations"]]
     addresses = ["runs", "runs/0/metrics", *steps, *(f"{one}/search" for one in steps), *evaluations]
     refused = []
     for address in addresses:  # which grow
         try:
-            answer = json_answer(200, library.get(address, {"text": "a"}))
+            answer = json_answer(200, records.get(address, {"text": "a"}))
             found = json.loads(answer.body, parse_constant=not_json)
             addresses += [f"{address}/{row}" for row in range(min(2, found["count"]))] if address in steps else []
         except AtroposError as error:

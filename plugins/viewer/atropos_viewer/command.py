@@ -49,7 +49,7 @@ def view(
     """
     from atropos_core import console
     from atropos_core.errors import ConfigError, RunDirectoryError
-    from atropos_viewer.library import Library, newest_run
+    from atropos_viewer.page_records import PageRecords, newest_run
 
     if html is not None and port:
         raise ConfigError("--port has no effect with --html: a file needs no server.", remedy="Leave one of them out.")
@@ -62,15 +62,15 @@ def view(
     if not runs:
         runs = [newest_run(Path("runs"))]
         console.say(f"the newest run: {runs[0]}")
-    library = Library(runs)
+    records = PageRecords(runs)
     if html is not None:
         from atropos_viewer.single_file import write
 
-        left_out = write(library, html, int(html_mb * 1e6))
+        left_out = write(records, html, int(html_mb * 1e6))
         console.say(f"{html}: {html.stat().st_size / 1e6:.1f} MB")
         for text in left_out:
             console.say(f"left out: {text}")
         return
     from atropos_viewer.server import serve
 
-    serve(library, port)
+    serve(records, port)

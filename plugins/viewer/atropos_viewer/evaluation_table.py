@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from atropos_records.rollout_records import EvaluatedProblem
-from atropos_viewer.shown import number, text_of
+from atropos_viewer.page_values import number, text_of
 
 
 def evaluation_table(problems: Sequence[EvaluatedProblem]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from atropos_core.storage.reading import open_file, parse_json
 from atropos_core.storage.run_records import is_step
-from atropos_viewer.shown import number
+from atropos_viewer.page_values import number
 
 MARK = 256  # bytes before the place read up to; if they differ, the file was cut back
 

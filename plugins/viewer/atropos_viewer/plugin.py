@@ -17,6 +17,6 @@ def atropos_commands(app: Any) -> None:  # a typer.Typer: to list plugins, nothi
 
 @hookimpl
 def atropos_functions() -> Mapping[str, Callable[..., Any]]:
-    from atropos_viewer.viewing import save_view, view
+    from atropos_viewer.python_functions import save_view, view
 
     return {"view": view, "save_view": save_view}

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from atropos_records.rollout_records import EpisodeRecord
 from atropos_records.step_tokens import TokenFile
-from atropos_viewer.shown import coded, number, text_of, tool_calls
+from atropos_viewer.page_values import coded, number, text_of, tool_calls
 
 PREVIEW = 120  # characters of a rollout's last message
 RESULT = 160  # characters of a tool's result

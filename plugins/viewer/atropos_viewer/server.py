@@ -26,7 +26,7 @@ from atropos_core.errors import AccessRefused, AtroposError
 from atropos_http_server.answers import header, refuse_as_json
 from atropos_http_server.gate import Gate
 from atropos_http_server.server import ListenOptions, serve_in_loop
-from atropos_viewer.library import Library
+from atropos_viewer.page_records import PageRecords
 
 HOST = "127.0.0.1"
 NAMES = (HOST, "localhost")  # names under which a browser may call; any port, since a tunnel has a different one
@@ -47,13 +47,13 @@ KINDS = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
 PAGE = files("atropos_viewer") / "page"
 
 
-def serve(library: Library, port: int) -> None:
+def serve(records: PageRecords, port: int) -> None:
     """Serve until Ctrl-C or SIGTERM. Raises ConfigError if the port cannot be used."""
-    library.get("runs", {})  # read the metrics now, so that the page need not wait for them
-    asyncio.run(_serve(library, port))
+    records.get("runs", {})  # read the metrics now, so that the page need not wait for them
+    asyncio.run(_serve(records, port))
 
 
-async def _serve(library: Library, port: int) -> None:
+async def _serve(records: PageRecords, port: int) -> None:
     token = secrets.token_urlsafe(24)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -61,7 +61,7 @@ async def _serve(library: Library, port: int) -> None:
         loop.add_signal_handler(number, stop.set)
     gate = Gate(HEAD_S, CONNECTIONS)
     running = await serve_in_loop(
-        application(library, token),
+        application(records, token),
         gate,
         HOST,
         port,
@@ -71,7 +71,7 @@ async def _serve(library: Library, port: int) -> None:
         options=ListenOptions(port="--port"),
     )
     try:
-        names = ", ".join(str(run.directory) for run in library.runs)
+        names = ", ".join(str(run.directory) for run in records.runs)
         console.say(f"{names}: open this address in a browser on this machine; press Ctrl-C to stop.")
         console.say(f"{running.url}/#token={token}")
         await stop.wait()
@@ -83,10 +83,10 @@ def nobody_waits() -> None:
     """Called when the server ends. Does nothing: this server reads no bodies and answers every call at once."""
 
 
-def application(library: Library, token: str) -> ASGIApp:
+def application(records: PageRecords, token: str) -> ASGIApp:
     """The ASGI application: page files for callers that use this machine's name, records for those with the token."""
 
-    def records(request: Request) -> Response:  # runs in a thread, because it reads files
+    def record(request: Request) -> Response:  # runs in a thread, because it reads files
         given = request.headers.get("authorization", "").removeprefix("Bearer ")
         if not hmac.compare_digest(given.encode(), token.encode()):
             refused = AccessRefused(
@@ -95,7 +95,7 @@ def application(library: Library, token: str) -> ASGIApp:
             )
             return json_answer(401, _said(refused))
         try:
-            return json_answer(200, library.get(request.path_params["address"], request.query_params))
+            return json_answer(200, records.get(request.path_params["address"], request.query_params))
         except AtroposError as error:
             return json_answer(404, _said(error))
 
@@ -115,7 +115,7 @@ def application(library: Library, token: str) -> ASGIApp:
         )
 
     assets = page_files()
-    routes = [Route("/", page), Route("/page/{name:path}", page), Route("/records/{address:path}", records)]
+    routes = [Route("/", page), Route("/page/{name:path}", page), Route("/records/{address:path}", record)]
     return _Guard(Starlette(routes=routes, exception_handlers={Exception: failed}))
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from atropos_core.errors import AtroposError
 from atropos_core.storage.atomic import unwritable, write_whole
-from atropos_viewer.library import Library
+from atropos_viewer.page_records import PageRecords
 from atropos_viewer.server import page_files
 
 FIRST = "app.js"
@@ -20,11 +20,11 @@ IMPORT = re.compile(r'^import \{ ([\w, ]+) \} from "\./([\w.]+)";$', re.M)
 EXPORT = re.compile(r"^export ((?:async )?function|class|const) (\w+)", re.M)
 
 
-def write(library: Library, path: Path, most_bytes: int) -> list[str]:
+def write(records: PageRecords, path: Path, most_bytes: int) -> list[str]:
     """Write the page to `path` and return what was left out to stay below `most_bytes`, one sentence each. Raises
     RunDirectoryError if the file cannot be written."""
     frame = _frame()
-    blocks, left_out = _records(library, most_bytes - len(frame))
+    blocks, left_out = _records(records, most_bytes - len(frame))
     text = frame.replace("<!-- records -->", "\n".join(blocks))
     try:
         write_whole(path, text)
@@ -86,11 +86,11 @@ def _hashes(texts: list[str]) -> str:
     return " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" for text in texts)
 
 
-def _records(library: Library, room: int) -> tuple[list[str], list[str]]:
+def _records(records: PageRecords, room: int) -> tuple[list[str], list[str]]:
     """Curves and evaluations first, then the rollouts of the first and the newest steps, until the room is used up."""
     left_out: list[str] = []
     blocks: list[str] = []
-    overviews: list[dict[str, Any]] = library.get("runs", {})
+    overviews: list[dict[str, Any]] = records.get("runs", {})
 
     def keep(*made: str) -> bool:
         nonlocal room
@@ -106,12 +106,12 @@ def _records(library: Library, room: int) -> tuple[list[str], list[str]]:
     )  # kept for the overview, which is written last
     for at, run in enumerate(overviews):
         run["living"] = False
-        _keep_metrics(library, at, run, keep, left_out)
+        _keep_metrics(records, at, run, keep, left_out)
     for at, run in enumerate(overviews):
         run["evaluations"] = [
             step
             for step in _ends_first(run["evaluations"])
-            if keep(*_blocks(library, [f"runs/{at}/evaluations/{step}"]))
+            if keep(*_blocks(records, [f"runs/{at}/evaluations/{step}"]))
         ]
         run["evaluations"].sort()
     queues = [_ends_first(run["rollouts"]) for run in overviews]
@@ -121,7 +121,7 @@ def _records(library: Library, room: int) -> tuple[list[str], list[str]]:
             if not queue:
                 continue
             step = queue.pop(0)
-            if keep(*_step(library, at, step)):
+            if keep(*_step(records, at, step)):
                 kept[at].append(step)
             else:
                 queue.clear()
@@ -138,9 +138,9 @@ def _records(library: Library, room: int) -> tuple[list[str], list[str]]:
     return blocks, left_out
 
 
-def _keep_metrics(library: Library, at: int, run: dict[str, Any], keep: Any, left_out: list[str]) -> None:
+def _keep_metrics(records: PageRecords, at: int, run: dict[str, Any], keep: Any, left_out: list[str]) -> None:
     """Keep all steps of every curve; if these are too many, every second, fourth, eighth and so on."""
-    table = library.get(f"runs/{at}/metrics", {})
+    table = records.get(f"runs/{at}/metrics", {})
     every = 1
     while not keep(_block(f"runs/{at}/metrics", _thinned(table, every))):
         every *= 2
@@ -158,18 +158,18 @@ def _ends_first(steps: list[int]) -> list[int]:
     return [*steps[-1:], *steps[:1], *reversed(steps[1:-1])] if len(steps) > 1 else list(steps)
 
 
-def _step(library: Library, at: int, step: int) -> list[str]:
+def _step(records: PageRecords, at: int, step: int) -> list[str]:
     """The list of a step's rollouts, and each rollout in full."""
     try:
-        table = library.get(f"runs/{at}/rollouts/{step}", {})
-        details = [library.get(f"runs/{at}/rollouts/{step}/{row}", {}) for row in range(table["count"])]
+        table = records.get(f"runs/{at}/rollouts/{step}", {})
+        details = [records.get(f"runs/{at}/rollouts/{step}/{row}", {}) for row in range(table["count"])]
     except AtroposError:  # damaged: the page says what is not in it
         return []
     return [_block(f"runs/{at}/rollouts/{step}", table), _block(f"runs/{at}/details/{step}", details)]
 
 
-def _blocks(library: Library, addresses: list[str]) -> list[str]:
-    return [_block(address, library.get(address, {})) for address in addresses]
+def _blocks(records: PageRecords, addresses: list[str]) -> list[str]:
+    return [_block(address, records.get(address, {})) for address in addresses]
 
 
 def _block(address: str, value: object) -> str:

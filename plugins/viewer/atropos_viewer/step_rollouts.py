@@ -13,8 +13,8 @@ from atropos_core.errors import DataError
 from atropos_core.types import UNKNOWN_VERSION
 from atropos_records.rollout_records import EpisodeRecord, RecordedStep
 from atropos_records.step_tokens import SequenceTokens
+from atropos_viewer.page_values import number, numbers, text_of
 from atropos_viewer.rollout_table import table, why_left_out
-from atropos_viewer.shown import number, numbers, text_of
 from atropos_viewer.token_texts import TokenTexts
 
 

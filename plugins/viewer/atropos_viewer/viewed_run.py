@@ -14,7 +14,7 @@ from atropos_records.rollout_records import RolloutRecords
 from atropos_viewer.evaluation_table import evaluation_table
 from atropos_viewer.findings import findings
 from atropos_viewer.metrics_table import MetricsTable
-from atropos_viewer.shown import number
+from atropos_viewer.page_values import number
 from atropos_viewer.step_rollouts import StepRollouts
 from atropos_viewer.token_texts import TokenTexts
 

@@ -13,7 +13,7 @@ import pytest
 
 from atropos_http_server.gate import Gate
 from atropos_http_server.server import serve_in_loop
-from atropos_viewer.library import Library
+from atropos_viewer.page_records import PageRecords
 from atropos_viewer.server import CONNECTIONS, GRACE_S, HEAD_S, HOST, KEEP_ALIVE_S, application, nobody_waits
 
 TOKEN = "a-token-of-this-start"
@@ -22,7 +22,7 @@ GIVEN = {"authorization": f"Bearer {TOKEN}"}
 
 @asynccontextmanager
 async def served(*runs: Path) -> AsyncIterator[httpx.AsyncClient]:
-    app = application(Library(runs), TOKEN)
+    app = application(PageRecords(runs), TOKEN)
     gate = Gate(HEAD_S, CONNECTIONS)
     running = await serve_in_loop(app, gate, HOST, 0, stop=nobody_waits, grace_s=GRACE_S, keep_alive_s=KEEP_ALIVE_S)
     try:

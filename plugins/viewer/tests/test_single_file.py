@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from atropos_core.cli import run_app
-from atropos_viewer.library import Library
+from atropos_viewer.page_records import PageRecords
 from atropos_viewer.server import PAGE
 from atropos_viewer.single_file import write
 
@@ -72,7 +72,7 @@ def hostile_copy(run: Path, to: Path) -> Path:
 
 def test_no_text_of_a_run_is_in_the_file_as_text_and_only_hashed_scripts_run(toy_run, tmp_path):
     run = hostile_copy(toy_run, tmp_path / "sums<b>")
-    assert write(Library([run]), tmp_path / "a.html", 20_000_000) == []
+    assert write(PageRecords([run]), tmp_path / "a.html", 20_000_000) == []
     page, blocks = parsed(tmp_path / "a.html")
     assert "img" not in page.tags and "b" not in page.tags and "onerror" not in (tmp_path / "a.html").read_text()
     assert blocks["runs/0/details/5"][0]["messages"][0]["content"] == HOSTILE
@@ -85,14 +85,14 @@ def test_no_text_of_a_run_is_in_the_file_as_text_and_only_hashed_scripts_run(toy
 
 
 def test_it_has_the_records_of_the_run(toy_run, tmp_path):
-    library = Library([toy_run])
-    write(library, tmp_path / "a.html", 20_000_000)
+    records = PageRecords([toy_run])
+    write(records, tmp_path / "a.html", 20_000_000)
     _, blocks = parsed(tmp_path / "a.html")
-    assert blocks["runs/0/metrics"]["columns"] == library.get("runs/0/metrics", {})["columns"]
+    assert blocks["runs/0/metrics"]["columns"] == records.get("runs/0/metrics", {})["columns"]
     assert blocks["runs"][0]["rollouts"] == [1, 2, 3, 4, 5]
     for step in range(1, 6):
-        assert blocks[f"runs/0/rollouts/{step}"] == library.get(f"runs/0/rollouts/{step}", {})
-        assert blocks[f"runs/0/details/{step}"][3] == library.get(f"runs/0/rollouts/{step}/3", {})
+        assert blocks[f"runs/0/rollouts/{step}"] == records.get(f"runs/0/rollouts/{step}", {})
+        assert blocks[f"runs/0/details/{step}"][3] == records.get(f"runs/0/rollouts/{step}/3", {})
     assert blocks["runs/0/evaluations/0"]["task"]
 
 

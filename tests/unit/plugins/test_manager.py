@@ -360,7 +360,7 @@ def atropos_functions():
 
 
 def test_a_function_is_what_a_plugin_offers(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert load_plugins().function("view").__module__ == "atropos_viewer.viewing"
+    assert load_plugins().function("view").__module__ == "atropos_viewer.python_functions"
     monkeypatch.setenv("ATROPOS_DISABLE_PLUGINS", "viewer")
     with pytest.raises(ConfigError, match="atropos_core.view is a function of .*\n.*pip install atropos-plugin-viewer"):
         load_plugins().function("view")

@@ -24,7 +24,7 @@ def newest_run(parent: Path) -> Path:
     return max(found, key=lambda path: (path / "config.toml").stat().st_mtime)
 
 
-class Library:
+class PageRecords:
     """Several runs. The server's threads call it, one at a time."""
 
     def __init__(self, directories: Sequence[Path]) -> None:
