@@ -90,7 +90,7 @@ def context_of(directory: Path, ranks: int) -> Any:
 def predicted(configuration: Configuration, directory: Path) -> tuple[int, list[tuple[str, int]]]:
     """As the run's plan has it."""
     from atropos_core.launch.memory_plan import peak
-    from atropos_core.plugins.provider import Workload
+    from atropos_core.plugins.model_provider import Workload
     from atropos_trainer_grpo.config import GrpoOptions
     from atropos_trainer_grpo.plugin import holds
 

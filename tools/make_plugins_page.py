@@ -6,7 +6,7 @@ import tomllib
 from pathlib import Path
 
 from atropos_core.plugins.manager import load_plugins
-from atropos_core.plugins.provider import KINDS
+from atropos_core.plugins.offers import KINDS
 
 REPOSITORY = Path(__file__).parents[1]
 PAGE = REPOSITORY / "docs/plugins.md"

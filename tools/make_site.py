@@ -199,7 +199,7 @@ def _first_sentence(page: str) -> str:
 def options_page() -> str:
     """The options of every component that is installed here, by kind."""
     from atropos_core.plugins.manager import load_plugins
-    from atropos_core.plugins.provider import KINDS
+    from atropos_core.plugins.offers import KINDS
 
     registry = load_plugins().registry
     lines = [

@@ -8,16 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from atropos_core import hookimpl
-from atropos_core.plugins.provider import (
-    BridgeProvider,
-    EngineProvider,
-    LauncherProvider,
-    NoOptions,
-    Provider,
-    ResolvedModel,
-    RunContext,
-    TrainerProvider,
-)
+from atropos_core.plugins.model_provider import BridgeProvider, EngineProvider, TrainerProvider
+from atropos_core.plugins.provider import LauncherProvider, NoOptions, Provider, ResolvedModel, RunContext
 
 if TYPE_CHECKING:
     from atropos_core.interfaces import Curriculum, Reward, Sink, Transform, Transport

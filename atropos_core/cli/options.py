@@ -205,7 +205,7 @@ def _refuse_idle(changed: Sequence[tuple[str, Any]], flags: set[str], uses: Uses
 
 def short_name(reference: str) -> str:
     """Return a component's name for metrics and file names: without the suffix of a code or data file."""
-    from atropos_core.plugins.provider import FILES_OF_ROWS
+    from atropos_core.plugins.offers import FILES_OF_ROWS
 
     *_, name = reference.split(":")
     path = Path(name)

@@ -10,7 +10,7 @@ from atropos_core.cli.completion import components
 
 if TYPE_CHECKING:
     from atropos_core.plugins.manager import Plugins
-    from atropos_core.plugins.provider import Offer
+    from atropos_core.plugins.offers import Offer
 
 
 def add(app: typer.Typer) -> None:
@@ -39,7 +39,7 @@ def plugins(
     """
     from atropos_core.errors import ConfigError
     from atropos_core.plugins.manager import load_plugins
-    from atropos_core.plugins.provider import KINDS
+    from atropos_core.plugins.offers import KINDS
 
     if kind is not None and kind not in KINDS:
         raise ConfigError(f"there is no kind {kind!r}. Choose one of: {', '.join(KINDS)}.")

@@ -163,7 +163,7 @@ def _say_memory(plan: Plan, directory: Path) -> None:
     from atropos_core.launch.memory_remedies import check_memory
     from atropos_core.launch.model_checks import check_disk, check_model, say_long_prompts
     from atropos_core.launch.text_checks import warn_of_prompts
-    from atropos_core.plugins.provider import PROMPT_TOKENS
+    from atropos_core.plugins.model_provider import PROMPT_TOKENS
     from atropos_core.plugins.requirements import cuda_devices
 
     check_model(plan, directory)
@@ -176,7 +176,7 @@ def _say_memory(plan: Plan, directory: Path) -> None:
         check_memory(plan, directory, made)
         check_disk(plan, directory)
     present = {f"cuda:{index}" for index in range(cuda_devices())}
-    if absent := sorted({one for row in made.rows if (one := row.holding.device).startswith("cuda:")} - present):
+    if absent := sorted({one for row in made.rows if (one := row.use.device).startswith("cuda:")} - present):
         console.warn(f"this machine has no {', '.join(absent)}: a run here would end as its processes start.")
     tokenizer = plan.tokenizer()
 

@@ -20,18 +20,16 @@ from atropos_core.guards.exits import contained
 from atropos_core.interfaces import Transport
 from atropos_core.launchers import Launcher
 from atropos_core.models.model_size import cpu_threads, described
-from atropos_core.plugins.provider import (
+from atropos_core.plugins.model_provider import (
     DeviceProvider,
-    Holding,
-    LauncherProvider,
+    MemoryUse,
     ModelProvider,
-    Offer,
-    Provider,
-    RunContext,
     TrainerProvider,
     WeightsProvider,
     Workload,
 )
+from atropos_core.plugins.offers import Offer
+from atropos_core.plugins.provider import LauncherProvider, Provider, RunContext
 from atropos_core.plugins.references import OBJECT
 from atropos_core.plugins.registry import Registry
 from atropos_core.plugins.requirements import check_requires, cuda_devices
@@ -91,7 +89,7 @@ class ResolvedComponent:
             if name in fields and getattr(self.options, name) != fields[name].get_default(call_default_factory=True)
         ]
 
-    def holds(self, workload: Workload) -> Iterable[Holding]:
+    def holds(self, workload: Workload) -> Iterable[MemoryUse]:
         """Return the memory that it will take."""
         provider = self.offer.provider
         return provider.holds(self.options, workload) if isinstance(provider, ModelProvider) else ()

@@ -10,7 +10,8 @@ from atropos_core import console
 from atropos_core.config.resolve import WITH_EVERY_ENGINE, ResolvedComponent
 from atropos_core.errors import ConfigError, FitError, TokenizerMismatch
 from atropos_core.interfaces import ModelInfo, Transport
-from atropos_core.plugins.provider import BridgeProvider, Offer
+from atropos_core.plugins.model_provider import BridgeProvider
+from atropos_core.plugins.offers import Offer
 from atropos_core.plugins.registry import Registry
 from atropos_core.plugins.requirements import check_core_api, check_requires
 from atropos_core.rollouts.tokenizer import ChatTokenizer

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from atropos_core.errors import AtroposError, PluginError
-from atropos_core.plugins.provider import SAMPLING, UPDATE, Holding, Workload, halves
+from atropos_core.plugins.model_provider import SAMPLING, UPDATE, MemoryUse, Workload, halves
 
 if TYPE_CHECKING:
     from atropos_core.config.resolve import ResolvedComponent
@@ -27,10 +27,10 @@ NVIDIA_SMI = ("nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,n
 
 @dataclass(frozen=True)
 class PlanRow:
-    """A holding, the component that holds it, and whether it is in the largest phase."""
+    """A use of memory, its component, and whether it is in the largest phase."""
 
     component: str
-    holding: Holding
+    use: MemoryUse
     counts: bool
 
 
@@ -44,7 +44,7 @@ class MemoryPlan:
         total: dict[str, int] = defaultdict(int)
         copies: dict[tuple[str, str], int] = {}
         for row in self.rows:
-            one = row.holding
+            one = row.use
             if not row.counts:
                 continue
             if one.shared:
@@ -62,8 +62,8 @@ class MemoryPlan:
     def largest(self, device: str) -> list[PlanRow]:
         """Return the rows that count on a device, the largest first."""
         return sorted(
-            (row for row in self.rows if row.counts and row.holding.device == device),
-            key=lambda row: -row.holding.size_bytes,
+            (row for row in self.rows if row.counts and row.use.device == device),
+            key=lambda row: -row.use.size_bytes,
         )
 
 
@@ -72,11 +72,11 @@ def plan_memory(plan: Plan, directory: Path, available: Mapping[str, int] | None
     device, instead of this machine's own."""
     config, available = plan.config, available_bytes() if available is None else available
     rows = [
-        PlanRow("supervisor", Holding("interpreter, rollouts", SUPERVISOR_BYTES), True),
+        PlanRow("supervisor", MemoryUse("interpreter, rollouts", SUPERVISOR_BYTES), True),
     ]
     if config.api is None:
         hub = {"hub.size_mb": halves(config.hub.size_mb, 32)}
-        rows.append(PlanRow("supervisor", Holding("hub", int(config.hub.size_mb * 1e6), settings=hub), True))
+        rows.append(PlanRow("supervisor", MemoryUse("hub", int(config.hub.size_mb * 1e6), settings=hub), True))
     for resolved, workload in workloads(plan, directory, available):
         try:
             said = list(resolved.holds(workload))
@@ -99,13 +99,12 @@ def in_turn(rows: Sequence[PlanRow]) -> list[PlanRow]:
     update needs counts on each device, whichever is more."""
     sizes: dict[tuple[str, bool], int] = defaultdict(int)
     for row in rows:
-        if row.counts and row.holding.phase in (*SAMPLING, UPDATE):
-            sizes[row.holding.device, row.holding.phase == UPDATE] += row.holding.size_bytes
+        if row.counts and row.use.phase in (*SAMPLING, UPDATE):
+            sizes[row.use.device, row.use.phase == UPDATE] += row.use.size_bytes
     return [
         replace(row, counts=False)
-        if row.holding.phase in (*SAMPLING, UPDATE)
-        and sizes[row.holding.device, row.holding.phase == UPDATE]
-        < sizes[row.holding.device, row.holding.phase != UPDATE]
+        if row.use.phase in (*SAMPLING, UPDATE)
+        and sizes[row.use.device, row.use.phase == UPDATE] < sizes[row.use.device, row.use.phase != UPDATE]
         else row
         for row in rows
     ]
@@ -138,16 +137,16 @@ def workloads(
     ]
 
 
-def peak(holdings: Sequence[Holding]) -> list[Holding]:
+def peak(uses: Sequence[MemoryUse]) -> list[MemoryUse]:
     """Return what one component holds at most: everything permanent, and its largest phase on each device."""
     phases: dict[tuple[str, str], int] = defaultdict(int)
-    for one in holdings:
+    for one in uses:
         if one.phase:
             phases[one.device, one.phase] += one.size_bytes
     largest = {
         device: max((size, phase) for (at, phase), size in phases.items() if at == device)[1] for device, _ in phases
     }
-    return [one for one in holdings if not one.phase or one.phase == largest[one.device]]
+    return [one for one in uses if not one.phase or one.phase == largest[one.device]]
 
 
 def available_bytes() -> dict[str, int]:
@@ -188,7 +187,7 @@ def table(made: MemoryPlan) -> tuple[list[tuple[str, ...]], list[tuple[str, str]
     rows: list[tuple[str, ...]] = []
     seen: set[tuple[str, str]] = set()
     for row in made.rows:
-        one = row.holding
+        one = row.use
         again = bool(one.shared) and (one.device, one.shared) in seen
         seen.add((one.device, one.shared))
         when = "the same copy" if again else "" if not one.phase else one.phase if row.counts else f"{one.phase}, less"
@@ -200,9 +199,9 @@ def table(made: MemoryPlan) -> tuple[list[tuple[str, ...]], list[tuple[str, str]
     return rows, totals
 
 
-def scaled(holdings: Sequence[Holding], devices: Sequence[str]) -> list[Holding]:
-    """Return the same holdings on each of several devices."""
-    return [replace(one, device=device) for device in devices for one in holdings]
+def scaled(uses: Sequence[MemoryUse], devices: Sequence[str]) -> list[MemoryUse]:
+    """Return the same uses on each of several devices."""
+    return [replace(one, device=device) for device in devices for one in uses]
 
 
 def gb(size: int) -> str:

@@ -49,9 +49,7 @@ def check_memory(plan: Plan, directory: Path, made: MemoryPlan) -> None:
     if not (short := made.too_small()):
         return
     device, model = short[0], plan.config.model
-    parts = ", ".join(
-        f"{row.component}: {row.holding.what} {gb(row.holding.size_bytes)}" for row in made.largest(device)[:4]
-    )
+    parts = ", ".join(f"{row.component}: {row.use.what} {gb(row.use.size_bytes)}" for row in made.largest(device)[:4])
     raise FitError(
         f"this run needs about {gb(made.needed()[device])} on {device}, which has {gb(made.available[device])} to give. "
         f"Largest: {parts}.",
@@ -90,7 +88,7 @@ class _Search:
         settings: dict[str, Any] = {}
         for device in before.plan.too_small():
             for row in before.plan.largest(device):
-                settings |= row.holding.settings
+                settings |= row.use.settings
         found = [self._best(before, path, values) for path, values in settings.items() if path not in before.settings]
         return sorted((one for one in found if one is not None), key=lambda one: one.missing_bytes)
 

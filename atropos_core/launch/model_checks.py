@@ -15,7 +15,7 @@ from atropos_core.interfaces import Environment
 from atropos_core.launch.memory_plan import workloads
 from atropos_core.launch.text_checks import warn_of_rewards
 from atropos_core.models.model_size import context_tokens
-from atropos_core.plugins.provider import DeviceProvider, TrainerProvider
+from atropos_core.plugins.model_provider import DeviceProvider, TrainerProvider
 from atropos_core.rollouts.chat_template import OTHER_TEMPLATE
 from atropos_core.rollouts.prompt_lengths import long_prompts
 from atropos_core.rollouts.tokenizer import ChatTokenizer
@@ -23,7 +23,7 @@ from atropos_core.rollouts.tokenizer import ChatTokenizer
 if TYPE_CHECKING:
     from atropos_core.config.resolve import ResolvedComponent
     from atropos_core.launch.plan import Plan
-    from atropos_core.plugins.provider import Workload
+    from atropos_core.plugins.model_provider import Workload
     from atropos_core.types import Split
 
 LOOK_S = 20.0  # at the prompts of one split

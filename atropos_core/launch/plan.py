@@ -19,7 +19,8 @@ from atropos_core.interfaces import Transport
 from atropos_core.launch import fit
 from atropos_core.launchers import PlannedRun
 from atropos_core.plugins.manager import Plugins
-from atropos_core.plugins.provider import ResolvedModel, TeacherProvider, TrainerProvider
+from atropos_core.plugins.model_provider import TeacherProvider, TrainerProvider
+from atropos_core.plugins.provider import ResolvedModel
 from atropos_core.plugins.services import OpenSource, ServeEngine
 from atropos_core.rollouts.tokenizer import ChatTokenizer
 

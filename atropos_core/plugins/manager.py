@@ -23,7 +23,8 @@ from atropos_core.guards.collector import without_collector
 from atropos_core.guards.exits import contained
 from atropos_core.models.hub_download import download_model
 from atropos_core.plugins import spec as hooks
-from atropos_core.plugins.provider import KINDS, Offer, Provider, ResolvedModel
+from atropos_core.plugins.offers import KINDS, Offer
+from atropos_core.plugins.provider import Provider, ResolvedModel
 from atropos_core.plugins.registry import Registry
 from atropos_core.plugins.requirements import check_core_api
 

@@ -20,7 +20,8 @@ from pydantic import BaseModel
 
 from atropos_core.errors import ConfigError, EndsProcess, PluginError
 from atropos_core.guards.exits import contained
-from atropos_core.plugins.provider import KINDS, PROVIDERS, NoOptions, Provider, RunContext
+from atropos_core.plugins.offers import KINDS, PROVIDERS
+from atropos_core.plugins.provider import NoOptions, Provider, RunContext
 
 _FILE = "atropos_file_"  # prefix of the names of modules that were loaded from a file
 CALLED = ("reward", "transform")  # kinds that are one call: a coroutine function is one

@@ -12,8 +12,8 @@ from typing import Any
 from pydantic import create_model
 
 from atropos_core.errors import ConfigError, PluginError, UnknownComponent
+from atropos_core.plugins.offers import FILES_OF_ROWS, Offer
 from atropos_core.plugins.option_paths import is_path
-from atropos_core.plugins.provider import FILES_OF_ROWS, Offer
 from atropos_core.plugins.references import OBJECT, is_reference, kind_of, load_reference, provider_at
 from atropos_core.plugins.requirements import check_core_api
 

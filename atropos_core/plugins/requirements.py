@@ -10,7 +10,8 @@ from pathlib import Path
 
 from atropos_core import __version__
 from atropos_core.errors import FitError, PluginError
-from atropos_core.plugins.provider import CORE_API, Offer
+from atropos_core.plugins.offers import Offer
+from atropos_core.plugins.provider import CORE_API
 
 
 def check_core_api(offer: Offer) -> None:

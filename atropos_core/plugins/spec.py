@@ -25,15 +25,8 @@ if TYPE_CHECKING:
 
     from atropos_core import interfaces
     from atropos_core.plugins import services
-    from atropos_core.plugins.provider import (
-        BridgeProvider,
-        EngineProvider,
-        LauncherProvider,
-        Provider,
-        ResolvedModel,
-        TeacherProvider,
-        TrainerProvider,
-    )
+    from atropos_core.plugins.model_provider import BridgeProvider, EngineProvider, TeacherProvider, TrainerProvider
+    from atropos_core.plugins.provider import LauncherProvider, Provider, ResolvedModel
 
 hookimpl = pluggy.HookimplMarker("atropos")
 hookspec = pluggy.HookspecMarker("atropos")

@@ -13,7 +13,8 @@ from atropos_core.cli.options import short_name
 from atropos_core.config.run_file import NAMED, SINGLE, flatten, toml_value
 from atropos_core.errors import ConfigError
 from atropos_core.plugins.manager import GIVEN
-from atropos_core.plugins.provider import KINDS, Offer, Provider
+from atropos_core.plugins.offers import KINDS, Offer
+from atropos_core.plugins.provider import Provider
 from atropos_core.plugins.references import OBJECT, place_of, provider_of
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from atropos_core.cli import OWN
-from atropos_core.plugins.provider import KINDS
+from atropos_core.plugins.offers import KINDS
 from tests.conftest import REPOSITORY
 
 CORE = REPOSITORY / "atropos_core"

@@ -17,7 +17,8 @@ from atropos_core.builtin.config import ToyEngineOptions, ToyTrainerOptions
 from atropos_core.builtin.local import LocalBridge
 from atropos_core.builtin.toy import ToyEngine, ToyTrainer
 from atropos_core.interfaces import Environment, Sink
-from atropos_core.plugins.provider import BridgeProvider, EngineProvider, Provider, TrainerProvider
+from atropos_core.plugins.model_provider import BridgeProvider, EngineProvider, TrainerProvider
+from atropos_core.plugins.provider import Provider
 from atropos_core.plugins.spec import hookimpl
 from atropos_core.types import Task
 

@@ -90,7 +90,7 @@ from atropos_bridge_ipc.trainer_extension import TrainerExtension
 from atropos_bridge_ipc.bridge import IpcBridge
 from atropos_bridge_ipc.config import IpcOptions
 from atropos_core import hookimpl
-from atropos_core.plugins.provider import BridgeProvider
+from atropos_core.plugins.model_provider import BridgeProvider
 
 
 class Private(TrainerExtension):

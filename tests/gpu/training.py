@@ -207,7 +207,8 @@ def _options(work: Work) -> dict[str, Any]:
 def predicted(work: Work, model: Path) -> dict[str, float]:
     """GiB of tensors by the memory plan, on the device. Needs pydantic."""
     from atropos_core.launch.memory_plan import peak
-    from atropos_core.plugins.provider import CONTEXT, RunContext, Workload
+    from atropos_core.plugins.model_provider import CONTEXT, Workload
+    from atropos_core.plugins.provider import RunContext
     from atropos_trainer_grpo.config import GrpoOptions
     from atropos_trainer_grpo.memory import holds
 

@@ -15,7 +15,7 @@ from atropos_core import interfaces, types
 from atropos_core.config.run_file import NAMED, RunConfig
 from atropos_core.config.schema import run_file_schema
 from atropos_core.plugins.manager import load_plugins
-from atropos_core.plugins.provider import KINDS
+from atropos_core.plugins.offers import KINDS
 from tests.conftest import REPOSITORY
 from tests.pages.blocks import BLOCKS
 from tests.pages.their_names import PAGES, rows

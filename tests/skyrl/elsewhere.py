@@ -13,7 +13,7 @@ import numpy as np
 from atropos_core import hookimpl
 from atropos_core.builtin.config import ToyEngineOptions
 from atropos_core.builtin.toy import ToyEngine
-from atropos_core.plugins.provider import EngineProvider
+from atropos_core.plugins.model_provider import EngineProvider
 
 
 class TableEngine(ToyEngine):

@@ -14,7 +14,7 @@ from atropos_core import errors, interfaces
 from atropos_core.cli import make_app
 from atropos_core.plugins import spec as hooks
 from atropos_core.plugins.manager import load_plugins
-from atropos_core.plugins.provider import KINDS
+from atropos_core.plugins.offers import KINDS
 from tests.conftest import REPOSITORY
 from tests.pages.blocks import PAGES
 

@@ -151,7 +151,7 @@ def _policy(records: RolloutRecords, out: Path, steps: Sequence[int], *, merged:
     from atropos_core import console
     from atropos_core.errors import ConfigError
     from atropos_core.plugins.manager import load_plugins
-    from atropos_core.plugins.provider import TrainerProvider
+    from atropos_core.plugins.model_provider import TrainerProvider
     from atropos_records.policy import checkpoint_of, export_policy
 
     if len(steps) > 1:

@@ -20,7 +20,9 @@ from atropos_core.interfaces import Finding, Transport
 from atropos_core.launch.builder import build
 from atropos_core.launch.plan import Plan, make_plan
 from atropos_core.plugins.manager import Plugins, load_plugins
-from atropos_core.plugins.provider import BridgeProvider, Offer, Provider, WeightsProvider
+from atropos_core.plugins.model_provider import BridgeProvider, WeightsProvider
+from atropos_core.plugins.offers import Offer
+from atropos_core.plugins.provider import Provider
 from atropos_core.plugins.requirements import check_requires
 from atropos_core.rollouts.chat_template import end_renderer
 from atropos_core.training.parts import Parts

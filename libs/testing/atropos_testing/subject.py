@@ -13,7 +13,8 @@ from pydantic import ValidationError
 from atropos_core.builtin.plugin import TOY_MODEL
 from atropos_core.config.error_text import NAMED, explain
 from atropos_core.errors import ConfigError
-from atropos_core.plugins.provider import PROVIDERS, NoOptions, Provider, RunContext
+from atropos_core.plugins.offers import PROVIDERS
+from atropos_core.plugins.provider import NoOptions, Provider, RunContext
 from atropos_core.plugins.references import construct, provider_of
 from atropos_core.plugins.requirements import check_core_api, check_requires
 

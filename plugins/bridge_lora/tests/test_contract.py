@@ -10,7 +10,7 @@ import pytest
 from atropos_bridge_lora.bridge import LoraBridge
 from atropos_bridge_lora.config import LoraBridgeOptions
 from atropos_bridge_lora.plugin import transports
-from atropos_core.plugins.provider import BridgeProvider
+from atropos_core.plugins.model_provider import BridgeProvider
 from atropos_testing import bridge_contract, check
 
 test_contract = bridge_contract("lora", engine="hf", trainer="grpo")

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from atropos_core import hookimpl
-from atropos_core.plugins.provider import BridgeProvider, RunContext
+from atropos_core.plugins.model_provider import BridgeProvider
+from atropos_core.plugins.provider import RunContext
 
 if TYPE_CHECKING:
     from atropos_bridge_nccl.config import NcclBridgeOptions

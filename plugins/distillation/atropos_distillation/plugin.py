@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from atropos_core import hookimpl
 from atropos_core.errors import FitError
-from atropos_core.plugins.provider import RunContext, TeacherProvider
+from atropos_core.plugins.model_provider import TeacherProvider
+from atropos_core.plugins.provider import RunContext
 
 if TYPE_CHECKING:
     from atropos_core.interfaces import Teacher
-    from atropos_core.plugins.provider import Holding, Workload
+    from atropos_core.plugins.model_provider import MemoryUse, Workload
     from atropos_distillation.config import SelfOptions, TeacherOptions
 
 
@@ -56,7 +57,7 @@ def build_self(options: SelfOptions, context: RunContext) -> Teacher:
     return SelfTeacher(options, policy_context(options, context), 0 if kind == "reverse" else options.top_k)
 
 
-def holds(options: TeacherOptions, workload: Workload) -> Iterable[Holding]:
+def holds(options: TeacherOptions, workload: Workload) -> Iterable[MemoryUse]:
     """Return the memory of the teacher's engine, for as many sequences as it scores at once."""
     if options.model is None:
         return ()
@@ -64,7 +65,7 @@ def holds(options: TeacherOptions, workload: Workload) -> Iterable[Holding]:
     return _held(options, workload, context, options.sequences_at_once)
 
 
-def holds_self(options: SelfOptions, workload: Workload) -> Iterable[Holding]:
+def holds_self(options: SelfOptions, workload: Workload) -> Iterable[MemoryUse]:
     """Return the engine's memory for scoring one group at a time: it is a second copy of the policy."""
     return _held(options, workload, policy_context(options, workload.context), workload.group_size)
 
@@ -100,7 +101,7 @@ def _on_its_devices(options: TeacherOptions | SelfOptions, context: RunContext) 
 
 def _held(
     options: TeacherOptions | SelfOptions, workload: Workload, context: RunContext, sequences: int
-) -> Iterable[Holding]:
+) -> Iterable[MemoryUse]:
     engine = options.resolved_engine()
     load = dataclasses.replace(workload, context=context, concurrent_rollouts=sequences)
     return engine.holds(load)

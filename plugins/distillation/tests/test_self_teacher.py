@@ -12,7 +12,8 @@ from transformers import AutoModelForCausalLM
 
 from atropos_core.errors import ConfigError, DeadlineExceeded, FitError
 from atropos_core.plugins.manager import load_plugins
-from atropos_core.plugins.provider import RunContext, Workload
+from atropos_core.plugins.model_provider import Workload
+from atropos_core.plugins.provider import RunContext
 from atropos_core.rollouts.tokenizer import ChatTokenizer
 from atropos_core.storage.checkpoint import Checkpoints
 from atropos_core.training.batch import to_batch

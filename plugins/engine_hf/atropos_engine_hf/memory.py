@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from atropos_core.models.model_size import BYTES, read
-from atropos_core.plugins.provider import CONTEXT, CONTEXT_BYTES, SAMPLING, Holding, Workload, halves
+from atropos_core.plugins.model_provider import CONTEXT, CONTEXT_BYTES, SAMPLING, MemoryUse, Workload, halves
 from atropos_engine_hf import limits
 from atropos_engine_hf.config import HFOptions
 
@@ -15,9 +15,9 @@ SAMPLED = 1 << 24  # elements of [rows, vocabulary] float64 at once, four times:
 SCORED = 1 << 26  # of logits in fp32, twice: scoring.py
 
 
-def holds(options: HFOptions, workload: Workload) -> Iterable[Holding]:
+def holds(options: HFOptions, workload: Workload) -> Iterable[MemoryUse]:
     context = workload.context
-    yield Holding("interpreter and libraries", LIBRARIES)
+    yield MemoryUse("interpreter and libraries", LIBRARIES)
     model = read(context.model)
     if model is None:
         return
@@ -27,9 +27,9 @@ def holds(options: HFOptions, workload: Workload) -> Iterable[Holding]:
     shared = "weights" if context.transport in ("posix_shm", "cuda_ipc") else ""
     weights = model.parameters * element
     if options.quantization is not None:
-        yield Holding("model before it is packed", weights, "cpu", "opening")
+        yield MemoryUse("model before it is packed", weights, "cpu", "opening")
         weights = model.quantized_bytes(options.quantization, element)
-    yield Holding("parameters", weights, device, shared=shared)
+    yield MemoryUse("parameters", weights, device, shared=shared)
     own = context.label or "engine"
     fewer = {f"{own}.max_batch": halves(min(options.max_batch, workload.concurrent_rollouts), 8)}
     rows = min(options.max_batch, workload.concurrent_rollouts)
@@ -41,11 +41,11 @@ def holds(options: HFOptions, workload: Workload) -> Iterable[Holding]:
     logits = rows * model.vocabulary * element + 4 * 8 * min(rows * model.vocabulary, SAMPLED)
     smaller = {f"{own}.kv_cache_gb": halves(min(options.kv_cache_gb, cache / 1e9), 0.25)}
     for phase in SAMPLING if cache > limits.KEPT else ("",):
-        yield Holding("keys and values", cache, device, phase, settings={**smaller, **fewer})
-    yield Holding("prefill and sampling", prefill + logits, device, "sampling", settings=fewer)
+        yield MemoryUse("keys and values", cache, device, phase, settings={**smaller, **fewer})
+    yield MemoryUse("prefill and sampling", prefill + logits, device, "sampling", settings=fewer)
     scored = 2 * 4 * min(tokens * model.vocabulary, SCORED)
     shorter = {f"{own}.prefill_tokens": halves(options.prefill_tokens, 256)}
-    yield Holding("rescoring", prefill + scored, device, "rescoring", settings=shorter)
-    yield Holding("buffers of libraries", OVERHEAD, device)
+    yield MemoryUse("rescoring", prefill + scored, device, "rescoring", settings=shorter)
+    yield MemoryUse("buffers of libraries", OVERHEAD, device)
     if device != "cpu":
-        yield Holding(CONTEXT, CONTEXT_BYTES, device)
+        yield MemoryUse(CONTEXT, CONTEXT_BYTES, device)

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from atropos_core import hookimpl
 from atropos_core.errors import FitError
-from atropos_core.plugins.provider import EngineProvider, RunContext
+from atropos_core.plugins.model_provider import EngineProvider
+from atropos_core.plugins.provider import RunContext
 
 if TYPE_CHECKING:
     from atropos_core.interfaces import Engine, Transport
-    from atropos_core.plugins.provider import Holding, Workload
+    from atropos_core.plugins.model_provider import MemoryUse, Workload
     from atropos_engine_hf.config import HFOptions
 
 
@@ -44,7 +45,7 @@ def _check_quantized(options: HFOptions, context: RunContext) -> None:
         )
 
 
-def holds(options: HFOptions, workload: Workload) -> Iterable[Holding]:
+def holds(options: HFOptions, workload: Workload) -> Iterable[MemoryUse]:
     from atropos_engine_hf.memory import holds
 
     return holds(options, workload)

@@ -14,7 +14,8 @@ from safetensors.torch import load_file, save_file
 
 from atropos_core.errors import FitError
 from atropos_core.models.model_size import read
-from atropos_core.plugins.provider import RunContext, Workload
+from atropos_core.plugins.model_provider import Workload
+from atropos_core.plugins.provider import RunContext
 from atropos_core.types import Sampling, tokens
 from atropos_engine_hf.config import HFOptions
 from atropos_engine_hf.loading import load_model

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from atropos_core.errors import FitError
 from atropos_core.models.model_size import BYTES, ModelSize, read
-from atropos_core.plugins.provider import SAMPLING, Holding, Workload, halves
+from atropos_core.plugins.model_provider import SAMPLING, MemoryUse, Workload, halves
 from atropos_engine_vllm.config import VLLMOptions
 
 BATCHED_TOKENS = 8192  # tokens per batch: vLLM's default on a large GPU
@@ -15,11 +15,11 @@ GRAPHS = 1_000_000_000  # bytes of CUDA graphs of vLLM's default sizes
 LIBRARIES = 1_500_000_000  # server, engine core and worker: three interpreters with torch and vLLM
 
 
-def holds(options: VLLMOptions, workload: Workload) -> Iterable[Holding]:
+def holds(options: VLLMOptions, workload: Workload) -> Iterable[MemoryUse]:
     if options.url is not None:
         return  # a server that this run did not start
     context = workload.context
-    yield Holding("interpreters and libraries", LIBRARIES)
+    yield MemoryUse("interpreters and libraries", LIBRARIES)
     model = read(context.model)
     if model is None:
         return
@@ -28,21 +28,21 @@ def holds(options: VLLMOptions, workload: Workload) -> Iterable[Holding]:
     for device in context.devices:
         on_cpu = device == "cpu"
         weights = model.parameters * _element(options, model, device) // len(context.devices)
-        yield Holding("parameters", weights, device, shared=shared)
+        yield MemoryUse("parameters", weights, device, shared=shared)
         phases = SAMPLING if options.enable_sleep_mode else ("",)
         if on_cpu:
             cache = int(options.kv_cache_gb * 1e9)
             for phase in phases:
                 smaller = {f"{own}.kv_cache_gb": halves(options.kv_cache_gb, 0.25)}
-                yield Holding("keys and values", cache, device, phase, settings=smaller)
+                yield MemoryUse("keys and values", cache, device, phase, settings=smaller)
         elif device in workload.device_bytes:
             share = int(options.memory_share * workload.device_bytes[device])
             rest = max(share - weights, 0)
             beside = min(_beside(options, model, device), rest)
-            yield Holding("activations and graphs", beside, device)
+            yield MemoryUse("activations and graphs", beside, device)
             less = {f"{own}.memory_share": halves(options.memory_share, 0.05)}
             for phase in phases:
-                yield Holding("keys and values", rest - beside, device, phase, settings=less)
+                yield MemoryUse("keys and values", rest - beside, device, phase, settings=less)
 
 
 def check_share(options: VLLMOptions, workload: Workload) -> None:

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from atropos_core import hookimpl
-from atropos_core.plugins.provider import EngineProvider, RunContext
+from atropos_core.plugins.model_provider import EngineProvider
+from atropos_core.plugins.provider import RunContext
 
 if TYPE_CHECKING:
     from atropos_core.interfaces import Engine, Transport
-    from atropos_core.plugins.provider import Holding, Workload
+    from atropos_core.plugins.model_provider import MemoryUse, Workload
     from atropos_engine_vllm.config import VLLMOptions
 
 
@@ -21,7 +22,7 @@ def build(options: VLLMOptions, context: RunContext) -> Engine:
     return VLLMEngine(options, context)
 
 
-def holds(options: VLLMOptions, workload: Workload) -> Iterable[Holding]:
+def holds(options: VLLMOptions, workload: Workload) -> Iterable[MemoryUse]:
     from atropos_engine_vllm.memory import holds
 
     return holds(options, workload)

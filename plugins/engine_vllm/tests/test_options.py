@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from atropos_core.cli import run_app
 from atropos_core.errors import ConfigError, FitError
 from atropos_core.plugins.manager import load_plugins
-from atropos_core.plugins.provider import Workload
+from atropos_core.plugins.model_provider import Workload
 from atropos_engine_vllm import command, model, plugin
 from atropos_engine_vllm.config import VLLMOptions
 from atropos_engine_vllm.versions import SUPPORTED, check_installed, installed

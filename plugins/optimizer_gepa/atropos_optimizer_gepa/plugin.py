@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 from atropos_core import hookimpl
 from atropos_core.errors import ConfigError
-from atropos_core.plugins.provider import BridgeProvider, NoOptions, Provider, RunContext, TrainerProvider
+from atropos_core.plugins.model_provider import BridgeProvider, TrainerProvider
+from atropos_core.plugins.provider import NoOptions, Provider, RunContext
 
 if TYPE_CHECKING:
     from atropos_core.interfaces import Bridge, Environment, Trainer
-    from atropos_core.plugins.provider import Workload
+    from atropos_core.plugins.model_provider import Workload
     from atropos_optimizer_gepa.config import GepaOptions, PromptedOptions
 
 RAW_REWARDS = "--set transform.drop_flat.use=none --set transform.group_advantage.baseline=none"

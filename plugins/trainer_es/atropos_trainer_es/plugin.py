@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 from atropos_core import hookimpl
 from atropos_core.errors import ConfigError
-from atropos_core.plugins.provider import RunContext, TrainerProvider
+from atropos_core.plugins.model_provider import TrainerProvider
+from atropos_core.plugins.provider import RunContext
 
 if TYPE_CHECKING:
     from atropos_core.interfaces import Trainer
-    from atropos_core.plugins.provider import Workload
+    from atropos_core.plugins.model_provider import Workload
     from atropos_trainer_es.config import EsOptions
 
 RAW_REWARDS = "--set transform.drop_flat.use=none --set transform.group_advantage.baseline=none"

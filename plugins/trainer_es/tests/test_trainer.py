@@ -14,7 +14,8 @@ from safetensors.torch import save_file
 
 from atropos_core.errors import CheckpointError, ConfigError, DataError, FitError
 from atropos_core.plugins.manager import load_plugins
-from atropos_core.plugins.provider import RunContext, Workload
+from atropos_core.plugins.model_provider import Workload
+from atropos_core.plugins.provider import RunContext
 from atropos_core.training.batch import to_batch
 from atropos_core.types import Draw, Episode, Rollout, ScoredGroup
 from atropos_testing.samples import make_task

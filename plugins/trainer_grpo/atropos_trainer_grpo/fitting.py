@@ -13,7 +13,7 @@ from atropos_core.launch.memory_plan import plan_memory, workloads
 from atropos_core.launch.model_checks import check_dtypes
 from atropos_core.launch.plan import make_plan
 from atropos_core.models.model_size import context_tokens
-from atropos_core.plugins.provider import PROMPT_TOKENS, BridgeProvider
+from atropos_core.plugins.model_provider import PROMPT_TOKENS, BridgeProvider
 
 if TYPE_CHECKING:
     from atropos_core.config.run_file import RunConfig

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from atropos_core.models.model_size import BYTES, ModelSize, read
-from atropos_core.plugins.provider import CONTEXT, CONTEXT_BYTES, UPDATE, Holding, Workload, halves
+from atropos_core.plugins.model_provider import CONTEXT, CONTEXT_BYTES, UPDATE, MemoryUse, Workload, halves
 from atropos_trainer_grpo.chunks import in_one_pass, rows_at_once
 from atropos_trainer_grpo.config import GrpoOptions, LoraOptions
 from atropos_trainer_grpo.host_memory import in_pieces, page_locked
@@ -50,10 +50,10 @@ def parts_of(workload: Workload) -> int:
     return len(workload.context.devices) * workload.context.machines
 
 
-def holds(options: GrpoOptions, workload: Workload) -> Iterable[Holding]:
+def holds(options: GrpoOptions, workload: Workload) -> Iterable[MemoryUse]:
     """The memory on one of the trainer's machines."""
     context = workload.context
-    yield Holding("interpreter and libraries", LIBRARIES * len(context.devices))  # each rank is a process
+    yield MemoryUse("interpreter and libraries", LIBRARIES * len(context.devices))  # each rank is a process
     model = read(context.model)
     if model is None:
         return
@@ -64,7 +64,7 @@ def holds(options: GrpoOptions, workload: Workload) -> Iterable[Holding]:
         yield from _whole_models(options, lora, model, workload)
     if "copy" in (context.transport, *context.transports):
         copied = model.parameters * _element(context.devices[0], options, model)
-        yield Holding("copy that engines load", copied, settings={"bridge.copies": [False]})
+        yield MemoryUse("copy that engines load", copied, settings={"bridge.copies": [False]})
 
 
 def checkpoint_bytes(options: GrpoOptions, workload: Workload) -> int:
@@ -90,7 +90,7 @@ def _element(device: str, options: GrpoOptions, model: ModelSize) -> int:
 
 def _whole_models(
     options: GrpoOptions, lora: LoraOptions | None, model: ModelSize, workload: Workload
-) -> Iterable[Holding]:
+) -> Iterable[MemoryUse]:
     """Unsharded models of this machine's ranks, in host memory (sharding.py)."""
     context, ranks = workload.context, len(workload.context.devices)
     device = context.devices[0]
@@ -99,36 +99,38 @@ def _whole_models(
     weights = model.parameters * element + (trained * FP32 if lora else 0)
     fewer = {"trainer.devices": [list(context.devices[:number]) for number in halves(ranks, 1)]}
     if context.machine == 0:
-        yield Holding("whole model of rank 0", weights, settings=fewer)
+        yield MemoryUse("whole model of rank 0", weights, settings=fewer)
     read_bytes = weights if lora else model.parameters * FP32  # 16-bit weights become fp32 before they are divided
     if options.kl is not None and lora is None:
         read_bytes += model.parameters * element
     divided = [one for one in _on(device, options, lora, model, element, workload) if not one.phase]
     then = sum(one.size_bytes for one in divided if one.what != BUFFERS) if device == "cpu" else 0  # not there yet
-    yield Holding("models before they are divided", ranks * max(read_bytes - then, 0), phase="opening", settings=fewer)
+    yield MemoryUse(
+        "models before they are divided", ranks * max(read_bytes - then, 0), phase="opening", settings=fewer
+    )
 
 
 def _on(
     device: str, options: GrpoOptions, lora: LoraOptions | None, model: ModelSize, element: int, workload: Workload
-) -> Iterable[Holding]:
+) -> Iterable[MemoryUse]:
     parts = parts_of(workload)
     masters = parts > 1 and lora is None  # ranks hold only fp32 masters, and gather their rounding
     weights = model.parameters * (FP32 if masters else element) // parts
     if lora is not None and lora.quantization is not None:
         weights = model.quantized_bytes(lora.quantization, element)
-        yield Holding("base before it is packed", model.parameters * element, "cpu", "opening")
+        yield MemoryUse("base before it is packed", model.parameters * element, "cpu", "opening")
     shared = "weights" if workload.context.transport in SHARED else ""
     adapter: Settings = {} if lora or not importlib.util.find_spec("peft") else {"bridge.use": ["lora"]}
-    yield Holding("parameters", weights, device, shared=shared, settings=adapter)
+    yield MemoryUse("parameters", weights, device, shared=shared, settings=adapter)
     if lora is None:
         trained, size = model.parameters // parts, element
         if options.kl is not None:
             reference = model.parameters * element // parts
-            yield Holding("reference model", reference, device, settings=adapter)  # its base is the reference
+            yield MemoryUse("reference model", reference, device, settings=adapter)  # its base is the reference
     else:
         trained, size = adapter_parameters(model, lora) // parts, FP32
         rank = {"trainer.lora.rank": halves(lora.rank, 1)}
-        yield Holding("adapter", trained * FP32, device, settings=rank)
+        yield MemoryUse("adapter", trained * FP32, device, settings=rank)
     offloads = options.optimizer_offloading
     at = "cpu" if offloads else device
     elsewhere: Settings = {} if offloads or device == "cpu" or parts > 1 else {"trainer.optimizer_offloading": [True]}
@@ -136,11 +138,11 @@ def _on(
         sizes = adapter_sizes(model, lora) if lora else [math.prod(shape) for shape in model.tensors.values()]
         pinned = offloads and device != "cpu" and parts == 1
         held = sum(page_locked(FP32 * size) for size in sizes) if pinned else trained * FP32
-        yield Holding("fp32 masters", held, at, settings={**adapter, **elsewhere})
+        yield MemoryUse("fp32 masters", held, at, settings={**adapter, **elsewhere})
     moments = int(2 * trained * MOMENT_BYTES[options.optimizer])
     rounded = options.optimizer == "adamw" and parts == 1 and importlib.util.find_spec("torchao")
     fewer: Settings = {"trainer.optimizer": ["adamw_8bit"]} if rounded else {}
-    yield Holding("optimiser moments", moments, at, settings={**adapter, **fewer, **elsewhere})
+    yield MemoryUse("optimiser moments", moments, at, settings={**adapter, **fewer, **elsewhere})
 
     rows = rows_of(
         options,
@@ -157,20 +159,20 @@ def _on(
         again = {"trainer.checkpointed_layers": [model.layers]}
     if options.activation_offloading:
         inputs = _checkpointed(options, model) * in_pieces(rows.packed * model.hidden * element)
-        yield Holding("inputs of layers", inputs, "cpu", UPDATE, settings=shorter)
+        yield MemoryUse("inputs of layers", inputs, "cpu", UPDATE, settings=shorter)
     if offloads:
-        yield Holding("gradients of masters", trained * FP32, "cpu", UPDATE, settings=adapter)
-    yield Holding("activations", activations, device, UPDATE, settings={**shorter, **again})
-    yield Holding("gradients", gradients, device, UPDATE, settings=adapter)
+        yield MemoryUse("gradients of masters", trained * FP32, "cpu", UPDATE, settings=adapter)
+    yield MemoryUse("activations", activations, device, UPDATE, settings={**shorter, **again})
+    yield MemoryUse("gradients", gradients, device, UPDATE, settings=adapter)
     chunks: Settings = {"trainer.logprob_chunk": halves(options.logprob_chunk, 64)}
-    yield Holding("logits and work", work, device, UPDATE, settings={**chunks, **shorter})
+    yield MemoryUse("logits and work", work, device, UPDATE, settings={**chunks, **shorter})
     if parts > 1:
         layers = sum(out * into for out, into in model.linear().values())
         gathered = model.parameters - layers + layers // model.layers  # parameters outside layers, and one layer
-        yield Holding("gathered parameters", gathered * element, device, UPDATE)
-    yield Holding(BUFFERS, OVERHEAD, device)
+        yield MemoryUse("gathered parameters", gathered * element, device, UPDATE)
+    yield MemoryUse(BUFFERS, OVERHEAD, device)
     if device != "cpu":
-        yield Holding(CONTEXT, CONTEXT_BYTES, device)
+        yield MemoryUse(CONTEXT, CONTEXT_BYTES, device)
 
 
 def _checkpointed(options: GrpoOptions, model: ModelSize) -> int:

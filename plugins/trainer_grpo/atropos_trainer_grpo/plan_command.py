@@ -73,7 +73,7 @@ def plan(
     from atropos_core.launch.memory_plan import available_bytes
     from atropos_core.launch.model_checks import refuse_adapter
     from atropos_core.models.model_size import read
-    from atropos_core.plugins.provider import PROMPT_TOKENS
+    from atropos_core.plugins.model_provider import PROMPT_TOKENS
     from atropos_trainer_grpo.fitting import Fitting, best
 
     if context is not None and context <= PROMPT_TOKENS:
@@ -187,7 +187,7 @@ def typed_command(
     environments: bool,
 ) -> str:
     """The command that trains so. `environments`: whether the file names any."""
-    from atropos_core.plugins.provider import PROMPT_TOKENS
+    from atropos_core.plugins.model_provider import PROMPT_TOKENS
 
     words = [
         "atropos run",

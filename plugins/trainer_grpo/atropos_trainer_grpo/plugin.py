@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 from atropos_core import hookimpl
 from atropos_core.errors import ConfigError, FitError
-from atropos_core.plugins.provider import NoOptions, Provider, RunContext, TrainerProvider
+from atropos_core.plugins.model_provider import TrainerProvider
+from atropos_core.plugins.provider import NoOptions, Provider, RunContext
 from atropos_trainer_grpo.optional_packages import require
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from atropos_core.interfaces import Loss, Trainer, Transport
-    from atropos_core.plugins.provider import Holding, Workload
+    from atropos_core.plugins.model_provider import MemoryUse, Workload
     from atropos_trainer_grpo.config import GrpoOptions
 
 LOSSES = {
@@ -107,7 +108,7 @@ def notes(options: GrpoOptions, transports: Sequence[Transport]) -> Mapping[str,
     }
 
 
-def holds(options: GrpoOptions, workload: Workload) -> Iterable[Holding]:
+def holds(options: GrpoOptions, workload: Workload) -> Iterable[MemoryUse]:
     from atropos_trainer_grpo.memory import holds
 
     return holds(options, workload)

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from atropos_core.errors import ConfigError
-from atropos_core.plugins.provider import RunContext, Workload
+from atropos_core.plugins.model_provider import Workload
+from atropos_core.plugins.provider import RunContext
 from atropos_trainer_grpo.config import BOUNDS, GrpoOptions
 from atropos_trainer_grpo.corrections import importance_weights
 from atropos_trainer_grpo.losses import Rows

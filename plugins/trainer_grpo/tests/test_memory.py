@@ -5,7 +5,8 @@ import torch
 
 from atropos_core.launch.memory_plan import peak
 from atropos_core.models.model_size import read
-from atropos_core.plugins.provider import RunContext, Workload
+from atropos_core.plugins.model_provider import Workload
+from atropos_core.plugins.provider import RunContext
 from atropos_trainer_grpo import lora as adapters
 from atropos_trainer_grpo.config import GrpoOptions, LoraOptions
 from atropos_trainer_grpo.memory import adapter_parameters, layer_bytes, rows_of
@@ -88,7 +89,7 @@ def test_weights_masters_and_moments_are_counted_by_what_is_trained(model_of):
 
 
 def ranked(directory, ranks, devices=None, machine=0, machines=1, **options):
-    """Totals by device, and of each holding by name."""
+    """Totals by device, and of each use by name."""
     devices = devices or ("cpu",) * ranks
     context = RunContext(
         directory, directory, transport="checkpoint", devices=devices, machine=machine, machines=machines

@@ -11,7 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from atropos_core.errors import FitError
 from atropos_core.models.model_size import read
-from atropos_core.plugins.provider import RunContext, Workload
+from atropos_core.plugins.model_provider import Workload
+from atropos_core.plugins.provider import RunContext
 from atropos_trainer_grpo import checkpointing
 from atropos_trainer_grpo.checkpointing import checkpoint_in_host_memory
 from atropos_trainer_grpo.config import GrpoOptions, LoraOptions

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from atropos_core import hookimpl
-from atropos_core.plugins.provider import EngineProvider, RunContext
+from atropos_core.plugins.model_provider import EngineProvider
+from atropos_core.plugins.provider import RunContext
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -1,4 +1,4 @@
-"""The memory plan: how holdings add up, what is refused, and what is read of a model without loading it."""
+"""The memory plan: how uses add up, what is refused, and what is read of a model without loading it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from atropos_core.launch.memory_plan import MemoryPlan, PlanRow, host_memory, in
 from atropos_core.launch.plan import make_plan
 from atropos_core.models.model_size import read
 from atropos_core.plugins.manager import load_plugins
-from atropos_core.plugins.provider import Holding
+from atropos_core.plugins.model_provider import MemoryUse
 
 COPIED = {"bridge": {"use": "checkpoint"}}
 
@@ -25,8 +25,8 @@ def plan(*rows: PlanRow, **available: int) -> MemoryPlan:
     return MemoryPlan(rows, available)
 
 
-def row(size: int, *, component: str = "trainer", counts: bool = True, **holding: str) -> PlanRow:
-    return PlanRow(component, Holding(holding.pop("what", "parameters"), size, **holding), counts)
+def row(size: int, *, component: str = "trainer", counts: bool = True, **use: str) -> PlanRow:
+    return PlanRow(component, MemoryUse(use.pop("what", "parameters"), size, **use), counts)
 
 
 def test_a_copy_that_two_share_counts_once_and_only_on_one_device():
@@ -38,8 +38,8 @@ def test_a_copy_that_two_share_counts_once_and_only_on_one_device():
 
 
 def test_of_a_components_phases_the_largest_counts_on_each_device():
-    lasting, first, second = Holding("a", 5), Holding("b", 7, phase="one"), Holding("c", 3, phase="two")
-    third, there = Holding("d", 5, phase="two"), Holding("e", 9, "cuda:0", phase="one")
+    lasting, first, second = MemoryUse("a", 5), MemoryUse("b", 7, phase="one"), MemoryUse("c", 3, phase="two")
+    third, there = MemoryUse("d", 5, phase="two"), MemoryUse("e", 9, "cuda:0", phase="one")
     kept = peak([lasting, first, second, third, there])
     assert kept == [lasting, second, third, there]
 
@@ -59,7 +59,7 @@ def test_an_on_policy_run_alone_holds_in_turn_what_sampling_and_the_update_need(
     plugins = load_plugins()
     config = load([Layer("run.toml", {"environment": {"gsm8k": {}}, **settings})]).config
     made = plan_memory(make_plan(config, plugins.resolve_model("tiny"), plugins), tmp_path)
-    counted = {one.holding.phase for one in made.rows if one.counts and one.holding.device == "cpu"}
+    counted = {one.use.phase for one in made.rows if one.counts and one.use.device == "cpu"}
     assert ("update" in counted and bool({"sampling", "rescoring"} & counted)) is not taken_in_turn
 
 
@@ -206,9 +206,9 @@ def test_every_context_of_a_run_is_what_its_component_would_be_built_with(tmp_pa
     found = {chosen.label: context for chosen, context in contexts(made, tmp_path)}
     assert found["engine"].transport == found["engine.replica.second"].transport == "checkpoint"
     needs = plan_memory(made, tmp_path)
-    engines = [row for row in needs.rows if row.component.startswith("engine") and row.holding.what == "parameters"]
+    engines = [row for row in needs.rows if row.component.startswith("engine") and row.use.what == "parameters"]
     assert len(engines) == 2
-    assert not any(row.holding.shared for row in engines)
+    assert not any(row.use.shared for row in engines)
 
 
 def test_a_component_that_cannot_say_what_it_takes_is_named(tmp_path):

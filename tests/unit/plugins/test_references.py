@@ -14,7 +14,8 @@ from atropos_core.config.resolve import resolve_component
 from atropos_core.config.run_file import read_file
 from atropos_core.errors import ConfigError, PluginError
 from atropos_core.plugins.manager import load_plugins
-from atropos_core.plugins.provider import KINDS, NoOptions, RunContext
+from atropos_core.plugins.offers import KINDS
+from atropos_core.plugins.provider import NoOptions, RunContext
 from atropos_core.plugins.references import load_reference, place_of
 
 
