@@ -60,7 +60,8 @@ INDEX = Path(
 INDEXED = re.compile(r"^- \[([^\]]+)\]\(([^)]+)\): (.+)$", re.M)
 MODULES = (
     "atropos_core.types", "atropos_core.conversation", "atropos_core.interfaces", "atropos_core.launchers",
-    "atropos_core.plugins.services", "atropos_core.errors", "atropos_core.plugins.provider", "atropos_core.plugins.spec",
+    "atropos_core.plugins.services", "atropos_core.errors", "atropos_core.plugins.provider", "atropos_core.plugins.model_provider",
+    "atropos_core.plugins.spec",
 )  # fmt: skip
 
 
