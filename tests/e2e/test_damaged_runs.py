@@ -89,16 +89,16 @@ READERS: dict[str, Callable[[Path, Path], object]] = {
 # -- ways to damage a file
 
 
-def as_bytes(content: bytes) -> Callable[[Path, bytes], object]:
+def overwrite(content: bytes) -> Callable[[Path, bytes], object]:
     return lambda path, whole: path.write_bytes(content)
 
 
-def changed(change: Callable[[bytes], bytes]) -> Callable[[Path, bytes], object]:
+def rewrite(change: Callable[[bytes], bytes]) -> Callable[[Path, bytes], object]:
     return lambda path, whole: path.write_bytes(change(whole))
 
 
-def each_value(value: str) -> Callable[[bytes], bytes]:
-    """Every number and text of JSON or TOML that follows a name is this."""
+def replace_values(value: str) -> Callable[[bytes], bytes]:
+    """Replace every number and text that follows a name in JSON or TOML."""
     return lambda whole: re.sub(
         rb'(?<=[:=] )(-?[0-9][0-9.e+-]*|true|false|null|NaN|"(?:[^"\\]|\\.)*")', value.encode(), whole
     )
@@ -112,31 +112,31 @@ WAYS: dict[str, Callable[[Path, bytes], object]] = {
     "a device": lambda path, whole: path.symlink_to("/dev/zero"),
     "a terminal": lambda path, whole: path.symlink_to("/dev/tty"),
     "nothing": lambda path, whole: None,
-    "empty": as_bytes(b""),
-    "cut": changed(lambda whole: whole[: len(whole) // 2]),
-    "twice": changed(lambda whole: whole + whole),
-    "binary": as_bytes(bytes(range(256)) * 40),
-    "not UTF-8": changed(lambda whole: whole[:40] + b"\xff\xfe\xc3(" + whole[40:]),
-    "UTF-16": changed(lambda whole: whole.decode(errors="replace").encode("utf-16")),
-    "long numbers": changed(each_value("9" * 400)),
-    "longer numbers": changed(each_value("9" * 5000)),
-    "negative": changed(each_value("-7")),
-    "true": changed(each_value("true")),
-    "texts": changed(each_value('"x"')),
-    "lists": changed(each_value("[[]]")),
-    "NaN": changed(lambda whole: each_value("NaN")(whole).replace(b"= NaN", b"= nan")),
-    "infinite": changed(lambda whole: each_value("Infinity")(whole).replace(b"= Infinity", b"= inf")),
-    "half of a character": changed(each_value(r'"\\ud800"')),
-    "no names": as_bytes(b"{}\n" * 9),
-    "a list": as_bytes(b"[1]\n"),
-    "a number": as_bytes(b"7\n"),
-    "deep": as_bytes(b'{"a": ' + b"[" * 100_000),
-    "deep TOML": as_bytes(b"a = " + b"[" * 100_000),
-    "deep in a value": changed(lambda whole: re.sub(rb"(?<=[:=] )[0-9.]+", b"[" * 900 + b"]" * 900, whole, count=1)),
-    "doubled names": changed(lambda whole: re.sub(rb'("[a-z_]+": [^,\[{}\]]+),', rb"\1, \1,", whole)),
-    "a long line": changed(lambda whole: b"x" * 10_000_000 + whole),
-    "a long text": changed(lambda whole: re.sub(rb'(?<=[:=] )"[^"]*"', b'"' + b"x" * 10_000_000 + b'"', whole, count=1)),
-    "NUL": changed(lambda whole: whole.replace(b"a", b"\0")),
+    "empty": overwrite(b""),
+    "cut": rewrite(lambda whole: whole[: len(whole) // 2]),
+    "twice": rewrite(lambda whole: whole + whole),
+    "binary": overwrite(bytes(range(256)) * 40),
+    "not UTF-8": rewrite(lambda whole: whole[:40] + b"\xff\xfe\xc3(" + whole[40:]),
+    "UTF-16": rewrite(lambda whole: whole.decode(errors="replace").encode("utf-16")),
+    "long numbers": rewrite(replace_values("9" * 400)),
+    "longer numbers": rewrite(replace_values("9" * 5000)),
+    "negative": rewrite(replace_values("-7")),
+    "true": rewrite(replace_values("true")),
+    "texts": rewrite(replace_values('"x"')),
+    "lists": rewrite(replace_values("[[]]")),
+    "NaN": rewrite(lambda whole: replace_values("NaN")(whole).replace(b"= NaN", b"= nan")),
+    "infinite": rewrite(lambda whole: replace_values("Infinity")(whole).replace(b"= Infinity", b"= inf")),
+    "half of a character": rewrite(replace_values(r'"\\ud800"')),
+    "no names": overwrite(b"{}\n" * 9),
+    "a list": overwrite(b"[1]\n"),
+    "a number": overwrite(b"7\n"),
+    "deep": overwrite(b'{"a": ' + b"[" * 100_000),
+    "deep TOML": overwrite(b"a = " + b"[" * 100_000),
+    "deep in a value": rewrite(lambda whole: re.sub(rb"(?<=[:=] )[0-9.]+", b"[" * 900 + b"]" * 900, whole, count=1)),
+    "doubled names": rewrite(lambda whole: re.sub(rb'("[a-z_]+": [^,\[{}\]]+),', rb"\1, \1,", whole)),
+    "a long line": rewrite(lambda whole: b"x" * 10_000_000 + whole),
+    "a long text": rewrite(lambda whole: re.sub(rb'(?<=[:=] )"[^"]*"', b'"' + b"x" * 10_000_000 + b'"', whole, count=1)),
+    "NUL": rewrite(lambda whole: whole.replace(b"a", b"\0")),
 }  # fmt: skip
 
 
@@ -146,7 +146,7 @@ def files_of(run: Path) -> list[str]:
     return [one for one in found if not re.search(r"step-00000[1-3]", one)]
 
 
-def place_damage(run: Path, file: str, way: str) -> None:
+def damage(run: Path, file: str, way: str) -> None:
     path = run / file
     whole = path.read_bytes() if path.is_file() else b""
     if path.is_dir():
@@ -200,7 +200,7 @@ def fault_of(reader: str, file: str, way: str, whole: Path, folder: Path) -> str
     """Return the faults of a reader that meets one damaged file, or nothing if it has none."""
     run = folder / "run"
     shutil.copytree(whole, run)
-    place_damage(run, file, way)
+    damage(run, file, way)
     code, said = outcome(reader, run, folder / "out")
     if code == 99:
         return "it hangs"
@@ -215,29 +215,29 @@ def fault_of(reader: str, file: str, way: str, whole: Path, folder: Path) -> str
     return ""
 
 
-# -- a checkpoint that is whole, and of another form: its manifest is sealed again
+# -- a checkpoint whose state has another form, with a valid digest
 
 
 MOST_KEYS = 9  # as many as a part of a checkpoint has names of its own
 VALUES: tuple[object, ...] = (None, True, -7, 10**30, "x", [[]], {"x": 1}, float("nan"))
 
 
-def places(value: object, place: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
-    """Every place in a value of JSON; of many alike, the first two."""
-    yield place
+def key_paths(value: object, key_path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    """Yield the path of each key in a JSON value; of many alike, of the first two."""
+    yield key_path
     if isinstance(value, dict | list):
         keys = list(value) if isinstance(value, dict) else range(len(value))
         for key in keys if len(keys) <= MOST_KEYS else keys[:2]:
-            yield from places(value[key], (*place, key))  # type: ignore[index]
+            yield from key_paths(value[key], (*key_path, key))  # type: ignore[index]
 
 
-def reshape(run: Path, place: tuple[str | int, ...], *value: object) -> None:
-    """Put another value into the newest checkpoint's state, or with none take it out."""
+def replace_in_state(run: Path, key_path: tuple[str | int, ...], *value: object) -> None:
+    """Replace a value in the newest checkpoint's state, or remove it if no value is given."""
     path = run / f"checkpoints/step-{STEPS:06d}/manifest.json"
     manifest = json.loads(path.read_text())
     del manifest["sha256"]
     inside = manifest
-    *way, last = ("state", *place)
+    *way, last = ("state", *key_path)
     for key in way:
         inside = inside[key]
     if value:
@@ -248,12 +248,12 @@ def reshape(run: Path, place: tuple[str | int, ...], *value: object) -> None:
     path.write_text(json.dumps(manifest))
 
 
-def form_faults(cases: Iterable[tuple[Any, ...]], whole: Path, tmp_path: Path) -> dict[str, str]:
+def state_faults(cases: Iterable[tuple[Any, ...]], whole: Path, tmp_path: Path) -> dict[str, str]:
     found = {}
     for number, case in enumerate(cases):
         run = tmp_path / str(number) / "run"
         shutil.copytree(whole, run)
-        reshape(run, *case)
+        replace_in_state(run, *case)
         code, said = outcome("resume", run, tmp_path / str(number) / "out")
         if code in (98, 99) or code < 0 or "Traceback" in said:
             found[str(case)] = said.strip()[-700:]
@@ -311,16 +311,16 @@ SHORT: tuple[tuple[Any, ...], ...] = (
 
 
 def test_a_whole_checkpoint_of_another_form_is_refused_in_one_error(whole: Path, tmp_path: Path):
-    assert form_faults(SHORT, whole, tmp_path) == {}
+    assert state_faults(SHORT, whole, tmp_path) == {}
 
 
 @pytest.mark.long
 def test_no_change_of_a_checkpoints_state_ends_in_a_raw_error(whole: Path, tmp_path: Path):
     state = json.loads((whole / f"checkpoints/step-{STEPS:06d}/manifest.json").read_text())["state"]
     cases = [
-        (place, *value)
-        for place in places(state)
-        if place and place[0] != "settings"
+        (key_path, *value)
+        for key_path in key_paths(state)
+        if key_path and key_path[0] != "settings"
         for value in [(), *((one,) for one in VALUES)]
     ]
-    assert form_faults(cases, whole, tmp_path) == {}
+    assert state_faults(cases, whole, tmp_path) == {}

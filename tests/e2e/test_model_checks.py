@@ -28,32 +28,32 @@ class Raw(Environment):
 """
 
 
-def changed(path: Path, **values: Any) -> None:
+def edit_json(path: Path, **values: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
 
-def without_template(model: Path) -> None:
+def remove_template(model: Path) -> None:
     (model / "chat_template.jinja").unlink(missing_ok=True)
-    changed(model / "tokenizer_config.json", chat_template=None)
+    edit_json(model / "tokenizer_config.json", chat_template=None)
 
 
-def with_a_window(model: Path) -> None:
-    changed(model / "config.json", layer_types=["sliding_attention"] * 4, sliding_window=64, use_sliding_window=True)
+def add_sliding_window(model: Path) -> None:
+    edit_json(model / "config.json", layer_types=["sliding_attention"] * 4, sliding_window=64, use_sliding_window=True)
 
 
-def cut_off(model: Path) -> None:
+def truncate_weights(model: Path) -> None:
     weights = model / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1000])
 
 
-def without_a_shard(model: Path) -> None:
+def remove_a_shard(model: Path) -> None:
     names = {"a": "model.safetensors", "b": "model-00002-of-00002.safetensors"}
     (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
 
 
-def without_an_end(model: Path) -> None:
-    changed(model / "tokenizer_config.json", eos_token=None)
-    changed(model / "config.json", eos_token_id=None)
+def remove_end_tokens(model: Path) -> None:
+    edit_json(model / "tokenizer_config.json", eos_token=None)
+    edit_json(model / "config.json", eos_token_id=None)
     (model / "generation_config.json").unlink(missing_ok=True)
 
 
@@ -64,23 +64,23 @@ def template(text: str) -> Callable[[Path], object]:
 ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
 LORA = ("--bridge", "lora", "--set", 'trainer.lora.targets=["q_proj","query"]')
 CASES: dict[str, tuple[Callable[[Path], object], tuple[str, ...], tuple[str, ...]]] = {
-    "template": (without_template, (), ("has no chat template", "Add a chat_template.jinja")),
+    "template": (remove_template, (), ("has no chat template", "Add a chat_template.jinja")),
     "endless template": (template(ENDLESS), (), ("took more than 1 s of CPU time", "that the model's authors publish")),
     "template with a fault": (template("{{ nothing.more }}"), (), ("refuses these messages: 'nothing' is undefined",)),
     "template for other tasks": (
         template("{% if messages[0].content not in ('.', 'What is 38 + 7?') %}{{ raise_exception('not this one') }}{% endif %}"),
         (), ("and the others at the beginning, cannot be shown", "not this one"),
     ),
-    "window": (with_a_window, (), ("see 64 tokens", "Use `--engine vllm`")),
-    "vocabulary": (lambda model: changed(model / "config.json", vocab_size=9), (), ("only 9 embeddings", "own tokenizer")),
+    "window": (add_sliding_window, (), ("see 64 tokens", "Use `--engine vllm`")),
+    "vocabulary": (lambda model: edit_json(model / "config.json", vocab_size=9), (), ("only 9 embeddings", "own tokenizer")),
     "positions": (
-        lambda model: changed(model / "config.json", max_position_embeddings=100), (),
+        lambda model: edit_json(model / "config.json", max_position_embeddings=100), (),
         ("leaves no room for a prompt", "sampling.max_tokens=50"),
     ),
     "no weights": (lambda model: (model / "model.safetensors").unlink(), (), ("there are no weights", "save_pretrained")),
-    "cut off": (cut_off, (), ("model.safetensors is damaged", "fetch it again")),
-    "a shard": (without_a_shard, (), ("1 of the 2 files of weights", "model-00002-of-00002.safetensors")),
-    "an end": (without_an_end, (), ("nothing ends a reply", '"eos_token" in tokenizer_config.json')),
+    "cut off": (truncate_weights, (), ("model.safetensors is damaged", "fetch it again")),
+    "a shard": (remove_a_shard, (), ("1 of the 2 files of weights", "model-00002-of-00002.safetensors")),
+    "an end": (remove_end_tokens, (), ("nothing ends a reply", '"eos_token" in tokenizer_config.json')),
     "precision": (
         lambda model: None, ("--bridge", "ipc", "--set", "trainer.dtype=bfloat16"),
         ("trainer's weights are bfloat16 and those of engine float32", "--set engine.dtype=bfloat16"),
@@ -121,7 +121,7 @@ def test_weights_of_fewer_bits_in_the_engine_are_a_choice_that_a_run_file_can_ma
 
 
 def test_an_environment_that_renders_its_own_prompts_needs_no_template(model, atropos, tmp_path):
-    without_template(model)
+    remove_template(model)
     (tmp_path / "raw.py").write_text(OWN_PROMPTS)
     ended = atropos(*RUN, "--env", "./raw.py", "--dry-run")
     assert ended.code == 0, ended.err
