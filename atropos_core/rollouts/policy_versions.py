@@ -1,22 +1,20 @@
-"""Policy versions after a resume: they count on from the checkpoint, and later versions of the run that died never existed."""
+"""Refuse policy versions that cannot exist: after a resume they count on from the checkpoint, and later ones of the run that died
+never existed."""
 
 from __future__ import annotations
-
-from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
 
 from atropos_core.errors import NoSuchVersion
 from atropos_core.group_schema import ID_BOUND
-from atropos_core.types import UNKNOWN_VERSION, Rollout, ScoredGroup
+from atropos_core.types import UNKNOWN_VERSION, ScoredGroup
 
 
-def refuse_versions_that_never_were(group: ScoredGroup, newest: int | None) -> None:
+def check_versions(group: ScoredGroup, newest: int | None) -> None:
     """Raises NoSuchVersion if a sampled token claims a version above `newest`, the highest that engines can have sampled from, or
     below UNKNOWN_VERSION. `newest` is None if it is unknown."""
     highest = ID_BOUND - 1 if newest is None else newest
-    for rollout in _rollouts(group):
+    for rollout in (rollout for episode in group.episodes for rollout in episode.rollouts):
         versions = rollout.policy_version
         # One pass if all versions are known: as unsigned numbers, negative ones are above them all.
         if not len(versions) or int(np.maximum.reduce(versions.view(np.uint32))) <= highest:
@@ -34,25 +32,3 @@ def refuse_versions_that_never_were(group: ScoredGroup, newest: int | None) -> N
                 f"claim to be sampled from policy version {wrong[0]}, and {known}.",
                 remedy=f"Send each token's version as the engine gave it, or {UNKNOWN_VERSION} if it is unknown.",
             )
-
-
-def sampled_after(group: ScoredGroup, newest: int) -> bool:
-    """True if any of its tokens was sampled from a version later than `newest`."""
-    return any((rollout.policy_version[rollout.sampled] > newest).any() for rollout in _rollouts(group))
-
-
-def without_versions_after(group: ScoredGroup, newest: int) -> ScoredGroup:
-    """Set the version of tokens after `newest` to unknown."""
-    if not any((rollout.policy_version > newest).any() for rollout in _rollouts(group)):
-        return group
-
-    def known(rollout: Rollout) -> Rollout:
-        versions = rollout.policy_version
-        return replace(rollout, policy_version=np.where(versions > newest, np.int32(UNKNOWN_VERSION), versions))
-
-    episodes = (replace(episode, rollouts=tuple(map(known, episode.rollouts))) for episode in group.episodes)
-    return replace(group, episodes=tuple(episodes))
-
-
-def _rollouts(group: ScoredGroup) -> Iterator[Rollout]:
-    return (rollout for episode in group.episodes for rollout in episode.rollouts)

@@ -17,7 +17,7 @@ from atropos_core.guards.opens import in_one_line
 from atropos_core.health.alignment import owner
 from atropos_core.health.watch import Health
 from atropos_core.interfaces import Outcome, SettledGroup
-from atropos_core.rollouts.policy_versions import refuse_versions_that_never_were
+from atropos_core.rollouts.policy_versions import check_versions
 from atropos_core.rollouts.producer import PATIENCE
 from atropos_core.rollouts.source import LeasedGroup, Source
 from atropos_core.training.parts import Parts
@@ -135,7 +135,7 @@ class GroupGatherer:
             new = await self._unless_stopped(leasing)
         for leased in new:
             try:
-                refuse_versions_that_never_were(leased.group, version)
+                check_versions(leased.group, version)
                 found.append(leased)
             except NoSuchVersion as error:
                 refused.append(leased)

@@ -97,7 +97,7 @@ def test_a_version_that_is_not_known_is_sent_as_such() -> None:
         for episode in group.episodes:
             for rollout in episode.rollouts:
                 rollout.policy_version[:] = np.where(rollout.sampled, version, rollout.policy_version)
-        refuse_versions_that_never_were(group, 3)
+        check_versions(group, 3)
 
     remedy = remedy_of(lambda: claim(4))
     assert re.search(rf", or {UNKNOWN_VERSION} if it is unknown\.$", remedy)

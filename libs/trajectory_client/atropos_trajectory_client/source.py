@@ -17,13 +17,13 @@ from atropos_core.errors import DeadlineExceeded
 from atropos_core.guards.opens import in_one_line
 from atropos_core.interfaces import Curriculum, ModelInfo, TaskSource
 from atropos_core.observe.profile import Profile
-from atropos_core.rollouts.policy_versions import sampled_after, without_versions_after
 from atropos_core.rollouts.producer import PATIENCE, no_progress, refuse_no_draws
 from atropos_core.rollouts.source import LeasedGroup, Source, say_other_tasks, size_warning
 from atropos_core.storage.atomic import write_whole
 from atropos_core.storage.checkpoint import taking_up
 from atropos_core.types import Draw, ScoredGroup
 from atropos_trajectory_client.client import OTHER_TIMELINE, Api, SessionSpec, TrainerSession
+from atropos_trajectory_client.timelines import sampled_after, without_versions_after
 
 LOOK_S = 1.0  # between two looks at who is there, while workers are awaited
 POLL_S = 10.0  # of waiting for groups before another look at who is there

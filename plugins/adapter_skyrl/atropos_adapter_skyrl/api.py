@@ -12,7 +12,7 @@ from atropos_adapter_skyrl.engine import refuse_more, sampling_of
 from atropos_adapter_skyrl.rows import rows_of
 from atropos_adapter_skyrl.source import GroupRequest, GroupResult, GroupSource, all_or_none, failed
 from atropos_core.errors import ConfigError, DataError, NoSuchVersion
-from atropos_core.rollouts.policy_versions import refuse_versions_that_never_were
+from atropos_core.rollouts.policy_versions import check_versions
 from atropos_core.seeds import derive
 from atropos_core.types import Draw, Failed, ScoredGroup
 from atropos_trajectory_client.client import OTHER_TIMELINE, Api, SessionSpec, TrainerSession
@@ -95,7 +95,7 @@ class ApiGroups(GroupSource):
             if group.draw != draw or len(group.episodes) != request.n:
                 raise DataError(f"draw {draw} got a group of {len(group.episodes)} for {group.draw}")
             try:
-                refuse_versions_that_never_were(group, self._newest)
+                check_versions(group, self._newest)
             except NoSuchVersion as error:
                 await self._here.drop([number], OTHER_TIMELINE)
                 cause = Failed(Exception.__str__(error), "its policy versions")

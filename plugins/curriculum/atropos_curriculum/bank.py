@@ -44,7 +44,7 @@ class Bank:
         self._group = np.full(size, NO_PRIOR, np.uint8)  # bin of the prior
         self._bins = np.zeros((5, BINS))  # each bin's guess, mean, weight, slow, visits: of tasks when first tried
         self._bins[0] = 0.5
-        self._before: dict[int, Row] = {}  # old values of the rows that have changed since `mark`
+        self._before: dict[int, Row] = {}  # old values of the rows that have changed since `take_snapshot`
         self._levels = len(strategy.edges) + 1
         marks = np.array([0.0, *strategy.edges, 1.0])
         self._middles = (marks[1:] + marks[:-1]) / 2
@@ -150,9 +150,9 @@ class Bank:
         edges = None if self.edges is None else self.edges.tolist()
         return {"read": self.read, "edges": edges, "bins": self._bins.tolist()}
 
-    def columns(self, *, marked: bool = False, groups: bool) -> dict[str, Any]:
-        """The large part of the state, now or at the last mark. With `groups`, it includes the bins of all tasks."""
-        if not marked:
+    def columns(self, *, at_snapshot: bool = False, groups: bool) -> dict[str, Any]:
+        """The large part of the state, now or at the last snapshot. With `groups`, it includes the bins of all tasks."""
+        if not at_snapshot:
             return self._columns(groups)
         self._swap()
         try:
@@ -257,7 +257,7 @@ class Bank:
             self._before[index] = self._row(index)
 
     def _swap(self) -> None:
-        """Exchange the rows that have changed since the mark with their values at the mark. The tree's counts stay."""
+        """Exchange the rows that have changed since the snapshot with their values then. The tree's counts stay."""
         for index, before in self._before.items():
             self._before[index] = self._row(index)
             self._mean[index], self._weight[index], self._slow[index], self._group[index], cell = before

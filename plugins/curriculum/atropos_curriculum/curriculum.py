@@ -44,7 +44,7 @@ class AdaptiveCurriculum(Curriculum):
         self._again: list[tuple[Draw, float]] = []
         self._busy: Counter[tuple[str, int]] = Counter()  # tasks of open draws
         self._tally = Tally()
-        self._marked = ""  # the small part of the state
+        self._snapshot = ""  # the small part of the state
 
     def open(self, sources: Mapping[str, TaskSource]) -> None:
         self._sources = with_weight(sources)
@@ -111,7 +111,7 @@ class AdaptiveCurriculum(Curriculum):
     # -- state
 
     def state(self) -> Mapping[str, Any]:
-        return self._with_columns(self._small(), marked=False)
+        return self._with_columns(self._small(), at_snapshot=False)
 
     def take_snapshot(self) -> None:
         self._marked = json.dumps(self._small())
@@ -148,10 +148,10 @@ class AdaptiveCurriculum(Curriculum):
             "banks": {name: bank.summary() for name, bank in self._banks.items()},
         }
 
-    def _with_columns(self, small: dict[str, Any], *, marked: bool) -> Mapping[str, Any]:
+    def _with_columns(self, small: dict[str, Any], *, at_snapshot: bool) -> Mapping[str, Any]:
         groups = self._options.prior is not None and self._options.prior.field is not None  # a file is read again
         for name, bank in small["banks"].items():
-            bank |= self._banks[name].columns(marked=marked, groups=groups)
+            bank |= self._banks[name].columns(at_snapshot=at_snapshot, groups=groups)
         return small
 
     def _prior(self) -> Any:

@@ -25,7 +25,7 @@ from atropos_core.group_schema import (
     NUMBER_BOUND,
     SPLITS,
 )
-from atropos_core.rollouts.policy_versions import refuse_versions_that_never_were
+from atropos_core.rollouts.policy_versions import check_versions
 from atropos_core.types import UNKNOWN_VERSION, Draw, ScoredGroup, Task
 from atropos_trajectory_api.groups.fast_check import check_typical_frame
 from atropos_trajectory_api.groups.frame_check import read_group
@@ -154,7 +154,7 @@ def verdicts(made: ScoredGroup, vocabulary: int = VOCABULARY, newest: int | None
     """Of the quick look, and of the whole check."""
     frame = encode_bytes(made)
     try:
-        refuse_versions_that_never_were(read_group(frame, vocabulary), newest)
+        check_versions(read_group(frame, vocabulary), newest)
         whole = True
     except DataError:
         whole = False

@@ -10,7 +10,7 @@ from atropos_core.errors import DataError
 from atropos_core.group_schema import check_group
 from atropos_core.guards.apart import loads_in_turns
 from atropos_core.hub.records import Label
-from atropos_core.rollouts.policy_versions import refuse_versions_that_never_were
+from atropos_core.rollouts.policy_versions import check_versions
 from atropos_core.types import Draw, ScoredGroup
 from atropos_trajectory_api.groups.fast_check import LONG_HEADER, check_typical_frame
 
@@ -75,7 +75,7 @@ def check_frame(frame: bytes, vocabulary: int, newest_version: int | None = None
     if found is not None:
         return Checked(*found)
     group = read_group(frame, vocabulary)
-    refuse_versions_that_never_were(group, newest_version)
+    check_versions(group, newest_version)
     return Checked(group.draw, Label.of(group, len(frame)))
 
 

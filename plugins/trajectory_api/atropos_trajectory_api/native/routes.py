@@ -10,7 +10,7 @@ from atropos_core import __version__
 from atropos_core.errors import DataError, HubFull
 from atropos_core.group_schema import check_draw, check_group
 from atropos_core.guards.apart import apart
-from atropos_core.rollouts.policy_versions import refuse_versions_that_never_were
+from atropos_core.rollouts.policy_versions import check_versions
 from atropos_core.types import Sampling, ScoredGroup
 from atropos_trajectory_api.http.frame_app import LONG_BYTES, FrameApp, Request
 from atropos_trajectory_api.legacy_groups.stored_group import as_frame
@@ -105,7 +105,7 @@ class NativeRoutes:
         worker = self._worker(request)
         group = request.get("group", ScoredGroup)
         check_group(group, self._service.vocabulary, episodes=False)
-        refuse_versions_that_never_were(group, self._service.newest_version)
+        check_versions(group, self._service.newest_version)
         self._service.failed(worker, group)
         return {}
 
