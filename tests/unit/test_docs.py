@@ -131,7 +131,7 @@ def test_the_page_for_agents_is_short_and_names_files_and_hooks_that_there_are()
     assert {name for name in offering if name.removeprefix("atropos_").removesuffix("s") in KINDS} <= {*spans}
 
 
-def test_the_map_has_every_room_of_core_and_every_library():
+def test_the_map_has_every_folder_of_core_and_every_library():
     page = (REPOSITORY / "docs/where-things-are.md").read_text().split("| tests |")[0]
     named = {name for row in re.findall(r"^\| (`.+?) \|", page, re.M) for name in re.findall(r"`([^`]+)`", row)}
     folders = {path.parent.name for path in REPOSITORY.glob("atropos_core/*/__init__.py")}

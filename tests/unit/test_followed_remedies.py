@@ -13,7 +13,7 @@ import pytest
 
 from atropos_core.cli import run_app
 from atropos_core.errors import AtroposError
-from atropos_core.rollouts.policy_versions import refuse_versions_that_never_were
+from atropos_core.rollouts.policy_versions import check_versions
 from atropos_core.storage.run_directory import RunDirectory
 from atropos_core.types import UNKNOWN_VERSION
 from atropos_evaluation.chat_model import ChatModel

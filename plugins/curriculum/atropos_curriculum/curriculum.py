@@ -114,14 +114,14 @@ class AdaptiveCurriculum(Curriculum):
         return self._with_columns(self._small(), at_snapshot=False)
 
     def take_snapshot(self) -> None:
-        self._marked = json.dumps(self._small())
+        self._snapshot = json.dumps(self._small())
         for bank in self._banks.values():
             bank.take_snapshot()
 
     def snapshot(self) -> Mapping[str, Any]:
-        if not self._marked:
-            raise RuntimeError("marked() before any mark()")
-        return self._with_columns(json.loads(self._marked), marked=True)
+        if not self._snapshot:
+            raise RuntimeError("snapshot() before any take_snapshot()")
+        return self._with_columns(json.loads(self._snapshot), at_snapshot=True)
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Load the state, also that of another of the five: the estimates stay, and this curriculum chooses by them."""

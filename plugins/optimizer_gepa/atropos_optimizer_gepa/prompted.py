@@ -15,14 +15,8 @@ from atropos_core.plugins.provider import RunContext
 from atropos_core.types import Episode, Failed, Message, Score, Split, Task
 from atropos_optimizer_gepa.config import PromptedOptions
 
-OPTIONAL = (
-    "state",
-    "load",
-    "take_snapshot",
-    "snapshot",
-    "metrics",
-    "own_findings",
-)  # that an environment may have: interfaces.py
+# That an environment may have (interfaces.py).
+OPTIONAL = ("state", "load", "take_snapshot", "snapshot", "metrics", "own_findings")
 
 PROMPT_FILE = "prompt.txt"  # in a policy's directory, next to the model that it is for
 published: dict[Path, str] = {}  # by run directory: what its trainer has published

@@ -70,7 +70,7 @@ class Checked(NamedTuple):
 
 def check_frame(frame: bytes, vocabulary: int, newest_version: int | None = None) -> Checked:
     """Check the frame of a group. Raises DataError that says what is wrong with it. A `vocabulary` of 0 is unknown;
-    `newest_version` as in `refuse_versions_that_never_were`."""
+    `newest_version` as in `check_versions`."""
     found = check_typical_frame(frame, vocabulary, newest_version)
     if found is not None:
         return Checked(*found)
