@@ -1,4 +1,4 @@
-"""What `atropos run` prints at the end: accuracy or reward before and after, where the time went, and which files there are."""
+"""The report at the end of `atropos run`: accuracy or reward before and after, times, and the files of the run."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Print what a command has to say: lines, warnings, errors with what to do, facts, tables, JSON.
+"""Print lines, warnings, errors with their remedies, facts, tables and JSON.
 
-`terminal` has the streams, `waits` what is waited for. rich is imported when it prints something."""
+`terminal` has the streams, `waits` the line of what is waited for. rich is imported when it prints something.
+"""
 
 from __future__ import annotations
 
@@ -120,7 +121,7 @@ def _lines(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _fitted_table(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> Table:
-    """Return a table that is at most `width` wide. (rich alone would break names where a text has room.)"""
+    """Return a table that is at most `width` wide. rich's own widths would break a name before a long text."""
     from rich import box
     from rich.table import Table
     from rich.text import Text

@@ -1,4 +1,4 @@
-"""The terminal: which streams are one, the line of it that changes, and what happens when a stream is lost."""
+"""The terminal: its streams, the line that changes, and what happens when a stream is lost."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ class LiveLine:
                 self._write(file, "\n" if self._stays else "\r\x1b[2K")
 
     def forget(self) -> None:
-        """Start anew in a fork, where the thread that may hold the lock does not exist."""
+        """Start anew in a fork: the thread that may hold the lock does not exist there."""
         self.lock, self._on = RLock(), None
 
     def remove(self) -> None:

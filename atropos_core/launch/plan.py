@@ -1,4 +1,4 @@
-"""What will be built: a run file with every component found, its options validated, and their fit checked. Making a plan is cheap."""
+"""The plan of a run: a run file with every component found, its options validated, and their fit checked. Making one is cheap."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ends a run before its last step: signals, requests from another thread, and processes that have ended."""
+"""End a run before its last step: at a signal, a request from another thread, or the end of one of its processes."""
 
 from __future__ import annotations
 
