@@ -81,7 +81,7 @@ class RunContext:
     patience: Patience = DEFAULT_PATIENCE  # how long to wait for servers and processes: [watch]
     machine: int = 0  # number of this machine among those that this component spans
     machines: int = 1
-    # the run's launcher, which starts the processes of Provider.roles
+    # the run's launcher, which starts the processes of TeacherProvider.roles
     launcher: Launcher | None = field(default=None, repr=False, compare=False)
 
     def record(self) -> dict[str, Any]:

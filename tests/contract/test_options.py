@@ -876,8 +876,8 @@ def test_some_code_reads_the_option(option):
     name, model = option.rpartition(".")[2], every_option()[option]
     declares = next(one for one in reversed(model.__mro__) if name in vars(one).get("__annotations__", {}))
     package = declares.__module__.partition(".")[0]
-    places = [package, *LIBRARIES] if package == "atropos_core" else [package]
-    assert any(BY_ANOTHER.get(option, name) in read_in(place) for place in places)
+    packages = [package, *LIBRARIES] if package == "atropos_core" else [package]
+    assert any(BY_ANOTHER.get(option, name) in read_in(one) for one in packages)
 
 
 def test_there_is_an_entry_for_every_option():

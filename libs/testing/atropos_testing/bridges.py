@@ -33,7 +33,7 @@ from atropos_testing.scenes import DEADLINE_S, PAUSED_FOR_S, SAMPLES_ON, Scene, 
 from atropos_testing.subject import Subject
 
 WORDS = {  # check -> text if it is fine, and the remedy if not
-    "offer": ("", "Provider.transports says what the bridge carries under its options, and build makes it."),
+    "offer": ("", "BridgeProvider.transports says what the bridge carries under its options, and build makes it."),
     "extensions": (
         "they can be found",
         'extensions() names classes as "pkg.mod:Class", importable where engine and trainer run, or as "/path/file.py:Class".',
