@@ -77,7 +77,7 @@ CASES: dict[str, tuple[Callable[[Path], object], tuple[str, ...], tuple[str, ...
         lambda model: edit_json(model / "config.json", max_position_embeddings=100), (),
         ("leaves no room for a prompt", "sampling.max_tokens=50"),
     ),
-    "no weights": (lambda model: (model / "model.safetensors").unlink(), (), ("there are no weights", "save_pretrained")),
+    "no weights": (lambda model: (model / "model.safetensors").unlink(), (), ("lacks its weights", "save_pretrained")),
     "cut off": (truncate_weights, (), ("model.safetensors is damaged", "fetch it again")),
     "a shard": (remove_a_shard, (), ("1 of the 2 files of weights", "model-00002-of-00002.safetensors")),
     "an end": (remove_end_tokens, (), ("nothing ends a reply", '"eos_token" in tokenizer_config.json')),

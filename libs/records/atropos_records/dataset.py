@@ -45,7 +45,7 @@ class DatasetExport:
     def __init__(self, form: str, path: Path, selection: Selection) -> None:
         """Raises ConfigError if the name does not fit the form, RunDirectoryError if the file exists."""
         if form not in FORMS:
-            raise ConfigError(f"there is no form {form!r} of a data set.", remedy=f"Choose one of: {', '.join(FORMS)}.")
+            raise ConfigError(f"{form!r} is not a form of a data set.", remedy=f"Choose one of: {', '.join(FORMS)}.")
         columns, self._rows = FORMS[form]
         if form == "parquet" and path.suffix != ".parquet":
             raise ConfigError(f"{path}: --as parquet writes parquet.", remedy="Name it NAME.parquet.")
@@ -69,7 +69,7 @@ class DatasetExport:
             reasons = "; ".join(f"{count} times: {reason}" for reason, count in self.left_out.most_common())
             raise DataError(
                 f"nothing is left to write with --as {self._form}: {reasons or 'there are no rollouts'}.",
-                remedy="Ask for less, or see what there is: --as parquet writes everything that is recorded.",
+                remedy="Ask for less, or look at everything that is recorded with --as parquet.",
             )
         self._file.finish()
         counts = dict(self.left_out.most_common())

@@ -57,7 +57,7 @@ def _unusable(
     try:
         json.dumps(messages, ensure_ascii=False).encode()
     except UnicodeEncodeError:
-        return "half a surrogate pair in a message, which is no Unicode text"
+        return "half a surrogate pair in a message, which is not Unicode text"
     return None
 
 

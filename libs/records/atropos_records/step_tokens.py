@@ -18,7 +18,7 @@ from atropos_core.types import Bools, Floats, Tokens, Versions
 
 @dataclass(frozen=True)
 class SequenceTokens:
-    """One token history. Floats are NaN where there is no value; an optional column is None if the step has none."""
+    """One token history. A missing float is NaN; an optional column is None if the step has none."""
 
     ids: Tokens  # [T]
     sampled: Bools  # [T] sampled by the policy

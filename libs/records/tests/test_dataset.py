@@ -116,7 +116,7 @@ async def test_what_is_no_conversation_of_the_policy_is_left_out_by_name(tmp_pat
         "path": "", "form": "sft", "written": 1, "without_tokens": {}, "url": None,
         "left_out": {
             "cut off at the token limit (--keep-cut-off keeps them)": 1,
-            "half a surrogate pair in a message, which is no Unicode text": 1,
+            "half a surrogate pair in a message, which is not Unicode text": 1,
             "no reply of the policy among its messages": 1,
             "several token histories: its messages are not one conversation": 1,
         },

@@ -31,7 +31,7 @@ def check_weights(directory: Path) -> None:
     files = sorted(directory.glob("*.safetensors"))
     if not files and not any(directory.glob("*.bin")):
         raise ConfigError(
-            f"there are no weights in {directory}: it has a config.json but no *.safetensors.", remedy=remedy
+            f"the model in {directory} lacks its weights: there is a config.json, but no *.safetensors.", remedy=remedy
         )
     for path in files:
         try:
@@ -74,7 +74,7 @@ def loaded_dtype(directory: Path, wanted: str, device: str) -> str:
 
 def needs_own_code(directory: Path) -> str | None:
     """Return the fact, for a loader's error, that config.json refers to Python code of the model, which is never run here. None if
-    there is no such code."""
+    it does not refer to any."""
     try:
         named = json.loads((directory / "config.json").read_text(encoding="utf-8")).get("auto_map")
     except (OSError, ValueError, AttributeError):
