@@ -21,8 +21,8 @@ COMPONENTS = {
 PACKAGES = ("torch", "transformers", "peft", "accelerate", "bitsandbytes", "torchao", *COMPONENTS.values())
 NEEDS = {
     "libs/doctor/tests/test_machine_checks.py::test_a_torch_that_takes_too_long_is_a_note": "torch",
-    "tests/unit/test_run_file_schema.py::test_every_option_in_it_says_what_it_means_and_its_default": "atropos_trainer_grpo",
-    "tests/unit/test_run_file_schema.py::test_every_valid_run_file_of_pages_and_tests_is_taken": "atropos_bridge_checkpoint",
+    "libs/config/tests/test_schema.py::test_every_option_in_it_says_what_it_means_and_its_default": "atropos_trainer_grpo",
+    "libs/config/tests/test_schema.py::test_every_valid_run_file_of_pages_and_tests_is_taken": "atropos_bridge_checkpoint",
     "tests/unit/test_site.py::test_the_reference_has_every_option_of_a_component": "atropos_engine_hf",
 }
 

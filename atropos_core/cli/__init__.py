@@ -16,8 +16,7 @@ from atropos_core.cli.guarded import GUARDED, STARTED, guarded
 from atropos_core.cli.overview import OPTIONS, Overview, name_of, show_alone
 
 OWN = {  # command -> its module here
-    "run": "run", "resume": "resume", "plugins": "plugins",
-    "config": "config", "plot": "plot", "completion": "completion",
+    "run": "run", "resume": "resume", "plugins": "plugins", "plot": "plot", "completion": "completion",
 }  # fmt: skip
 
 

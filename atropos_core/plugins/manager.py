@@ -35,7 +35,7 @@ GROUP = "atropos"
 CORE = "atropos-core"
 DISABLE = "ATROPOS_DISABLE_PLUGINS"
 BROUGHT_BY = {  # command, or function of `atropos_core` -> the distribution that has it
-    "export": "atropos-records", "audit": "atropos-records", "doctor": "atropos-doctor",
+    "config": "atropos-config", "export": "atropos-records", "audit": "atropos-records", "doctor": "atropos-doctor",
     "check": "atropos-testing", "new": "atropos-testing", "view": "atropos-plugin-viewer", "save_view": "atropos-plugin-viewer",
     "eval": "atropos-evaluation", "evaluate": "atropos-evaluation",
     "plan": "atropos-plugin-trainer-grpo", "quantize": "atropos-plugin-trainer-grpo", "serve": "atropos-plugin-trajectory-api",

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 import atropos_core
+from atropos_config.schema import run_file_schema
 from atropos_core import interfaces, types
 from atropos_core.config.run_file import NAMED, RunConfig
-from atropos_core.config.schema import run_file_schema
 from atropos_core.plugins.manager import load_plugins
 from atropos_core.plugins.offers import KINDS
 from tests.conftest import REPOSITORY

@@ -105,8 +105,8 @@ def schema() -> None:
 
       atropos config schema > run-file.schema.json
     """
+    from atropos_config.schema import run_file_schema
     from atropos_core import console
-    from atropos_core.config.schema import run_file_schema
     from atropos_core.plugins.manager import load_plugins
 
     console.document(run_file_schema(load_plugins().registry))

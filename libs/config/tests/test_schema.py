@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
+from atropos_config.schema import run_file_schema
 from atropos_core.cli.options import configure
 from atropos_core.config.run_file import RunConfig
-from atropos_core.config.schema import run_file_schema
 from atropos_core.errors import AtroposError
 from atropos_core.plugins.manager import load_plugins
 from tests.conftest import REPOSITORY

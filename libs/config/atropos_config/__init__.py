@@ -1,0 +1,1 @@
+"""Print the values of a run file, and its JSON Schema."""
