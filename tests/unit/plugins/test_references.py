@@ -52,7 +52,7 @@ COMPLETE = '''
 import numpy as np
 from atropos_core import Options, Provider
 from atropos_core.builtin.local import LocalBridge
-from atropos_core.builtin.sinks import ConsoleSink
+from atropos_core.builtin.progress import ConsoleSink
 from atropos_core.builtin.toy import ToyEngine
 from atropos_core.interfaces import Sink
 from atropos_core.plugins.provider import NoOptions
