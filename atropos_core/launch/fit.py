@@ -12,11 +12,13 @@ from atropos_core.errors import ConfigError, FitError, TokenizerMismatch
 from atropos_core.interfaces import ModelInfo, Transport
 from atropos_core.plugins.model_provider import BridgeProvider
 from atropos_core.plugins.offers import Offer
+from atropos_core.plugins.provider import RunContext
 from atropos_core.plugins.registry import Registry
 from atropos_core.plugins.requirements import check_core_api, check_requires
 from atropos_core.rollouts.tokenizer import ChatTokenizer
 
 ONE_MACHINE: frozenset[Transport] = frozenset({"in_process", "posix_shm", "cuda_ipc", "copy"})
+RAW_REWARDS = "--set transform.drop_flat.use=none --set transform.group_advantage.baseline=none"
 ONE_ENGINE: frozenset[Transport] = frozenset({"posix_shm", "cuda_ipc"})  # the first engine owns what the trainer maps
 
 
@@ -147,6 +149,29 @@ def refuse_second_advantages(transforms: Mapping[str, ResolvedComponent]) -> Non
         f"transform.{makers[1]} has no effect: groups keep the advantages that transform.{makers[0]}, which is before it, has given them.",
         remedy=f'Leave one out, as by [transform.{unwanted}] use = "none", or --set transform.{unwanted}.use=none.',
     )
+
+
+def refuse_changed_rewards(trainer: str, unit: str, context: RunContext) -> None:
+    """Raises ConfigError unless each batch has the rewards of one `unit` of the trainer, such as a prompt, as they were given. For a
+    trainer that compares rewards between batches."""
+    if context.max_staleness:
+        raise ConfigError(
+            f"trainer {trainer!r} must know which {unit} was sampled, but with training.max_staleness = {context.max_staleness} a batch "
+            "may be of several.",
+            remedy="--set training.max_staleness=0",
+        )
+    advantages = context.announced.get("advantages")
+    if advantages is None or advantages["baseline"] != "none":
+        raise ConfigError(
+            f"trainer {trainer!r} compares rewards between batches, and a baseline within each group removes what it compares.",
+            remedy=f"{RAW_REWARDS}, and no other transform.",
+        )
+    if context.announced.get("flat_groups"):
+        raise ConfigError(
+            f"trainer {trainer!r} needs every reward, but transform 'drop_flat' leaves out groups that were not rewarded: a {unit} without "
+            "any reward would be sampled again and again.",
+            remedy=RAW_REWARDS,
+        )
 
 
 def refuse_second_writers(sinks: Mapping[str, ResolvedComponent]) -> None:

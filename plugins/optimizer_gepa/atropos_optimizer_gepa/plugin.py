@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from atropos_core import hookimpl
-from atropos_core.errors import ConfigError
 from atropos_core.plugins.model_provider import BridgeProvider, TrainerProvider
 from atropos_core.plugins.provider import NoOptions, Provider, RunContext
 
@@ -14,8 +13,6 @@ if TYPE_CHECKING:
     from atropos_core.interfaces import Bridge, Environment, Trainer
     from atropos_core.plugins.model_provider import Workload
     from atropos_optimizer_gepa.config import GepaOptions, PromptedOptions
-
-RAW_REWARDS = "--set transform.drop_flat.use=none --set transform.group_advantage.baseline=none"
 
 
 def build_trainer(options: GepaOptions, context: RunContext) -> Trainer:
@@ -40,25 +37,9 @@ def build_environment(options: PromptedOptions, context: RunContext) -> Environm
 
 def check(options: GepaOptions, workload: Workload) -> None:
     """Raises ConfigError for a run whose rewards would not be those of one prompt each."""
-    context = workload.context
-    if context.max_staleness:
-        raise ConfigError(
-            "trainer 'gepa' must know which prompt was sampled with, and with training.max_staleness = "
-            f"{context.max_staleness} a batch may be of several.",
-            remedy="--set training.max_staleness=0",
-        )
-    said = context.announced.get("advantages")
-    if said is None or said["baseline"] != "none":
-        raise ConfigError(
-            "trainer 'gepa' compares rewards between prompts, and a baseline within each group takes away what it compares.",
-            remedy=f"{RAW_REWARDS}, and no other transform.",
-        )
-    if context.announced.get("flat_groups"):
-        raise ConfigError(
-            "trainer 'gepa' needs every reward of a prompt, and transform 'drop_flat' leaves out groups that were not rewarded: a prompt "
-            "without any reward would be tried again and again.",
-            remedy=RAW_REWARDS,
-        )
+    from atropos_core.launch.fit import refuse_changed_rewards
+
+    refuse_changed_rewards("gepa", "prompt", workload.context)
 
 
 @hookimpl

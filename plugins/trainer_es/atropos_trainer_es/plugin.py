@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from atropos_core.plugins.model_provider import Workload
     from atropos_trainer_es.config import EsOptions
 
-RAW_REWARDS = "--set transform.drop_flat.use=none --set transform.group_advantage.baseline=none"
-
 
 def build(options: EsOptions, context: RunContext) -> Trainer:
     from atropos_trainer_es.trainer import EsTrainer
@@ -26,25 +24,10 @@ def build(options: EsOptions, context: RunContext) -> Trainer:
 
 def check(options: EsOptions, workload: Workload) -> None:
     """Raises ConfigError for a run whose rewards would not be those of one member each."""
+    from atropos_core.launch.fit import refuse_changed_rewards
+
     context, steps = workload.context, options.population + 1
-    if context.max_staleness:
-        raise ConfigError(
-            "trainer 'es' must know which member was sampled, and with training.max_staleness = "
-            f"{context.max_staleness} a batch may be of several.",
-            remedy="--set training.max_staleness=0",
-        )
-    said = context.announced.get("advantages")
-    if said is None or said["baseline"] != "none":
-        raise ConfigError(
-            "trainer 'es' compares rewards between steps, and a baseline within each group takes away what it compares.",
-            remedy=f"{RAW_REWARDS}, and no other transform.",
-        )
-    if context.announced.get("flat_groups"):
-        raise ConfigError(
-            "trainer 'es' needs the rewards of every member, and transform 'drop_flat' leaves out groups that were not rewarded: a member "
-            "without any reward would be sampled again and again.",
-            remedy=RAW_REWARDS,
-        )
+    refuse_changed_rewards("es", "member", context)
     if context.steps % steps:
         raise ConfigError(
             f"training.steps = {context.steps} ends within a generation: one of population = {options.population} is {steps} steps.",
