@@ -46,7 +46,7 @@ class GroupAdvantageOptions(Options):
     )
 
     @model_validator(mode="after")
-    def _only_the_group_is_divided(self) -> GroupAdvantageOptions:
+    def _check_division(self) -> GroupAdvantageOptions:
         if self.divide_by_std and self.baseline != "group":
             raise ValueError(
                 f'divide_by_std goes with baseline = "group", and it is "{self.baseline}": remove one of them'

@@ -73,7 +73,7 @@ def checked_temperature(value: float) -> float:
 Temperature = Annotated[float, AfterValidator(checked_temperature)]
 
 
-def greedy_is_not_cut(section: str, temperature: float, top_p: float, top_k: int) -> None:
+def refuse_cut_greedy(section: str, temperature: float, top_p: float, top_k: int) -> None:
     """Raises ValueError for top_p or top_k at temperature 0: the likeliest token is the same with or without them."""
     if temperature == 0 and (top_p, top_k) != (1.0, 0):
         idle = "top_p" if top_p != 1.0 else "top_k"
@@ -111,8 +111,8 @@ class SamplingSection(Section):
         return stop
 
     @model_validator(mode="after")
-    def _greedy_is_not_cut(self) -> SamplingSection:
-        greedy_is_not_cut("sampling", self.temperature, self.top_p, self.top_k)
+    def _refuse_cut_greedy(self) -> SamplingSection:
+        refuse_cut_greedy("sampling", self.temperature, self.top_p, self.top_k)
         return self
 
     def record(self) -> Sampling:
@@ -172,7 +172,7 @@ class EvaluationSection(Section):
 
     def check(self) -> None:
         """Raises ValueError if samples, temperature and pass_at contradict each other."""
-        greedy_is_not_cut("evaluation", self.temperature, self.top_p, self.top_k)
+        refuse_cut_greedy("evaluation", self.temperature, self.top_p, self.top_k)
         if self.samples > 1 and self.temperature == 0:
             raise ValueError(
                 f"evaluation.samples = {self.samples} at evaluation.temperature = 0 would be one reply {self.samples} "

@@ -47,7 +47,7 @@ class SteppingOptions(Options):
     step_deadline_s: float = Field(60.0, gt=0, description="seconds for one step; later the rollout fails")
 
     @model_validator(mode="after")
-    def _action_can_be_read(self) -> SteppingOptions:
+    def _check_action(self) -> SteppingOptions:
         if (self.action == "pattern") != (self.pattern is not None):
             raise ValueError('action = "pattern" and pattern go together: give both or neither')
         if ACTION not in self.template:

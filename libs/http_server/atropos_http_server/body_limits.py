@@ -218,7 +218,7 @@ class Limits:
         if self._giving_back is None:
             self._giving_back = asyncio.get_running_loop().call_later(GIVE_BACK_S, self._give_back)
 
-    def give_back_what_grew(self) -> None:
+    def release_memory(self) -> None:
         """Called once a second: many small requests may also have used memory that is free by now."""
         now = returnable_bytes()
         if now > self._returnable + _GROWN:

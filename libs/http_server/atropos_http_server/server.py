@@ -173,7 +173,7 @@ async def serve_in_loop(
             await running.close()
             raise DeadlineExceeded(f"the server at {url} did not open within {START_S:g} s")
     except OSError as error:
-        raise _nothing_can_listen(host, port, error, options) from error
+        raise _listen_error(host, port, error, options) from error
     finally:
         listens.cancel()
     return running
@@ -191,10 +191,10 @@ def _bind(host: str, port: int, options: ListenOptions) -> socket.socket:
             raise
         return bound
     except OSError as error:
-        raise _nothing_can_listen(host, port, error, options) from error
+        raise _listen_error(host, port, error, options) from error
 
 
-def _nothing_can_listen(host: str, port: int, error: OSError, options: ListenOptions) -> ConfigError:
+def _listen_error(host: str, port: int, error: OSError, options: ListenOptions) -> ConfigError:
     another = f"give another port{f' with {options.port}' if options.port else ''}; 0 takes any free one."
     if error.errno == errno.EADDRINUSE:
         return ConfigError(

@@ -17,7 +17,7 @@ import gem
 
 from atropos_adapter_roll.config import KNOWN_ENDS, read_env_options
 from atropos_adapter_roll.observation import Observation, show
-from atropos_adapter_roll.reward import parts_of, warn_where_wrong_may_win
+from atropos_adapter_roll.reward import parts_of, warn_of_wrong_replies_ahead
 from atropos_adapter_roll.shared import shared_loop
 from atropos_adapter_roll.threaded_rollout import Event, PendingReply, ThreadedRollout
 from atropos_core.conversation import Policy
@@ -59,7 +59,7 @@ class AtroposEnv(gem.Env):  # type: ignore[misc] # gem has no types
     def __init__(self, **env_config: Any) -> None:
         """`env_config`: see EnvOptions. Builds and opens the environment, and raises its errors."""
         self.options = read_env_options(env_config)
-        warn_where_wrong_may_win(self.options.reward)
+        warn_of_wrong_replies_ahead(self.options.reward)
         self.env_reset_failed = False
         self.env_timeout = False
         self.env_info: dict[str, Any] = {"environment": self.options.environment}
@@ -112,7 +112,7 @@ class AtroposEnv(gem.Env):  # type: ignore[misc] # gem has no types
         if self.env_reset_failed:
             return self._ended()
         if not isinstance(action, str):
-            return self._fail(Failed(_not_a_reply(action)))
+            return self._fail(Failed(_reply_error(action)))
         text = self._without_end(action)
         record.replies.append(text)
         if self._group_size > 1:
@@ -287,7 +287,7 @@ def metrics_of(record: Record, *, timed_out: bool, environment: Any) -> dict[str
     return found | {f"environment/{name}": float(value) for name, value in environment.items()}
 
 
-def _not_a_reply(action: Any) -> str:
+def _reply_error(action: Any) -> str:
     name = getattr(action, "name", None)  # ROLL's EpisodeStopReason
     if isinstance(name, str):
         return f"the trainer stopped the episode: {name}"

@@ -65,7 +65,7 @@ def adapted(base: type, observation: str) -> type:
             return super().step(llm_output)
 
         def formulate_rollouts(self, rollout_cache: Any) -> Any:
-            too_long = self._stand_in_for_no_reply(rollout_cache.history)
+            too_long = self._add_missing_reply(rollout_cache.history)
             rollout = super().formulate_rollouts(rollout_cache)
             record = self.env.record()
             if too_long or not record["ended"]:  # ROLL itself stops an episode at max_steps and at sequence_length
@@ -77,7 +77,7 @@ def adapted(base: type, observation: str) -> type:
             rollout.meta_info["drop_flag"] = bool(record["failed"])
             return rollout
 
-        def _stand_in_for_no_reply(self, history: list[dict[str, Any]]) -> str:
+        def _add_missing_reply(self, history: list[dict[str, Any]]) -> str:
             """The reason why there is no reply, if the first prompt left no room for one. ROLL makes rollouts of replies, so it then gets
             a reply of one token, for a rollout that is marked as failed."""
             if not history or any("response_ids" in one for one in history):

@@ -14,7 +14,7 @@ _TAG = re.compile(r"<(\w+)>")
 _COMMAND = re.compile(r"(\\\w+)\{\}")
 
 
-def warn_where_wrong_may_win(options: RewardOptions) -> None:
+def warn_of_wrong_replies_ahead(options: RewardOptions) -> None:
     """Log one line if the options let a bonus lift a wrong reply over a right one."""
     if not options.right_first:
         bonus = sum(each.weight for each in (options.format, options.length) if each is not None)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from atropos_adapter_roll.config import RewardOptions
-from atropos_adapter_roll.reward import has_marker, parts_of, warn_where_wrong_may_win
+from atropos_adapter_roll.reward import has_marker, parts_of, warn_of_wrong_replies_ahead
 from atropos_core.types import Episode
 
 
@@ -105,13 +105,13 @@ def test_without_right_first_a_bonus_may_win_and_a_warning_says_so(caplog):
         parts_of(chosen, episode(1.0, True), ["4"]).values()
     )
     with caplog.at_level(logging.WARNING):
-        warn_where_wrong_may_win(chosen)
+        warn_of_wrong_replies_ahead(chosen)
     assert "a wrong answer may earn more than a right one" in caplog.text
 
 
 def test_nothing_is_printed_where_right_comes_first(caplog):
     with caplog.at_level(logging.WARNING):
-        warn_where_wrong_may_win(options(**BOTH))
+        warn_of_wrong_replies_ahead(options(**BOTH))
     assert not caplog.text
 
 

@@ -88,7 +88,7 @@ class FullyAsyncAtroposTrainer(AroundSource, FullyAsyncRayPPOTrainer):  # type: 
         self._wants_checkpoint = self.source.step_ended(self.cfg.trainer.ckpt_interval <= 0, taken)
         return status
 
-    async def weights_went_out(self) -> None:
+    async def after_publish(self) -> None:
         """Save a checkpoint now if the source cannot wait for the interval: by now SkyRL has marked these groups as trained."""
         if self._wants_checkpoint:
             self._wants_checkpoint = False

@@ -89,7 +89,7 @@ def packed(placed: Sequence[tuple[TrainingRow, RowPosition]]) -> bytes:
     ]  # fmt: skip
     columns = (
         [row.prompt for row in rows], [row.response for row in rows], [row.versions for row in rows],
-        _where_any([row.logprobs for row in rows], table[3]), _where_any([row.advantages for row in rows], table[3]),
+        _filled_columns([row.logprobs for row in rows], table[3]), _filled_columns([row.advantages for row in rows], table[3]),
         [row.trained for row in rows],
     )  # fmt: skip
     other: dict[str, Any] = {"finish": [row.finish for row in rows]}
@@ -107,7 +107,7 @@ def packed(placed: Sequence[tuple[TrainingRow, RowPosition]]) -> bytes:
     )
 
 
-def _where_any(columns: Sequence[Floats | None], sizes: Sequence[int]) -> Sequence[Floats]:
+def _filled_columns(columns: Sequence[Floats | None], sizes: Sequence[int]) -> Sequence[Floats]:
     """The columns with zeros for rows that have none; empty if no row has one."""
     if all(column is None for column in columns):
         return ()

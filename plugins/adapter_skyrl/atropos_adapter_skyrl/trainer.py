@@ -39,7 +39,7 @@ class AroundSource:
         """Train. When it returns or raises, no more groups are requested from the source."""
         await super().train()  # type: ignore[misc] # SkyRL's
 
-    async def weights_went_out(self) -> None:
+    async def after_publish(self) -> None:
         """Called when the engines sample from the weights of the present step."""
 
 

@@ -69,7 +69,7 @@ class Dispatch:
         else:
             await self._publisher.publish(version, self._save)
         await self._source.set_version(version)
-        await self._trainer.weights_went_out()
+        await self._trainer.after_publish()
 
     def _save(self, directory: str) -> None:
         self._dispatch.save_hf_model("policy", directory, self._trainer.tokenizer)

@@ -171,7 +171,7 @@ def _own_folder(folder: Path) -> Iterator[tuple[Path, str, RingListener]]:
 
 
 def _introduction(own: Path, concurrency: int) -> str:
-    return json.dumps({"socket": str(own / SOCKET), "hands": concurrency})
+    return json.dumps({"socket": str(own / SOCKET), "concurrency": concurrency})
 
 
 def _given(down: RingConsumer | None, folder: Path) -> RingConsumer:

@@ -142,7 +142,7 @@ class WorkQueue:
     async def _one_worker(self, up: RingConsumer) -> None:
         try:
             greeting = json.loads(up.name)
-            path, concurrency = Path(greeting["socket"]), int(greeting["hands"])
+            path, concurrency = Path(greeting["socket"]), int(greeting["concurrency"])
         except (ValueError, TypeError, LookupError):
             return  # not a worker
         begun: dict[int, _Request] = {}

@@ -242,7 +242,7 @@ async def test_an_exchange_that_closes_while_a_worker_comes_in_leaves_nothing_op
     exchange = WorkQueue(tmp_path / "exchange")
     await exchange.open()
     coming = RingListener(tmp_path / "worker" / "ring.sock", "nonce")  # it accepts no connection yet
-    text = json.dumps({"socket": str(coming.path), "hands": 2})
+    text = json.dumps({"socket": str(coming.path), "concurrency": 2})
     nonce = (tmp_path / "exchange" / NONCE).read_text()
     up = await RingProducer.open(tmp_path / "exchange" / SOCKET, nonce, slots=2, slot_bytes=64, name=text)
     assert await asyncio.to_thread(wait_for, coming._socket, 20), "the exchange is on its way to the worker"

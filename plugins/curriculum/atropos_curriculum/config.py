@@ -92,7 +92,7 @@ class LearningProgressOptions(CurriculumOptions):
     explore: Share = Field(0.2, description="share of the draws, from 0 to 1, that is uniform over all tasks")
 
     @model_validator(mode="after")
-    def _a_prior_makes_it_one_of_bins(self) -> LearningProgressOptions:
+    def _check_prior(self) -> LearningProgressOptions:
         where = "with a prior, whose bins are then used to measure progress"
         self.refuse_idle(self.prior is None, where, "slow", "memory", "prior_weight")
         if self.prior is not None:
@@ -114,7 +114,7 @@ class WindowOptions(CurriculumOptions):
     )
 
     @model_validator(mode="after")
-    def _window_is_open(self) -> WindowOptions:
+    def _check_window(self) -> WindowOptions:
         if not self.low < self.high:
             raise ValueError(
                 f"the window keeps low < success < high, and low = {self.low} is not below high = {self.high}"

@@ -97,7 +97,7 @@ class VLLMOptions(Options):
         return url.rstrip("/") if url else url
 
     @model_validator(mode="after")
-    def _flags_are_free(self) -> VLLMOptions:
+    def _check_flags(self) -> VLLMOptions:
         flags = [argument.split("=")[0].replace("_", "-") for argument in self.extra_args]
         ours = {flag for flag in flags if flag in _OURS}
         # vLLM accepts the beginning of a flag for the whole; "--m" may still mean another one.
@@ -107,7 +107,7 @@ class VLLMOptions(Options):
         return self
 
     @model_validator(mode="after")
-    def _an_attached_server_is_as_it_is(self) -> VLLMOptions:
+    def _check_attached_server(self) -> VLLMOptions:
         if self.url is not None:
             fields = type(self).model_fields
             given = [name for name, field in fields.items() if getattr(self, name) != field.default]

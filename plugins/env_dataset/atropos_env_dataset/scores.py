@@ -196,11 +196,11 @@ class Yours(Scorer):
             try:
                 called.bind(None, None)
             except TypeError as error:
-                raise self._not_callable(str(error)) from None
+                raise self._call_error(str(error)) from None
             if not (self._names or self._needed):
-                raise self._not_callable("it names no parameter")
+                raise self._call_error("it names no parameter")
 
-    def _not_callable(self, why: str) -> ConfigError:
+    def _call_error(self, why: str) -> ConfigError:
         return ConfigError(f"dataset: score = {self._name!r} cannot be called, since {why}.", remedy=FORMS)
 
     async def check(self, tasks: Iterable[Task], source: str) -> None:

@@ -33,7 +33,7 @@ class Gsm8kOptions(Options):
     grading_deadline_s: float = Field(5.0, gt=0, description="seconds to compare one pair of expressions")
 
     @model_validator(mode="after")
-    def _path_belongs_to_path(self) -> Gsm8kOptions:
+    def _check_path(self) -> Gsm8kOptions:
         if (self.path is not None) != (self.source == "path"):
             raise ValueError('path and source = "path" go together')
         where = f'with source = "{self.source}"'

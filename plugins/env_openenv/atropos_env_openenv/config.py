@@ -27,13 +27,13 @@ class OpenenvOptions(SteppingOptions):
 
     @field_validator("url")
     @classmethod
-    def _is_of_http(cls, url: str) -> str:
+    def _check_url(cls, url: str) -> str:
         if not url.startswith(("http://", "https://", "ws://", "wss://")):
             raise ValueError(f"url = {url!r} must begin with http://, https://, ws:// or wss://")
         return url.rstrip("/")
 
     @model_validator(mode="after")
-    def _one_kind_of_action(self) -> OpenenvOptions:
+    def _check_action_kind(self) -> OpenenvOptions:
         if self.tools == (self.field is not None):
             raise ValueError("give field, which takes the policy's action, or tools = true: one of the two")
         self.refuse_idle(not self.tools, "with tools", "fields", "action", "pattern", "template")

@@ -83,7 +83,7 @@ def load(id: str, config: Mapping[str, Any]) -> Contract:
         raise
     except (Exception, SystemExit) as error:
         traceback.print_exc()  # into the log
-        raise _not_imported(id, error) or ConfigError(
+        raise _import_error(id, error) or ConfigError(
             f"verifiers' environment {id!r} could not be loaded: {type(error).__name__}: {error}",
             remedy="Look at [environment.NAME.config], and at the environment's own module.",
         ) from error
@@ -129,7 +129,7 @@ def _made_by(id: str) -> Callable[[Mapping[str, Any]], Contract]:
                 f"environment {id!r} has no module {name!r} on this machine.",
                 remedy="Install its package, or name the folder of its module: folder in [environment.NAME].",
             ) from error
-        raise _not_imported(id, error) or ConfigError(
+        raise _import_error(id, error) or ConfigError(
             f"verifiers' environment {id!r} could not be imported: {type(error).__name__}: {error}",
             remedy="Look at its module, and at what that imports.",
         ) from error
@@ -141,7 +141,7 @@ def _has_taskset(module: ModuleType) -> bool:
     return any(base.__name__ == "Taskset" for one in values if isinstance(one, type) for base in one.__mro__)
 
 
-def _not_imported(id: str, error: BaseException) -> ConfigError | None:
+def _import_error(id: str, error: BaseException) -> ConfigError | None:
     """The error that says what an import failed on and which version is installed; None if no import failed."""
     if isinstance(error, ImportError):
         missing = error.name or ""

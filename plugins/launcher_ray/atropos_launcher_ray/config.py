@@ -71,7 +71,7 @@ class RayOptions(Options):
     )
 
     @model_validator(mode="after")
-    def _has_an_effect(self) -> RayOptions:
+    def _check_effect(self) -> RayOptions:
         self.refuse_idle(
             any(one.least is not None for one in self.workers.values()), "because no workers set `least`", "look_s"
         )

@@ -178,7 +178,7 @@ class RayLauncher(Launcher):
                 total.get("CPU", 0.0),
                 total.get("GPU", 0.0),
                 int(total.get("memory", 0)),
-                {name: amount for name, amount in total.items() if name not in NAMES and _is_named_by_users(name)},
+                {name: amount for name, amount in total.items() if name not in NAMES and _is_custom_resource(name)},
             )
             for node in await asyncio.to_thread(ray.nodes)
             if node["Alive"]
@@ -193,9 +193,9 @@ class RayLauncher(Launcher):
                 remedy=f"Choose one of: {', '.join(roles)}.",
             )
         for role in roles:
-            await self._require_a_machine_for(role, self._resources(role), f"launcher.roles.{role}")
+            await self._require_machine(role, self._resources(role), f"launcher.roles.{role}")
         for name, one in workers.items():
-            await self._require_a_machine_for(f"a worker of {name}", one, f"launcher.workers.{name}")
+            await self._require_machine(f"a worker of {name}", one, f"launcher.workers.{name}")
         self._roles = list(roles)
         self._placement = await self.find_placement([self._resources(role) for role in roles])
         if self._placement is None:
@@ -222,7 +222,7 @@ class RayLauncher(Launcher):
             remedy="Lower what roles and workers take, wait for others to end, or raise launcher.room_deadline_s.",
         )
 
-    async def _require_a_machine_for(self, role: str, resources: RoleResources, option: str) -> None:
+    async def _require_machine(self, role: str, resources: RoleResources, option: str) -> None:
         """Raises FitError if no machine could take it even when empty."""
         wanted, machines = resources.bundle(), await self.machines()
         for machine in machines:
@@ -342,13 +342,13 @@ def _says(role: str, resources: RoleResources) -> str:
     return f"{role} ({_list(resources.bundle()) or 'nothing'})"
 
 
-def _is_named_by_users(resource: str) -> bool:
+def _is_custom_resource(resource: str) -> bool:
     return not resource.startswith(("node:", "object_store_memory", "bundle_")) and "_group_" not in resource
 
 
 def _list(resources: Mapping[str, float]) -> str:
     shown = {
-        name: amount for name, amount in resources.items() if amount and (name in NAMES or _is_named_by_users(name))
+        name: amount for name, amount in resources.items() if amount and (name in NAMES or _is_custom_resource(name))
     }
     return ", ".join(f"{amount:g} {NAMES.get(name, name)}" for name, amount in shown.items())
 

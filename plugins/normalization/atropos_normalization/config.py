@@ -58,7 +58,7 @@ class LengthPenaltyOptions(Options):
     )
 
     @model_validator(mode="after")
-    def _options_belong_to_their_form(self) -> LengthPenaltyOptions:
+    def _check_form(self) -> LengthPenaltyOptions:
         if self.form == "token" and self.cost is None:
             raise ValueError('form = "token" has no price: set cost, the reward that one token takes')
         other = {"group": ("cost", "free_tokens"), "token": ("weight", "correct_above")}[self.form]
@@ -80,7 +80,7 @@ class EqualGroupOptions(Options):
     )
 
     @model_validator(mode="after")
-    def _bounds_are_in_order(self) -> EqualGroupOptions:
+    def _check_bounds(self) -> EqualGroupOptions:
         if self.free_tokens >= self.limit_tokens:
             raise ValueError(
                 f"free_tokens = {self.free_tokens} must be below limit_tokens = {self.limit_tokens}: between them the "

@@ -16,9 +16,9 @@ CONFIG = "atropos_normalization.config"
 
 
 def build_zscore(options: ZScoreOptions, context: RunContext) -> Transform:
-    from atropos_normalization.zscore import ZScore, warn_where_it_cannot_matter
+    from atropos_normalization.zscore import ZScore, warn_if_idle
 
-    warn_where_it_cannot_matter(options, context.announced)
+    warn_if_idle(options, context.announced)
     return ZScore(options)
 
 

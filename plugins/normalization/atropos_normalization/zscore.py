@@ -109,7 +109,7 @@ def normalised(rewards: Floats, moments: Moments, options: ZScoreOptions) -> tup
     return np.asarray(made / std if options.scale else made, np.float32), clipped
 
 
-def why_it_cannot_matter(options: ZScoreOptions, announced: Mapping[str, Any]) -> str:
+def idle_reason(options: ZScoreOptions, announced: Mapping[str, Any]) -> str:
     """The reason why later transforms undo zscore; empty if it matters, or if they do not say. An advantage relative to the group's
     mean removes every common offset, and one that is divided by the group's deviation every common factor as well."""
     of = announced.get("advantages")
@@ -122,8 +122,8 @@ def why_it_cannot_matter(options: ZScoreOptions, announced: Mapping[str, Any]) -
     return ""
 
 
-def warn_where_it_cannot_matter(options: ZScoreOptions, announced: Mapping[str, Any]) -> None:
-    why = why_it_cannot_matter(options, announced)
+def warn_if_idle(options: ZScoreOptions, announced: Mapping[str, Any]) -> None:
+    why = idle_reason(options, announced)
     if not why:
         return
     but = f" What remains is clipping, at {options.clip:g} sigmas." if options.clip else ""

@@ -15,7 +15,7 @@ from atropos_core.builtin.config import GroupAdvantageOptions
 from atropos_core.builtin.transforms import GroupAdvantage
 from atropos_core.errors import ConfigError
 from atropos_normalization.config import ZScoreOptions
-from atropos_normalization.zscore import ZScore, why_it_cannot_matter
+from atropos_normalization.zscore import ZScore, idle_reason
 from atropos_testing import transform_contract
 from atropos_testing.samples import make_group, make_groups
 
@@ -196,7 +196,7 @@ async def test_the_warning_comes_exactly_where_the_advantages_are_the_same(after
     """Check the claim on the advantages themselves, not only on the options."""
     zscore = ZScoreOptions(**{"warm_up": 2, "clip": None, **options})
     advantage = GroupAdvantageOptions(**after)
-    assert bool(why_it_cannot_matter(zscore, {"advantages": advantage.announced()})) is not matters
+    assert bool(idle_reason(zscore, {"advantages": advantage.announced()})) is not matters
     groups = [of(0, [0, 3, 10]), of(1, [-7, 2, 5], "other")]
     plain = await GroupAdvantage(advantage)(groups)
     scored = await GroupAdvantage(advantage)(await ZScore(zscore)(groups))
@@ -207,4 +207,4 @@ async def test_the_warning_comes_exactly_where_the_advantages_are_the_same(after
 
 
 def test_where_nobody_says_how_advantages_are_made_nothing_is_printed():
-    assert why_it_cannot_matter(ZScoreOptions(), {}) == ""
+    assert idle_reason(ZScoreOptions(), {}) == ""

@@ -25,7 +25,7 @@ class PromptedOptions(Options):
     separator: str = Field("\n\n", description='between the prompt and the user\'s message, with place = "user"')
 
     @model_validator(mode="after")
-    def _has_effect(self) -> PromptedOptions:
+    def _check_effect(self) -> PromptedOptions:
         self.refuse_idle(self.place == "user", 'with place = "system"', "separator")
         return self
 

@@ -73,7 +73,7 @@ class BridgeFigures(Section):
     at_once: bool = Field(True, description="true: to all engines at once; false: one after another, through one link")
 
     @model_validator(mode="after")
-    def _bytes_need_a_link(self) -> Self:
+    def _check_link(self) -> Self:
         if self.bytes and self.bytes_per_s is None:
             raise ValueError("bytes is set but bytes_per_s is not: give the speed of the link")
         return self

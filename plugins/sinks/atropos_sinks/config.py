@@ -20,7 +20,7 @@ class CsvOptions(Options):
 
     @field_validator("file")
     @classmethod
-    def _is_a_name(cls, value: str) -> str:
+    def _check_file_name(cls, value: str) -> str:
         if PurePath(value).name != value or value in ("", ".", ".."):
             raise ValueError(
                 f"file = {value!r} is not a file name: the table is in the run directory, so leave folders out"

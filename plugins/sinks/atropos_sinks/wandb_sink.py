@@ -55,9 +55,9 @@ class WandbSink(Sink):
         try:
             await asyncio.wait_for(asyncio.to_thread(_end, run), self._options.finish_deadline_s + GRACE_S)
         except TimeoutError:
-            self._say_what_is_missing(f"did not take everything within {self._options.finish_deadline_s:g} s")
+            self._warn_of_unsent(f"did not take everything within {self._options.finish_deadline_s:g} s")
         except Exception as error:  # noqa: BLE001 - the plugin boundary: wandb's own service may be gone
-            self._say_what_is_missing(f"ended early: {type(error).__name__}: {error}")
+            self._warn_of_unsent(f"ended early: {type(error).__name__}: {error}")
 
     def state(self) -> Mapping[str, Any]:
         return {"id": self._id, "step": self._last}
@@ -65,7 +65,7 @@ class WandbSink(Sink):
     def load(self, state: Mapping[str, Any]) -> None:
         self._id, self._last = str(state["id"]), int(state["step"])
 
-    def _say_what_is_missing(self, why: str) -> None:
+    def _warn_of_unsent(self, why: str) -> None:
         console.warn(
             f"the service of Weights & Biases {why}. What it has is in {self._directory / 'wandb'}; `wandb sync` sends it."
         )

@@ -83,7 +83,7 @@ class KlOptions(Options):
     )
 
     @model_validator(mode="after")
-    def _a_reward_takes_k1(self) -> KlOptions:
+    def _check_reward_estimator(self) -> KlOptions:
         if self.place == "reward" and self.estimator != "k1":
             raise ValueError('place = "reward" needs estimator = "k1": only the sum of k1 is the divergence itself')
         if self.place == "loss" and self.estimator == "k1":
@@ -178,7 +178,7 @@ class CorrectionOptions(Options):
         return low if self.low is None else self.low, high if self.high is None else self.high
 
     @model_validator(mode="after")
-    def _bounds_leave_something(self) -> CorrectionOptions:
+    def _check_bounds(self) -> CorrectionOptions:
         from_above = self.kind in ("tis", "sequence_tis", "kpop")
         self.refuse_idle(
             not from_above,
@@ -349,7 +349,7 @@ class GrpoOptions(Options):
         return self.model_copy(update={"correction": BY_DEFAULT})
 
     @model_validator(mode="after")
-    def _loss_length_goes_with_a_constant(self) -> GrpoOptions:
+    def _check_loss_length(self) -> GrpoOptions:
         constant = self.average == "constant" or (self.average is None and self.loss == "dr_grpo")
         if constant and self.loss_length is None:
             raise ValueError(
@@ -362,7 +362,7 @@ class GrpoOptions(Options):
         return self
 
     @model_validator(mode="after")
-    def _a_correction_needs_our_own_logprobs(self) -> GrpoOptions:
+    def _check_correction(self) -> GrpoOptions:
         if self.correction is not None and self.old_logprobs != "recompute":
             raise ValueError(
                 "correction compares the trainer's own logprobs with the engine's: set old_logprobs = \"recompute\""
@@ -370,7 +370,7 @@ class GrpoOptions(Options):
         return self
 
     @model_validator(mode="after")
-    def _every_option_has_an_effect(self) -> GrpoOptions:
+    def _check_effect(self) -> GrpoOptions:
         for name in TABLES:
             self.refuse_idle(self.loss == name, f'with loss = "{self.loss}": it belongs to loss = "{name}"', name)
         clips = ("clip_low", "clip_high", "dual_clip")

@@ -16,7 +16,7 @@ from atropos_trainer_grpo.columns import columns_of, token_positions
 from atropos_trainer_grpo.distillation import Taught
 from atropos_trainer_grpo.episodes import Episodes, side_by_side
 from atropos_trainer_grpo.logprobs import Scored
-from atropos_trainer_grpo.model import language_model, score, score_nothing
+from atropos_trainer_grpo.model import language_model, score, score_empty
 from atropos_trainer_grpo.packed_rows import microbatches, pack
 from atropos_trainer_grpo.process_group import ALONE, ProcessGroup
 
@@ -92,9 +92,9 @@ class ForwardPasses:
             scored = Scored(scored.logprobs.index_select(0, each), scored.entropy.index_select(0, each))
         return scored, at[rows]
 
-    def score_nothing(self, model: torch.nn.Module | None = None) -> Tensor:
+    def score_empty(self, model: torch.nn.Module | None = None) -> Tensor:
         """The pass of an empty micro-batch."""
-        return score_nothing(model or self._model, self._device)
+        return score_empty(model or self._model, self._device)
 
     def over(self, sequences: Indices, model: torch.nn.Module | None = None) -> Iterator[tuple[Scored, Indices]]:
         """`score` of this rank's micro-batches, one after another."""
@@ -102,7 +102,7 @@ class ForwardPasses:
             if len(part):
                 yield self.score(part, model)
             else:
-                self.score_nothing(model)
+                self.score_empty(model)
 
     @torch.no_grad()
     def computed(self, wanting: Bools, known: Floats, model: torch.nn.Module | None = None) -> Floats:

@@ -129,7 +129,7 @@ class Scorer(nn.Module):
         """Reshard the model, if FSDP wraps it."""
 
 
-def score_nothing(model: nn.Module, device: str) -> Tensor:
+def score_empty(model: nn.Module, device: str) -> Tensor:
     """A pass for a rank without work: its result is zero, with a gradient of zeros for every parameter."""
     tokens = np.zeros(2, np.int32)
     one = torch.zeros(1, dtype=torch.int64, device=device)

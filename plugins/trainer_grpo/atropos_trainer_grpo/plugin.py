@@ -38,9 +38,9 @@ def build(options: GrpoOptions, context: RunContext) -> Trainer:
     if options.lora is not None and options.lora.quantization is not None:
         _check_quantized_base(options.lora.quantization, context)
     if options.optimizer != "adamw":
-        _refuse_what_torchao_cannot(options, context)
+        _check_torchao(options, context)
     if options.kernels == "liger":
-        _refuse_what_liger_cannot(context)
+        _check_liger(context)
     for name in ("activation_offloading", "optimizer_offloading"):
         if getattr(options, name):
             _refuse_another_device(f"trainer.{name} = true", f"trainer.{name} = false", context)
@@ -58,7 +58,7 @@ def build(options: GrpoOptions, context: RunContext) -> Trainer:
     return GrpoTrainer(options, context)
 
 
-def _refuse_what_torchao_cannot(options: GrpoOptions, context: RunContext) -> None:
+def _check_torchao(options: GrpoOptions, context: RunContext) -> None:
     option = f'trainer.optimizer = "{options.optimizer}"'
     require("torchao", option)
     if (devices := len(context.devices) * context.machines) > 1:
@@ -87,7 +87,7 @@ def _refuse_another_device(option: str, instead: str, context: RunContext) -> No
         )
 
 
-def _refuse_what_liger_cannot(context: RunContext) -> None:
+def _check_liger(context: RunContext) -> None:
     option = 'trainer.kernels = "liger"'
     _refuse_another_device(option, 'trainer.kernels = "torch"', context)
     require("liger_kernel", option)

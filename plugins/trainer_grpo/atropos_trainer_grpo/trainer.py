@@ -29,10 +29,10 @@ from atropos_torch_models.cpu_warmup import warm_up
 from atropos_torch_models.devices import refuse_missing
 from atropos_torch_models.rounding import measured_rounding
 from atropos_trainer_grpo import checkpointing, parts, saving
-from atropos_trainer_grpo.allocation import LARGE, give_back_large_blocks
+from atropos_trainer_grpo.allocation import LARGE, release_large_blocks
 from atropos_trainer_grpo.learning_rates import parameter_groups, updates_in_all
 from atropos_trainer_grpo.losses import LOSSES, Loss
-from atropos_trainer_grpo.model import complete, only_used_rows, open_model, score, score_nothing
+from atropos_trainer_grpo.model import complete, only_used_rows, open_model, score, score_empty
 from atropos_trainer_grpo.optimizer import Optimizer
 from atropos_trainer_grpo.packed_rows import microbatches, pack
 from atropos_trainer_grpo.process_group import ALONE, ProcessGroup
@@ -192,7 +192,7 @@ class GrpoTrainer(Trainer):
             threads=torch.get_num_threads(),
         )
         if self._device == "cpu" and info.parameters is not None and info.parameters >= LARGE:
-            give_back_large_blocks()
+            release_large_blocks()
         if self._options.old_logprobs == "auto" and engine_differs(self._context, info.dtype):
             self._options = self._options.corrected()
         self.model = model
@@ -311,7 +311,7 @@ class GrpoTrainer(Trainer):
         limit = self._options.tokens_per_microbatch
         for part in self._group.passes(lengths, longer, lambda order: microbatches(lengths, order, limit)):
             if not len(part):
-                score_nothing(self._policy, self._device)
+                score_empty(self._policy, self._device)
                 continue
             tokens = np.concatenate([sequences[i] for i in part])
             packing = pack(tokens, lengths[part], self._device)

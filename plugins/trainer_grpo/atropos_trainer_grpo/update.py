@@ -157,7 +157,7 @@ class Update:
                         if not self._dropouts:
                             self._comparison.note(positions, scored)
                     else:
-                        loss = self._passes.score_nothing()
+                        loss = self._passes.score_empty()
                     between = time.perf_counter()
                     self.tally.seconds["forward"] += between - began
                     if active:

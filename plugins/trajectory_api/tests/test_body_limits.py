@@ -120,18 +120,18 @@ async def test_what_reading_a_body_took_is_remembered_until_memory_is_given_back
 def test_what_is_free_once_growth_is_over_is_given_back() -> None:
     """Looked at while it was in use, as it is in the middle of a flood, it must not be forgotten afterwards."""
     limits = Limits(never_called, body_bytes=1, in_flight_bytes=1, request_s=1.0, hold_s=1.0)
-    limits.give_back_what_grew()
+    limits.release_memory()
     before = resident_bytes()
     blocks: list[bytes] = []
     while (grown := resident_bytes() - before) < 100e6:  # the first of them may find what other tests have left free
         blocks += (bytes(60_000) for _ in range(100))  # less than what the C library takes from the system for each
         assert len(blocks) < 20_000
     for _ in range(3):
-        limits.give_back_what_grew()
+        limits.release_memory()
     last = bytes(60_000)  # so that the end of the heap is in use, where memory is given back without being asked
     del blocks
     assert returnable_bytes() > 60e6 and resident_bytes() - before > 0.8 * grown
-    limits.give_back_what_grew()
+    limits.release_memory()
     assert resident_bytes() - before < 0.2 * grown
     assert len(last) == 60_000
 

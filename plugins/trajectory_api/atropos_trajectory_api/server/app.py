@@ -118,7 +118,7 @@ class App:
             try:
                 await self._service.tick()
                 await self.legacy.tick()
-                self._limits.give_back_what_grew()
+                self._limits.release_memory()
             except AtroposError as error:
                 console.warn(str(error))  # for example a full disk, which may be over in a second
             except Exception:  # noqa: BLE001 - our own error: leases and silent workers must run out in any case
