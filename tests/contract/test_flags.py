@@ -306,7 +306,7 @@ IDLE = [  # flags that would do nothing beside others, and the error
     (("new", "reward", "word_tally", "--tools"), "--tools has no effect on a reward"),
     (("serve", "--no-journal", "--sync", "always"), "--sync has no effect with --no-journal"),
     (("serve", "--tls-key", "key.pem"), "TLS needs both --tls-cert and --tls-key"),
-    (("eval", "--step", "3", "--model", "tiny", "--env", "gsm8k"), "--step is of a run's checkpoint"),
+    (("eval", "--step", "3", "--model", "tiny", "--env", "gsm8k"), "--step names a checkpoint of a run"),
     (("train", "--api", "http://h", "--set", "hub.size_mb=9"), "hub.size_mb has no effect with [api]"),
     (("train", "--api", "http://h", "--set", "evaluation.every=9"), "evaluation.every has no effect with [api]"),
     (("skyrl-env", "gsm8k", "--rings", "r", "--engine-url", "http://h", "--hands", "4"), "--hands is called --concurrency now."),
