@@ -91,8 +91,8 @@ def test_a_task_without_words_of_a_user_is_refused_by_its_id(tmp_path):
 @pytest.mark.parametrize(
     ("options", "wrong"),
     [
-        ({}, "set its address"),
-        ({"url": "127.0.0.1:8000/v1"}, "begins with http"),
+        ({}, "give its address"),
+        ({"url": "127.0.0.1:8000/v1"}, "start it with http"),
         ({"proposer": "first_words", "url": "http://h/v1"}, "url has no effect"),
     ],
 )
