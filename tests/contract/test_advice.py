@@ -249,8 +249,10 @@ def test_every_extra_that_a_text_says_to_install_exists() -> None:
     named = set()
     for text in texts():
         for distribution, extra in re.findall(r"(atropos-[\w-]+)\[(\w+)\]", text.content):
-            plugin = distribution.removeprefix("atropos-plugin-").replace("-", "_")
-            folder = REPOSITORY if distribution == "atropos-core" else REPOSITORY / "plugins" / plugin
+            storey = "plugins" if distribution.startswith("atropos-plugin-") else "libs"
+            folder = REPOSITORY / storey / re.sub("^atropos-(plugin-)?", "", distribution).replace("-", "_")
+            if distribution == "atropos-core":
+                folder = REPOSITORY
             extras = tomllib.loads((folder / "pyproject.toml").read_text())["project"]["optional-dependencies"]
             assert extra in extras, str(text)
             named.add(extra)
