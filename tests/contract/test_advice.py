@@ -256,7 +256,7 @@ def test_every_extra_that_a_text_says_to_install_exists() -> None:
             extras = tomllib.loads((folder / "pyproject.toml").read_text())["project"]["optional-dependencies"]
             assert extra in extras, str(text)
             named.add(extra)
-    assert {"api", "lora"} <= named
+    assert {"export", "plot"} <= named
 
 
 def test_every_page_that_a_text_names_exists() -> None:
