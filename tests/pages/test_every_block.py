@@ -11,6 +11,8 @@ from tests.pages.blocks import BLOCKS, Block
 
 EXAMPLE = "plugins/agent_api/tests/test_example.py::"
 HERE = "tests/pages/test_commands.py::"
+CHAT_CLIENT = "libs/chat_client/tests/test_chat_client.py::test_the_example_of_the_readme"
+LIBRARY = "tests/pages/test_library_pages.py::"
 TAKING = "tests/pages/test_serve_agent_page.py::test_the_command_the_loop_and_the_calls_of_the_page"
 MULTI_TURN = "tests/pages/test_multi_turn_page.py::"
 PYTHON = "tests/pages/test_python_page.py::test_the_examples_of_the_page_run_one_after_another"
@@ -21,7 +23,7 @@ TUTORIAL = sorted({block.page for block in BLOCKS if block.page.startswith("docs
 # Page, how the block's first line begins, and the tests that execute it or compare what it shows.
 EXECUTED = (
     ("AGENTS.md", "make help", "tests/pages/test_every_block.py::test_make_knows_every_target_that_a_page_names"),
-    ("CONTRIBUTING.md", "make test", "tests/pages/test_every_block.py::test_make_knows_every_target_that_a_page_names"),
+    ("CONTRIBUTING.md", "make quick", "tests/pages/test_every_block.py::test_make_knows_every_target_that_a_page_names"),
     ("README.md", "make run", "tests/pages/test_every_block.py::test_make_knows_every_target_that_a_page_names"),
     ("README.md", "model      tiny", HERE + "test_a_run_says_what_the_readme_shows"),
     ("README.md", "flowchart LR", "a drawing"),
@@ -29,6 +31,10 @@ EXECUTED = (
     ("README.md", "atropos check ./sums.py", HERE + "test_the_commands_beside_the_readme_example_run"),
     ("README.md", "held-out accuracy", HERE + "test_the_commands_beside_the_readme_example_run"),
     ("README.md", "import atropos_core as atropos", "tests/pages/test_python_page.py::test_the_lines_of_the_readme"),
+    ("libs/adapter_kit/README.md", "from atropos_adapter_kit", LIBRARY + "test_an_adapters_doctor_says_what_is_not_installed"),
+    ("libs/chat_client/README.md", "from atropos_chat_client", CHAT_CLIENT),
+    ("libs/server_watch/README.md", "import asyncio", LIBRARY + "test_a_server_that_never_answers_is_given_up"),
+    ("libs/torch_models/README.md", "from atropos_torch_models", LIBRARY + "test_a_device_that_torch_does_not_find_is_refused"),
     ("plugins/env_dataset/README.md", "{", DATASET),
     ("plugins/env_dataset/README.md", "atropos check dataset", DATASET),
     ("plugins/env_dataset/README.md", "# grade.py", DATASET),
@@ -152,4 +158,4 @@ def test_every_entry_names_a_block_and_a_test_that_there_are(entry: tuple[str, s
 def test_make_knows_every_target_that_a_page_names() -> None:
     known = set(re.findall(r"^([\w-]+):", (REPOSITORY / "Makefile").read_text(), re.M))
     named = {target for block in BLOCKS for target in re.findall(r"^make ([\w-]+)", block.text, re.M)}
-    assert {"run", "test", "soak"} <= named <= known
+    assert {"run", "test", "help", "bench"} <= named <= known

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -17,6 +18,7 @@ from atropos_chat_client.client import CallFailed, ChatClient, read_key
 from atropos_chat_client.messages import openai_messages
 from atropos_chat_client.retries import repeat
 from atropos_core.errors import ConfigError
+from tests.pages.blocks import the_block
 
 KEY = "sk-very-secret"
 SAYS_HI = (200, {}, json.dumps({"choices": [{"message": {"role": "assistant", "content": "Hi"}}]}))
@@ -220,3 +222,13 @@ def test_calls_get_ids_that_their_answers_name_and_arguments_are_text():
         {"role": "tool", "content": "2", "tool_call_id": "call_1_0"},
         {"role": "tool", "content": "none", "tool_call_id": "mine"},
     ]
+
+
+async def test_the_example_of_the_readme(server, capsys):
+    text = the_block("libs/chat_client/README.md", "from atropos_chat_client").text
+    lines = textwrap.indent(text.replace("http://127.0.0.1:8000/v1", server.url), "    ")
+    names: dict[str, Any] = {}
+    exec(f"async def example():\n{lines}", names)
+    await names["example"]()
+    assert capsys.readouterr().out == "Hi\n"
+    assert server.calls[0][2]["model"] == "Qwen/Qwen3-4B"
