@@ -339,14 +339,14 @@ def test_a_dead_listener_s_socket_is_replaced_a_living_one_s_is_not_and_long_pat
     code = "import sys; from pathlib import Path; from atropos_trajectory_client.shm.socket import listen; listen(Path(sys.argv[1]), 1)"
     subprocess.run([sys.executable, "-c", code, str(path)], check=True, cwd=REPOSITORY)
     assert path.exists()
-    with pytest.raises(ProcessDied, match="nobody listens"):
+    with pytest.raises(ProcessDied, match="no server listens"):
         RingProducer.connect(path, "nonce")
     listener = RingListener(path, "nonce")
     with pytest.raises(DataError, match="another process listens"):
         RingListener(path, "nonce")
     listener.close()
     assert not path.exists()
-    with pytest.raises(ProcessDied, match="nobody listens"):
+    with pytest.raises(ProcessDied, match="no server listens"):
         RingProducer.connect(path, "nonce")
 
 

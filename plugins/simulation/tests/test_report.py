@@ -44,8 +44,8 @@ def test_what_a_hub_takes_is_said_in_engines():
     )
     made = list(rows(given, [ClusterSize(1)], rollouts=200))
     said = "\n".join(conclusions(given, made))
-    assert "takes 1,000 groups/s" in said
-    assert "as many as 1,600 engines make" in said  # 1,000 groups/s x 8,000 tokens / 5,000 tokens/s
+    assert "can take 1,000 groups/s" in said
+    assert "which 1,600 engines sample at their peak" in said  # 1,000 groups/s x 8,000 tokens / 5,000 tokens/s
 
 
 def test_the_batch_grows_with_the_engines_where_it_should():

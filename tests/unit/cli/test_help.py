@@ -81,8 +81,9 @@ def test_a_parser_is_made_of_the_typed_command_alone() -> None:
 
 
 def test_help_shows_four_commands_to_begin_with_and_then_each_command_in_its_group(
-    capsys: pytest.CaptureFixture[str],
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "200")  # rich prints it if another test has imported IPython
     assert run_app(["--help"]) == 0
     shown = _sections(capsys.readouterr().out)
     assert list(shown) == ["Start here", *GROUPS, "Options"]
@@ -93,8 +94,10 @@ def test_help_shows_four_commands_to_begin_with_and_then_each_command_in_its_gro
 
 
 def test_a_command_of_a_plugin_is_in_the_group_that_it_names_and_else_in_the_last(
-    capsys: pytest.CaptureFixture[str],
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+
     def command() -> None:
         """Do it."""
 

@@ -297,7 +297,7 @@ def least_s_of(component: Any) -> float:
     """What waits for the server inside: an `Api` or a `ServerWatch`."""
     if hasattr(component, "_api"):
         return float(component._api.patience.least_s)
-    return float(component._source._watch._patience.least_s)
+    return float(component._source._client._watched.__self__._patience.least_s)
 
 
 def test_a_bridge_whose_options_are_wrong_is_not_the_one_that_is_advised():

@@ -59,7 +59,7 @@ WRAPPERS: Mapping[type[Engine | Trainer], Callable[[Any], Any]] = {
     TimedTrainer: lambda trainer: TimedTrainer(trainer, Profile()),
     EngineRouter: lambda engine: EngineRouter([engine], deterministic=True),
 }
-ENDS = {"ChatModel", "ToyEngine", "ToyTrainer"}  # stand before nothing that they could forward to
+ENDS = {"ToyEngine", "ToyTrainer"}  # stand before nothing that they could forward to
 
 
 @asynccontextmanager
