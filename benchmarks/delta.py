@@ -30,7 +30,7 @@ from atropos_core.config import run_file as config
 from atropos_core.launch.builder import build
 from atropos_core.launch.plan import make_plan
 from atropos_core.plugins.manager import load_plugins
-from atropos_testing.scenes import Scene, connect
+from atropos_testing.bridge_setup import Scene, connect
 from benchmarks.machine import RESULTS, described
 
 RATES = (1e-6, 1e-5, 3e-4)

@@ -15,7 +15,7 @@ from atropos_core.launch.plan import make_plan
 from atropos_core.plugins.manager import load_plugins
 from atropos_core.training.parts import Parts
 from atropos_core.types import Sampling
-from atropos_testing.scenes import Scene, connect
+from atropos_testing.bridge_setup import Scene, connect
 
 
 @asynccontextmanager

@@ -81,7 +81,7 @@ def _runs_in(parent: Path) -> Iterator[Path]:
 
 def settings(ctx: typer.Context, incomplete: str) -> list[str]:
     """Complete keys of the run file, and options of the named or default components, each with its `=`."""
-    from atropos_core.config.meanings import options_of
+    from atropos_core.config.option_descriptions import options_of
     from atropos_core.config.run_file import SINGLE, RunConfig
     from atropos_core.errors import AtroposError
     from atropos_core.plugins.manager import load_plugins

@@ -56,7 +56,7 @@ def _show_one(loaded: Plugins, offer: Offer, as_json: bool) -> None:
     from dataclasses import asdict
 
     from atropos_core import console
-    from atropos_core.config.meanings import options_of
+    from atropos_core.config.option_descriptions import options_of
 
     options = options_of(offer.provider.options)
     facts = _facts(loaded, offer)

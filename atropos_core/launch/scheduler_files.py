@@ -13,7 +13,7 @@ from atropos_core.launch.plan import Plan
 from atropos_core.launchers import SchedulerFiles
 from atropos_core.plugins.provider import LauncherProvider
 from atropos_core.storage.atomic import WRITABLE, write_whole
-from atropos_core.storage.private import make_private, private_files
+from atropos_core.storage.file_permissions import make_private, private_files
 from atropos_core.storage.run_directory import RunDirectory
 
 SUBMIT_DEADLINE_S = 120.0

@@ -32,7 +32,7 @@ from atropos_core.observe.memory_usage import Peak, watched_memory
 from atropos_core.observe.profile import Profile, ProfileRow
 from atropos_core.storage.atomic import size_bytes
 from atropos_core.storage.checkpoint import Checkpoint
-from atropos_core.storage.private import private_files
+from atropos_core.storage.file_permissions import private_files
 from atropos_core.storage.run_directory import RunDirectory
 from atropos_core.training.snapshot import Progress
 from atropos_core.types import Metrics

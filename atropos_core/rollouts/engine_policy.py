@@ -9,8 +9,8 @@ from typing import Any, Protocol
 
 from atropos_core.conversation import Policy
 from atropos_core.errors import DataError
-from atropos_core.guards.apart import apart_if_long
 from atropos_core.guards.deadlines import within
+from atropos_core.guards.worker_threads import apart_if_long
 from atropos_core.interfaces import Engine
 from atropos_core.rollouts.stop_texts import cut_at_stop, sample_to_stop
 from atropos_core.rollouts.tokenizer import ChatTokenizer

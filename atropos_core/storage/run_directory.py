@@ -13,7 +13,7 @@ from atropos_core.console import quoted
 from atropos_core.errors import RunDirectoryError
 from atropos_core.storage.atomic import WRITABLE, write_whole
 from atropos_core.storage.checkpoint import Checkpoints
-from atropos_core.storage.private import make_private
+from atropos_core.storage.file_permissions import make_private
 from atropos_core.storage.reading import open_file, read_file
 
 FOLDERS = ("checkpoints", "logs", "rollouts")

@@ -42,7 +42,7 @@ PRINTED_BY = {
     "atropos_core/launch/memory_remedies.py": ("run", "train", "resume", "eval", "process"),
     "plugins/trajectory_api/atropos_trajectory_api/journal/log.py": ("serve",),
     "plugins/trajectory_api/atropos_trajectory_api/journal/store.py": ("serve",),
-    "libs/http_server/atropos_http_server/gate.py": ("serve", "train", "engine"),
+    "libs/http_server/atropos_http_server/connection_limits.py": ("serve", "train", "engine"),
     "plugins/trajectory_api/atropos_trajectory_api/http/access.py": ("serve", "train", "engine"),
     "plugins/trajectory_api/atropos_trajectory_api/engine_http/server.py": ("train", "engine"),
     "plugins/trajectory_api/atropos_trajectory_api/server/serving.py": ("serve",),

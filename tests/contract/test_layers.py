@@ -142,7 +142,7 @@ PLANTED = {
     ),
     "two libraries": (
         "atropos_env_kit/actions.py",
-        "import atropos_http_server.gate",
+        "import atropos_http_server.connection_limits",
         "atropos_env_kit is not allowed to import atropos_http_server",
     ),
     "a library and one of a layer above": (

@@ -697,7 +697,7 @@ plugins/reward_ensemble/tests/test_ensemble.py::test_a_group_that_the_members_do
   reward ensemble: gate_alpha
 plugins/reward_ensemble/tests/test_ensemble.py::test_one_that_is_weighted_down_counts_less
   reward ensemble: on_departure downweight
-plugins/reward_ensemble/tests/test_departure.py::test_a_second_one_is_found_among_the_others
+plugins/reward_ensemble/tests/test_outlier_raters.py::test_a_second_one_is_found_among_the_others
   reward ensemble: tolerance false_alarm horizon
 tests/unit/builtin/test_rewards.py::test_exact_can_mind_white_space_and_ignore_case
   reward exact: strip ignore_case

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from atropos_core.errors import AtroposError, FitError
-from atropos_testing.scenes import Scene
+from atropos_testing.bridge_setup import Scene
 from tests.conftest import metrics_of
 from tests.e2e.roles import Role
 from tests.scenes import differences, scenes, update

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from atropos_core.storage.private import make_private
+from atropos_core.storage.file_permissions import make_private
 from tests.old_payloads import environment, old_group, trainer
 from tests.raw_http import request
 from tests.served import JSON, atropos_serve, serving

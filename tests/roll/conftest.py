@@ -36,13 +36,13 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 def description_of_roll() -> list[str]:
     if not source:
         return ["ROLL_SOURCE names no checkout: only our own implementation of its contract was tested"]
-    from atropos_adapter_roll import known
+    from atropos_adapter_roll import signatures
 
     described = subprocess.run(
         ["git", "-C", source, "log", "-1", "--format=%h of %as"], capture_output=True, text=True, check=False
     )
     with tempfile.TemporaryDirectory() as elsewhere, contextlib.chdir(elsewhere):
-        differs = known.differences() or [f"interfaces as known of {known.KNOWN_AS_OF}"]
+        differs = signatures.differences() or [f"interfaces as known of {signatures.KNOWN_AS_OF}"]
     return [
         f"{source}, commit {described.stdout.strip() or 'unknown'}",
         *differs,

@@ -17,7 +17,7 @@ from atropos_core.rollouts.policy_versions import check_versions
 from atropos_core.storage.run_directory import RunDirectory
 from atropos_core.types import UNKNOWN_VERSION
 from atropos_evaluation.chat_model import ChatModel
-from atropos_http_server.gate import Gate
+from atropos_http_server.connection_limits import Gate
 from atropos_http_server.server import RunningServer, serve_in_loop
 from atropos_http_server.tokens import LEAST_CHARACTERS, read_server_token
 from atropos_records.dataset import DatasetExport

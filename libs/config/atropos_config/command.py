@@ -87,7 +87,7 @@ def show(
 
 
 def _meaning(plan: Plan, path: str) -> str:
-    from atropos_core.config.meanings import meaning_at
+    from atropos_core.config.option_descriptions import meaning_at
     from atropos_core.config.run_file import RunConfig
 
     components = [

@@ -26,7 +26,7 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from atropos_http_server.answers import AnswerAtOnce, WholeAnswer, whole_answer
-from atropos_http_server.gate import HEAD_BYTES, HEAD_LINES, URL_BYTES, WAITING_BYTES, Client, Gate, Peer
+from atropos_http_server.connection_limits import HEAD_BYTES, HEAD_LINES, URL_BYTES, WAITING_BYTES, Client, Gate, Peer
 
 SCOPE_KEY = "atropos.connection"
 LEAST_READ = 1 << 16  # bytes of a waiting answer in `head_s`; who reads less is not at it

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from atropos_core.errors import ConfigError, DeadlineExceeded
 from atropos_http_server.connection import SCOPE_KEY, Connection, connections
-from atropos_http_server.gate import AT_ONCE, SAY_AGAIN_S, Gate
+from atropos_http_server.connection_limits import AT_ONCE, SAY_AGAIN_S, Gate
 from atropos_http_server.tls import TlsListener
 
 START_S = 10.0

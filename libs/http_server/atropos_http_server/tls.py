@@ -11,7 +11,7 @@ from pathlib import Path
 
 from atropos_core.errors import ConfigError
 from atropos_http_server.connection import Connection
-from atropos_http_server.gate import Gate, Peer
+from atropos_http_server.connection_limits import Gate, Peer
 
 PAUSE_S = 0.2  # after an accept for which this process had no descriptor or memory left
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from atropos_core.errors import ConfigError
-from atropos_http_server.gate import Gate
+from atropos_http_server.connection_limits import Gate
 from atropos_http_server.server import ListenOptions, serve_in_loop
 
 

@@ -28,8 +28,8 @@ from atropos_core.rollouts.chat_template import end_renderer
 from atropos_core.training.parts import Parts
 from atropos_core.types import Completion
 from atropos_testing import eventloop
+from atropos_testing.bridge_setup import DEADLINE_S, PAUSED_FOR_S, SAMPLES_ON, Scene, connect, wrong_with
 from atropos_testing.report import RAISED, Report, of_error
-from atropos_testing.scenes import DEADLINE_S, PAUSED_FOR_S, SAMPLES_ON, Scene, connect, wrong_with
 from atropos_testing.subject import Subject
 
 WORDS = {  # check -> text if it is fine, and the remedy if not

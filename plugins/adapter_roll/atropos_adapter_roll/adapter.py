@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from atropos_adapter_kit.versions import installed_version
-from atropos_adapter_roll import known
+from atropos_adapter_roll import signatures
 from atropos_adapter_roll.config import AdapterOptions
 from atropos_adapter_roll.recipe import MANAGERS, whole
 from atropos_adapter_roll.trial import TRIAL, Stock, right_replies
@@ -137,9 +137,9 @@ def check_roll() -> list[Finding]:
         return [Finding("ROLL", None, detail, "Put a checkout of alibaba/ROLL on PYTHONPATH.")]
     with tempfile.TemporaryDirectory() as elsewhere, contextlib.chdir(elsewhere):  # ROLL logs into ./output
         finished = [_run_through(name) for name in managers.BASES]
-        differs = known.differences()
-    message = f"as known of {known.KNOWN_AS_OF}" if not differs else "; ".join(differs)
-    remedy = f"ROLL {known.KNOWN_AS_OF} is known: others may work; check what is named here." if differs else ""
+        differs = signatures.differences()
+    message = f"as known of {signatures.KNOWN_AS_OF}" if not differs else "; ".join(differs)
+    remedy = f"ROLL {signatures.KNOWN_AS_OF} is known: others may work; check what is named here." if differs else ""
     return [*finished, Finding("ROLL's interfaces", None if differs else True, message, remedy)]
 
 
@@ -148,7 +148,7 @@ def _run_through(name: str) -> Finding:
     from atropos_adapter_roll import managers
     from atropos_adapter_roll.through_roll import a_ray, run_through
 
-    subject, tested = f"ROLL's {name}", f"docs/roll.md has the tested versions; {known.KNOWN_AS_OF} is known."
+    subject, tested = f"ROLL's {name}", f"docs/roll.md has the tested versions; {signatures.KNOWN_AS_OF} is known."
     try:
         getattr(managers, name)
     except FitError as error:

@@ -43,7 +43,7 @@ def test_a_roll_that_is_not_as_known_is_recognised_by_its_signatures_and_fields(
     for name, text in OTHER.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    script = "import json; from atropos_adapter_roll.known import differences; print(json.dumps(differences()))"
+    script = "import json; from atropos_adapter_roll.signatures import differences; print(json.dumps(differences()))"
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, env=environment)
     assert ended.returncode == 0, ended.stderr

@@ -9,7 +9,7 @@ import pytest
 from atropos_agent_api.dialects import chat, completions, messages, responses, values
 from atropos_agent_api.server import app, hints, requests, running
 from atropos_agent_api.sessions import limits
-from atropos_http_server import gate
+from atropos_http_server import connection_limits
 from tests.conftest import REPOSITORY
 from tools.make_agent_api_tables import page
 
@@ -30,8 +30,8 @@ def test_every_call_is_in_the_first_table_and_no_other():
     [
         (r"to read some of its answer \| (\d+) s each", running.REQUEST_S),
         (r"body, gzip or plain \| (\d+) MB", running.BODY_BYTES / 1e6),
-        (r"head \| (\d+) kB and \d+ lines", gate.HEAD_BYTES / 1024),
-        (r"head \| \d+ kB and (\d+) lines", gate.HEAD_LINES),
+        (r"head \| (\d+) kB and \d+ lines", connection_limits.HEAD_BYTES / 1024),
+        (r"head \| \d+ kB and (\d+) lines", connection_limits.HEAD_LINES),
         (r"connections, [^|]+ \| (\d+) \|", running.CONNECTIONS),
         (r"of which a call (\d+) MB", requests.CALL_BYTES / 1e6),
         (r"characters, or (\d+) for each token", limits.TOKEN_CHARACTERS),

@@ -17,7 +17,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from atropos_bridge_delta import update
+from atropos_bridge_delta import update_file
 from atropos_bridge_delta.tensors import INTEGERS, bits, digest, named_dtype
 from atropos_core.errors import WeightsMismatch
 from atropos_core.storage.tempdirs import owned_prefix, sweep
@@ -55,7 +55,7 @@ class ModelDirectory:
 
     async def apply(self, file: BinaryIO) -> None:
         assert self._directory is not None, "begin() comes first"
-        update.apply(file, self._bits)
+        update_file.apply(file, self._bits)
         self._map.flush()
         await self._engine.load_weights(self._directory)
 

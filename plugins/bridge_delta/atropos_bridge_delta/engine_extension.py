@@ -11,7 +11,7 @@ from torch import nn
 
 from atropos_bridge_delta.directory import ModelDirectory
 from atropos_bridge_delta.model import LoadedModel
-from atropos_bridge_delta.update import digest_of
+from atropos_bridge_delta.update_file import digest_of
 from atropos_core.errors import CheckpointError, WeightsMismatch
 
 

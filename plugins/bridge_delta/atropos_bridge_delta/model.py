@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from atropos_bridge_delta import update
+from atropos_bridge_delta import update_file
 from atropos_bridge_delta.tensors import bits, digest
 from atropos_torch_models.tensors import check_same, describe, tensors_of
 
@@ -39,7 +39,7 @@ class LoadedModel:
 
     @torch.no_grad()
     def _apply(self, file: BinaryIO) -> None:
-        update.apply(file, self._bits())
+        update_file.apply(file, self._bits())
 
     def digest(self) -> str:
         return digest(self._bits())

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 from torch import Tensor
 
 from atropos_bridge_delta.tensors import bits, digest, named_dtype
-from atropos_bridge_delta.update import Writer
+from atropos_bridge_delta.update_file import Writer
 from atropos_core.errors import AtroposError, CheckpointError
 from atropos_core.interfaces import WeightHolder
 from atropos_torch_models.tensors import check_same, describe, tensors_of

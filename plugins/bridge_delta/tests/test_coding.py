@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from atropos_bridge_delta import coding, update
+from atropos_bridge_delta import coding, update_file
 from atropos_bridge_delta.coding import BLOCK, changed_bytes
 from atropos_bridge_delta.tensors import bits, digest
 from atropos_core.errors import DataError
@@ -74,20 +74,22 @@ def test_an_update_makes_old_tensors_into_new_ones_and_nothing_else_changes() ->
     now = [one.clone() for one in ours]
     now[0][[5, BLOCK - 1, BLOCK, BLOCK + 999]] = 9.0
     now[1] += 1.0
-    writer = update.Writer(file := io.BytesIO())
+    writer = update_file.Writer(file := io.BytesIO())
     for number, (old, new) in enumerate(zip(ours, now, strict=True)):
         writer.changes(number, bits(old), bits(new))
     assert writer.changed == 4 + 15
-    assert update.digest_of(file) == (writer.size_bytes, writer.digest()) == (len(file.getvalue()), writer.digest())
+    assert (
+        update_file.digest_of(file) == (writer.size_bytes, writer.digest()) == (len(file.getvalue()), writer.digest())
+    )
     assert digest(map(bits, ours)) == digest(map(bits, now)) != digest(map(bits, theirs))
-    update.apply(file, [bits(one) for one in theirs])
+    update_file.apply(file, [bits(one) for one in theirs])
     assert digest(map(bits, theirs)) == digest(map(bits, now))
 
-    writer = update.Writer(file := io.BytesIO())
+    writer = update_file.Writer(file := io.BytesIO())
     for number, one in enumerate(now):
         writer.whole(number, bits(one))
     anew = [torch.zeros_like(one) for one in now]
-    update.apply(file, [bits(one) for one in anew])
+    update_file.apply(file, [bits(one) for one in anew])
     assert digest(map(bits, anew)) == digest(map(bits, now))
 
 
@@ -105,7 +107,7 @@ def test_an_update_makes_old_tensors_into_new_ones_and_nothing_else_changes() ->
     ],
 )
 def test_what_is_no_update_is_refused_by_what_is_wrong_with_it(spoil: object, says: str) -> None:
-    writer = update.Writer(file := io.BytesIO())
+    writer = update_file.Writer(file := io.BytesIO())
     writer.whole(1, bits(tensors()[1]))
     with pytest.raises(DataError, match=says):
-        update.apply(io.BytesIO(spoil(file.getvalue())), [bits(one) for one in tensors()])  # type: ignore[operator]
+        update_file.apply(io.BytesIO(spoil(file.getvalue())), [bits(one) for one in tensors()])  # type: ignore[operator]

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from atropos_core.storage.atomic import write_whole
-from atropos_core.storage.private import make_private, private_files
+from atropos_core.storage.file_permissions import make_private, private_files
 from atropos_launcher_kubernetes.config import ENDED, POD_ADDRESS, SECRETS
 
 SAVED = 130

@@ -15,7 +15,7 @@ from atropos_core.errors import AtroposError, ProcessDied
 from atropos_core.launchers import PlannedRun, RunWorkers
 from atropos_core.processes.child import tail_of_log
 from atropos_core.storage.atomic import write_whole
-from atropos_core.storage.private import make_private
+from atropos_core.storage.file_permissions import make_private
 from atropos_core.types import Metrics
 from atropos_launcher_ray.command import END_S, FINISH, HOST, TWICE_S, variables
 from atropos_launcher_ray.config import Workers

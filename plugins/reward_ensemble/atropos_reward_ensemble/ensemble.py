@@ -16,9 +16,9 @@ from atropos_core.types import Episode, Floats, Metrics, Task
 from atropos_reward_ensemble.alpha import alpha
 from atropos_reward_ensemble.combine import combined
 from atropos_reward_ensemble.config import EnsembleOptions
-from atropos_reward_ensemble.departure import Departures
 from atropos_reward_ensemble.members import EnsembleMember
 from atropos_reward_ensemble.missing import Ratings
+from atropos_reward_ensemble.outlier_raters import Departures
 from atropos_reward_ensemble.streaming import Reliability
 
 

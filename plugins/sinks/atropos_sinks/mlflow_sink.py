@@ -18,7 +18,7 @@ from atropos_core.storage.run_records import metric_rows
 from atropos_core.types import Metrics, ScoredGroup
 from atropos_sinks.config import MlflowOptions
 from atropos_sinks.mlflow_run import TrackedRun, recorded_name
-from atropos_sinks.settings import run_settings
+from atropos_sinks.settings_without_secrets import run_settings
 
 AGAIN_S = 5.0  # wait after a step that could not be sent
 GRACE_S = 2.0

@@ -15,7 +15,7 @@ from atropos_core.errors import ConfigError, RunDirectoryError
 from atropos_core.interfaces import Sink
 from atropos_core.types import Metrics, ScoredGroup
 from atropos_sinks.config import TrackioOptions
-from atropos_sinks.settings import run_settings
+from atropos_sinks.settings_without_secrets import run_settings
 
 LOCKED_S = 30.0  # how long another process may lock the database, as in Trackio
 

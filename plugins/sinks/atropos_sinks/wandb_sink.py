@@ -14,7 +14,7 @@ from atropos_core.errors import ConfigError, DeadlineExceeded, ProcessDied
 from atropos_core.interfaces import Sink
 from atropos_core.types import Metrics, ScoredGroup
 from atropos_sinks.config import WandbOptions
-from atropos_sinks.settings import run_settings
+from atropos_sinks.settings_without_secrets import run_settings
 
 GRACE_S = 5.0  # how far W&B may overrun its own deadlines
 

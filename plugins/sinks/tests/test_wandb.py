@@ -14,7 +14,7 @@ import pytest
 
 from atropos_core.errors import ConfigError, ProcessDied
 from atropos_sinks.config import WandbOptions
-from atropos_sinks.settings import without_secrets
+from atropos_sinks.settings_without_secrets import without_secrets
 from atropos_sinks.wandb_sink import WandbSink
 from tests import sinks
 from tests.wandb_records import history, runs

@@ -21,7 +21,7 @@ from torch import nn
 from atropos_core.errors import CheckpointError
 from atropos_core.storage.checkpoint import AS_WRITTEN, taking_up
 from atropos_torch_models import tokenizer_files
-from atropos_trainer_grpo import parts
+from atropos_trainer_grpo import sharded_state
 from atropos_trainer_grpo.model import language_model
 from atropos_trainer_grpo.optimizer import Optimizer
 from atropos_trainer_grpo.process_group import part
@@ -70,8 +70,8 @@ def restore(model: nn.Module, optimizer: Optimizer, directory: Path, sharded: Sh
     named = f"the trainer's state in {directory / STATE}"
     with taking_up(named):
         optimizer.refuse_other(state["optimizer"])
-        if parts.are_named(state["optimizer"]):
-            state["optimizer"] = parts.read(state["optimizer"], optimizer.parameters, directory)
+        if sharded_state.are_named(state["optimizer"]):
+            state["optimizer"] = sharded_state.read(state["optimizer"], optimizer.parameters, directory)
         elif sharded is not None:
             state["optimizer"] = sharded.divided(state["optimizer"])
         optimizer.refuse_other_form(state["optimizer"])

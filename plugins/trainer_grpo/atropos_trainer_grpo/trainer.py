@@ -28,7 +28,7 @@ from atropos_core.types import Batch, Floats, Metrics, Tokens
 from atropos_torch_models.cpu_warmup import warm_up
 from atropos_torch_models.devices import refuse_missing
 from atropos_torch_models.rounding import measured_rounding
-from atropos_trainer_grpo import checkpointing, parts, saving
+from atropos_trainer_grpo import checkpointing, saving, sharded_state
 from atropos_trainer_grpo.allocation import LARGE, release_large_blocks
 from atropos_trainer_grpo.learning_rates import parameter_groups, updates_in_all
 from atropos_trainer_grpo.losses import LOSSES, Loss
@@ -247,7 +247,7 @@ class GrpoTrainer(Trainer):
     def _save(self, optimizer: Optimizer, directory: Path) -> None:
         state = optimizer.state()
         if self._sharded is not None:
-            state = parts.write(state, list(self._sharded.trained), self._sharded.masters(), directory)
+            state = sharded_state.write(state, list(self._sharded.trained), self._sharded.masters(), directory)
         if self._group.rank == 0:
             saving.save(self.model, state, self._context.model, directory)
 

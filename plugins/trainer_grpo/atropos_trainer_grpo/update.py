@@ -24,13 +24,13 @@ from atropos_trainer_grpo.episodes import beside_order
 from atropos_trainer_grpo.forward_passes import ForwardPasses, Indices
 from atropos_trainer_grpo.kl_estimators import divergence
 from atropos_trainer_grpo.logprobs import Scored
+from atropos_trainer_grpo.loss_inputs import Reference, Targets
 from atropos_trainer_grpo.losses import Clip, Loss, Rows, token_weights
 from atropos_trainer_grpo.model import vocabulary_of
 from atropos_trainer_grpo.non_finite import Evidence, against_old, against_reference
 from atropos_trainer_grpo.optimizer import Optimizer
 from atropos_trainer_grpo.process_group import ALONE, ProcessGroup, full
 from atropos_trainer_grpo.tally import Tally
-from atropos_trainer_grpo.targets import Reference, Targets
 
 if TYPE_CHECKING:
     from atropos_trainer_grpo.config import GrpoOptions

@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 
-from atropos_http_server.gate import Gate
+from atropos_http_server.connection_limits import Gate
 from atropos_http_server.server import HttpServer
 from atropos_trajectory_api.http.answers import REFUSALS
 from atropos_trajectory_api.options import ServeOptions

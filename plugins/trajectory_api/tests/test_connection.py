@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from atropos_http_server.connection import BODY_S, UNTAKEN_BYTES, Connection, OneWrite
-from atropos_http_server.gate import HEAD_BYTES
+from atropos_http_server.connection_limits import HEAD_BYTES
 from plugins.trajectory_api.tests.running import Running, running
 from tests.raw_http import request
 

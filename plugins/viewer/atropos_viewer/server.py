@@ -24,7 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from atropos_core import console
 from atropos_core.errors import AccessRefused, AtroposError
 from atropos_http_server.answers import header, refuse_as_json
-from atropos_http_server.gate import Gate
+from atropos_http_server.connection_limits import Gate
 from atropos_http_server.server import ListenOptions, serve_in_loop
 from atropos_viewer.page_records import PageRecords
 

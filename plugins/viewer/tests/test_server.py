@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from atropos_http_server.gate import Gate
+from atropos_http_server.connection_limits import Gate
 from atropos_http_server.server import serve_in_loop
 from atropos_viewer.page_records import PageRecords
 from atropos_viewer.server import CONNECTIONS, GRACE_S, HEAD_S, HOST, KEEP_ALIVE_S, application, nobody_waits

@@ -17,7 +17,7 @@ from atropos_agent_api.calls import Answer, CallRefused
 from atropos_agent_api.dialects.dialect import Dialect, Request
 from atropos_agent_api.sessions.session import Session
 from atropos_core import console
-from atropos_core.guards.apart import apart
+from atropos_core.guards.worker_threads import apart
 from atropos_http_server.answers import Headers, send_whole
 from atropos_http_server.connection import SCOPE_KEY, Connection
 

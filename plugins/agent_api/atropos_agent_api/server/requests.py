@@ -11,7 +11,7 @@ import orjson
 from starlette.types import Receive, Scope
 
 from atropos_agent_api.calls import CallRefused
-from atropos_core.guards.apart import LONG, apart
+from atropos_core.guards.worker_threads import LONG, apart
 from atropos_http_server.answers import header
 from atropos_http_server.body_limits import SHARE_KEY, Share
 

@@ -7,7 +7,7 @@ from atropos_agent_api.server.episodes import Episodes
 from atropos_agent_api.sessions.sessions import Sessions
 from atropos_http_server.answers import Refusals
 from atropos_http_server.body_limits import Limits
-from atropos_http_server.gate import Gate
+from atropos_http_server.connection_limits import Gate
 from atropos_http_server.server import ListenOptions, RunningServer, serve_in_loop
 
 MODEL = "policy"  # the model name that programs get; any name works

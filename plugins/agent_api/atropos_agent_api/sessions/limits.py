@@ -9,7 +9,7 @@ from typing import Any
 
 from atropos_agent_api.calls import Call, CallRefused
 from atropos_agent_api.sessions.options import SessionOptions
-from atropos_core.guards.apart import characters
+from atropos_core.guards.worker_threads import characters
 from atropos_core.types import Sampling
 
 MOST_CHARACTERS = 2_000_000  # of a prompt: each may be a token

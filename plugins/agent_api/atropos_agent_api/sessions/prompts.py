@@ -13,7 +13,7 @@ from atropos_agent_api.tokens.formats import ChatFormat
 from atropos_agent_api.tokens.openings import opening_of
 from atropos_agent_api.tokens.token_tree import Beginning, Match, Reply, TokenTree, positions_of
 from atropos_core.errors import DataError
-from atropos_core.guards.apart import apart_if_long
+from atropos_core.guards.worker_threads import apart_if_long
 from atropos_core.types import Message, Tokens
 
 NOTHING: Tokens = np.zeros(0, np.int32)

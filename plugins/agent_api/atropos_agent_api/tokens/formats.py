@@ -13,7 +13,7 @@ import numpy as np
 
 from atropos_core.conversation import Policy
 from atropos_core.errors import DataError
-from atropos_core.guards.apart import LONG, all_apart, apart, apart_if_long
+from atropos_core.guards.worker_threads import LONG, all_apart, apart, apart_if_long
 from atropos_core.rollouts.tokenizer import ChatTokenizer
 from atropos_core.types import Message, Tokens
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from atropos_agent_api.tokens.formats import ChatFormat, Tools, text_of
 from atropos_core.errors import ConfigError, DataError
-from atropos_core.guards.apart import apart_if_long
+from atropos_core.guards.worker_threads import apart_if_long
 from atropos_core.rollouts.replies import NAME_CHARACTERS, is_shallow
 from atropos_core.rollouts.tokenizer import ChatTokenizer
 from atropos_core.types import Message, Tokens

@@ -21,8 +21,8 @@ from starlette.types import Receive, Scope, Send
 
 from atropos_core.errors import AccessRefused, AtroposError, DataError, EngineReplaced, FitError, LeaseLost
 from atropos_core.group_schema import brief, check_temperature
-from atropos_core.guards.apart import apart
 from atropos_core.guards.deadlines import within
+from atropos_core.guards.worker_threads import apart
 from atropos_core.interfaces import Engine, ModelInfo, Transport
 from atropos_core.storage.tempdirs import owned_prefix
 from atropos_core.types import Completion, Tokens

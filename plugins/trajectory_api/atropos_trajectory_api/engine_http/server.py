@@ -10,7 +10,7 @@ from atropos_core.errors import AtroposError, ConfigError
 from atropos_core.interfaces import Engine, ModelInfo, Transport
 from atropos_http_server.answers import Refusals
 from atropos_http_server.body_limits import Limits
-from atropos_http_server.gate import Gate
+from atropos_http_server.connection_limits import Gate
 from atropos_http_server.server import ListenOptions, RunningServer, serve_in_loop
 from atropos_http_server.tokens import read_server_token
 from atropos_trajectory_api.engine_http.routes import EngineRoutes, engine_app, is_upload

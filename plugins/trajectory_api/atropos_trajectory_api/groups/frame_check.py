@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from atropos_core.codec import PREFIX, PREFIX_BYTES, Buffer, decode
 from atropos_core.errors import DataError
 from atropos_core.group_schema import check_group
-from atropos_core.guards.apart import loads_in_turns
+from atropos_core.guards.worker_threads import loads_in_turns
 from atropos_core.hub.records import Label
 from atropos_core.rollouts.policy_versions import check_versions
 from atropos_core.types import Draw, ScoredGroup

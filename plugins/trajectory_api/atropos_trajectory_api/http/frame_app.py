@@ -27,7 +27,7 @@ from atropos_core.errors import (
     TokenizerMismatch,
 )
 from atropos_core.group_schema import ID_BOUND, brief, check_sampling
-from atropos_core.guards.apart import apart
+from atropos_core.guards.worker_threads import apart
 from atropos_core.types import Sampling
 from atropos_http_server.answers import header
 from atropos_trajectory_api.groups.frame_check import read_frame

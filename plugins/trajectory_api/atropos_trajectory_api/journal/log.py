@@ -24,7 +24,7 @@ from typing import Literal, NamedTuple
 from atropos_core import console
 from atropos_core.errors import DataError, RunDirectoryError, StoreFull
 from atropos_core.storage import atomic as durable
-from atropos_core.storage.private import make_private
+from atropos_core.storage.file_permissions import make_private
 
 Sync = Literal[
     "always", "second", "never"

@@ -19,7 +19,7 @@ from zlib import crc32
 from atropos_core import console
 from atropos_core.errors import StoreFull
 from atropos_core.storage.atomic import sync
-from atropos_core.storage.private import make_private
+from atropos_core.storage.file_permissions import make_private
 
 _NAME = re.compile(r"(-?\d+)-(\d+)\.(piece|whole)")
 

@@ -9,7 +9,7 @@ from typing import Any
 from atropos_core import __version__
 from atropos_core.errors import DataError, HubFull
 from atropos_core.group_schema import check_draw, check_group
-from atropos_core.guards.apart import apart
+from atropos_core.guards.worker_threads import apart
 from atropos_core.rollouts.policy_versions import check_versions
 from atropos_core.types import Sampling, ScoredGroup
 from atropos_trajectory_api.http.frame_app import LONG_BYTES, FrameApp, Request

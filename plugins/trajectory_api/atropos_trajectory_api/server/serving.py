@@ -19,8 +19,8 @@ from starlette.types import ASGIApp
 
 from atropos_core import console
 from atropos_core.errors import ConfigError, RunDirectoryError
-from atropos_core.storage.private import make_private, private_files
-from atropos_http_server.gate import Gate
+from atropos_core.storage.file_permissions import make_private, private_files
+from atropos_http_server.connection_limits import Gate
 from atropos_http_server.server import HttpServer
 from atropos_http_server.tls import tls_context
 from atropos_http_server.tokens import read_server_token

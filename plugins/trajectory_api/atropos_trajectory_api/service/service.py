@@ -12,7 +12,7 @@ from typing import Any
 
 from atropos_core import console
 from atropos_core.errors import AtroposError, DataError, LeaseLost, StoreFull
-from atropos_core.guards.apart import apart
+from atropos_core.guards.worker_threads import apart
 from atropos_core.hub.hub import Hub
 from atropos_core.hub.records import BatchSize, GroupRecord, Label, Limits
 from atropos_core.hub.session import Session
@@ -22,8 +22,8 @@ from atropos_trajectory_api.legacy_groups.stored_group import check_stored
 from atropos_trajectory_api.options import ServeOptions
 from atropos_trajectory_api.service.counters import Counters
 from atropos_trajectory_api.service.draws import Draws, Rules
-from atropos_trajectory_api.service.leasing import Answer, Leasing, Outbox
 from atropos_trajectory_api.service.old_state import OldState
+from atropos_trajectory_api.service.trainer_requests import Answer, Leasing, Outbox
 from atropos_trajectory_api.service.workers import Policy, Workers, WorkerState
 from atropos_trajectory_client.client import DAMAGED, NOT_WANTED, OTHER_TIMELINE
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from atropos_bridge_ipc import stored, tensors
+from atropos_bridge_ipc import file_tensors, tensors
 from atropos_core.errors import FitError, WeightsMismatch
 
 
@@ -18,8 +18,8 @@ def test_each_tensor_of_a_model_is_found_once_under_one_of_its_names(tiny: Path,
     described, found = tensors.describe(model)
     mine = {entry.name: tensor for entry, tensor in zip(described, found, strict=True)}
     seen = []
-    for entry, value in stored.each(tiny, described):
-        stored.check_value(entry.name, mine[entry.name], value)
+    for entry, value in file_tensors.each(tiny, described):
+        file_tensors.check_value(entry.name, mine[entry.name], value)
         seen.append(entry.name)
     assert sorted(seen) == sorted(mine)
 
@@ -32,25 +32,25 @@ def test_a_tensor_that_the_directory_lacks_or_has_in_another_shape_is_named(
     norm = weights.pop("model.norm.weight")
     save_file(weights, tmp_path / "model.safetensors")
     with pytest.raises(FitError, match="has no safetensors tensor named 'model.norm.weight'"):
-        stored.check_names(tmp_path, described)
+        file_tensors.check_names(tmp_path, described)
     save_file({**weights, "model.norm.weight": norm[:-1].clone()}, tmp_path / "model.safetensors")
     with pytest.raises(FitError, match=r"'model.norm.weight' is \[31\] in .*trainer's model has float32 \[32\]"):
-        list(stored.each(tmp_path, described))
+        list(file_tensors.each(tmp_path, described))
 
 
 def test_one_bit_of_difference_is_found_and_a_transposed_matrix_is_called_one() -> None:
     matrix = torch.randn(8, 8)
-    stored.check_value("w", matrix, matrix.clone())
+    file_tensors.check_value("w", matrix, matrix.clone())
     other = matrix.clone()
     other.view(torch.int32)[3, 3] ^= 1
     with pytest.raises(WeightsMismatch, match=r"'w': the engine's values .* 1 of 64 differ, by \S+ at most\.\n"):
-        stored.check_value("w", other, matrix)
+        file_tensors.check_value("w", other, matrix)
     with pytest.raises(WeightsMismatch, match=r"'w': .* It is transposed\."):
-        stored.check_value("w", matrix.t(), matrix)
+        file_tensors.check_value("w", matrix.t(), matrix)
 
 
 def test_a_checkpoint_in_another_precision_is_compared_after_the_same_cast() -> None:
     wide = torch.randn(7, 5)
-    stored.check_value("w", wide.bfloat16(), wide)
+    file_tensors.check_value("w", wide.bfloat16(), wide)
     with pytest.raises(WeightsMismatch):
-        stored.check_value("w", (wide * 1.01).bfloat16(), wide)
+        file_tensors.check_value("w", (wide * 1.01).bfloat16(), wide)

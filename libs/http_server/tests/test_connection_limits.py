@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from atropos_http_server.gate import Gate, Peer
+from atropos_http_server.connection_limits import Gate, Peer
 
 MOST = 6
 

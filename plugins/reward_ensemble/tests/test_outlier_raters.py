@@ -8,7 +8,7 @@ import statistics
 import numpy as np
 import pytest
 
-from atropos_reward_ensemble.departure import BETS, Departures, bound, grown, odd_ones, scores, total
+from atropos_reward_ensemble.outlier_raters import BETS, Departures, bound, grown, odd_ones, scores, total
 
 STREAMS, HIJACKED, SAMPLES, RATERS = 10_000, 2_000, 200, 5  # streams without, and with, a hijacked rater
 TOLERANCE, FALSE_ALARM, HORIZON = 1.5, 0.01, 10_000
