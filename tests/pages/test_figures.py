@@ -529,7 +529,7 @@ def front_page() -> Figures:
     return {
         "README.md": [
             f"Over five runs they differed by at most {max(one['max_abs_logprob_diff'] for one in seeds):.1e} nats",
-            "all 30 runs resumed to the same bits",
+            "all 30 resumed to bit-identical weights",
             f"{runs} of {len(rows)} environments of gem, OpenEnv, reasoning-gym, textarena and verifiers run here",
             f"{results('quickstart')['ratio']:.1f} times the trajectories per second of TRL 1.16",
         ]
