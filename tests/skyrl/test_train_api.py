@@ -95,18 +95,23 @@ async def test_a_fully_asynchronous_training_commits_what_a_checkpoint_holds_and
     dispatch = TableDispatch(cfg, None, 1.0, SEVENS)
     source = source_of(scene, [url], max_staleness=BEHIND)
     trainer = trainer_of(cfg, Aside(source), {"sevens": Sevens()}, dispatch, publisher=Publisher([RemoteEngine(url)]))
-    committed = []
-    save = dispatch.save_checkpoint
+    committed, ahead = [], []
+    save, step_ended = dispatch.save_checkpoint, source.step_ended
+
+    def counted(*args):
+        is_due = step_ended(*args)
+        ahead.append(len(source._leased))  # generated, for a later step
+        return is_due
 
     def saved(*args):
         committed.append((trainer.global_step, status(scene)["hub"]["committed"]))
         save(*args)
 
-    dispatch.save_checkpoint = saved
+    dispatch.save_checkpoint, source.step_ended = saved, counted
     await trainer.train()
     assert [step for step, _ in committed] == [4, 8, 11] and committed[0][1] == 0, committed
     assert status(scene)["hub"]["committed"] == 4 * 10, "of more that were generated"
-    assert len(source._leased) > 0
+    assert max(ahead) > 0, ahead
     ray.shutdown()  # SkyRL starts one to remove old checkpoints
 
 
