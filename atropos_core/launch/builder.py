@@ -14,7 +14,7 @@ from atropos_core.config.resolve import ResolvedComponent
 from atropos_core.console.waits import waiting
 from atropos_core.guards.deadlines import within
 from atropos_core.guards.endings import add_notes, raise_first
-from atropos_core.guards.opening import MODEL_DEADLINE_S, opened
+from atropos_core.guards.open_component import MODEL_DEADLINE_S, opened
 from atropos_core.interfaces import Bridge, Engine, Environment, Reward, Sink, TaskSource, Trainer
 from atropos_core.launch.plan import Plan
 from atropos_core.launchers import Launcher

@@ -11,7 +11,7 @@ from atropos_core import console
 from atropos_core.config.run_file import ApiSection, flatten
 from atropos_core.console.waits import waiting
 from atropos_core.guards.deadlines import within
-from atropos_core.guards.opening import MODEL_DEADLINE_S, opened
+from atropos_core.guards.open_component import MODEL_DEADLINE_S, opened
 from atropos_core.interfaces import Engine, ModelInfo, Trainer
 from atropos_core.launch.banner import banner
 from atropos_core.launch.fit import check_models

@@ -21,7 +21,7 @@ from atropos_core.console.waits import pass_waits_on
 from atropos_core.errors import AtroposError, ConfigError, RunDirectoryError
 from atropos_core.guards.collector import without_collector
 from atropos_core.guards.exits import contain_tasks
-from atropos_core.guards.opening import opened
+from atropos_core.guards.open_component import opened
 from atropos_core.interfaces import Engine, Measured, ModelInfo, OverMachines, Stateful, Trainer
 from atropos_core.processes.dialing import dial
 from atropos_core.processes.extension import Extension

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from atropos_core.errors import NoProgress, PluginError
-from atropos_core.guards.opening import in_one_line
+from atropos_core.guards.open_component import in_one_line
 from atropos_core.hub.hub import Hub
 from atropos_core.hub.records import Label
 from atropos_core.interfaces import Curriculum

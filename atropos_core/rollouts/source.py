@@ -12,7 +12,7 @@ from typing import Any
 from atropos_core import console
 from atropos_core.config.run_file import RunConfig
 from atropos_core.errors import CheckpointError, DeadlineExceeded, NoProgress
-from atropos_core.guards.opening import in_one_line
+from atropos_core.guards.open_component import in_one_line
 from atropos_core.hub.hub import Hub
 from atropos_core.hub.records import BatchSize, GroupRecord, Limits
 from atropos_core.interfaces import Curriculum, Environment, Outcome, TaskSource

@@ -13,7 +13,7 @@ from atropos_core import console
 from atropos_core.advantages import is_flat
 from atropos_core.config.run_file import TrainingSection
 from atropos_core.errors import NoSuchVersion, PluginError
-from atropos_core.guards.opening import in_one_line
+from atropos_core.guards.open_component import in_one_line
 from atropos_core.health.alignment import owner
 from atropos_core.health.watch import Health
 from atropos_core.interfaces import Outcome, SettledGroup

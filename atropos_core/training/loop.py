@@ -14,7 +14,7 @@ from atropos_core import console
 from atropos_core.config.run_file import RunConfig
 from atropos_core.console.waits import waited
 from atropos_core.errors import Interrupted, NoProgress, RunPaused
-from atropos_core.guards.opening import in_one_line
+from atropos_core.guards.open_component import in_one_line
 from atropos_core.health.rescoring import Rescoring
 from atropos_core.health.watch import Health
 from atropos_core.interfaces import ModelInfo, StepRecord

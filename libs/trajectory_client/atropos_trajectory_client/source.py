@@ -14,7 +14,7 @@ from atropos_core import console
 from atropos_core.config.run_file import ApiSection, RunConfig
 from atropos_core.console.waits import Wait, waiting
 from atropos_core.errors import DeadlineExceeded
-from atropos_core.guards.opening import in_one_line
+from atropos_core.guards.open_component import in_one_line
 from atropos_core.interfaces import Curriculum, ModelInfo, TaskSource
 from atropos_core.observe.profile import Profile
 from atropos_core.rollouts.producer import PATIENCE, no_progress, refuse_no_draws

@@ -8,7 +8,7 @@ import numpy as np
 
 from atropos_core.errors import ConfigError
 from atropos_core.guards.deadlines import within
-from atropos_core.guards.opening import opened
+from atropos_core.guards.open_component import opened
 from atropos_core.interfaces import Reward
 from atropos_core.plugins.provider import RunContext
 from atropos_core.processes.child import START_DEADLINE_S, Child

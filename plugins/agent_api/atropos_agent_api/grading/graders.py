@@ -15,7 +15,7 @@ from atropos_agent_api.forks import ForkedFunction
 from atropos_agent_api.grading.case import Case, read_score
 from atropos_core.errors import ConfigError
 from atropos_core.guards.deadlines import within
-from atropos_core.guards.opening import opened
+from atropos_core.guards.open_component import opened
 from atropos_core.interfaces import Environment, Reward
 from atropos_core.training.parts import Closable
 from atropos_core.types import Episode, Score
