@@ -1,6 +1,7 @@
 """An environment as its users write them: a subclass of atroposlib's BaseEnv, unmodified. Run by atroposlib's Python.
 
-Every group has a number of its own in `generation_params`, and is printed on a line of output just before it is sent.
+Every group has a number of its own in `generation_params`, and is printed on a line of output just before it is sent. So is
+each step that the environment sees.
 """
 
 import asyncio
@@ -55,6 +56,10 @@ class ScriptedEnv(BaseEnv):
         answers = await self.server.chat_completion(messages=[{"role": "user", "content": "test"}], n=2, max_tokens=4)
         await self.evaluate_log({"right": float(len(answers.choices))}, task_name="scripted", verbose=False)
         print("EVALUATED", self.status_dict["current_step"], flush=True)
+
+    async def get_status(self):
+        await super().get_status()
+        print("SAW", self.status_dict["current_step"], flush=True)
 
     async def wandb_log(self, wandb_metrics=None):
         print("LOGGED", self.curr_step, flush=True)

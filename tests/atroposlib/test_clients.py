@@ -39,8 +39,14 @@ def test_an_environment_registers_sends_evaluates_and_ends_while_a_trainer_gets_
     our_server: Callable[..., OurServer], model: ScriptedServer, tmp_path: Path
 ) -> None:
     server = our_server("--model", str(TINY))
-    trainer = client(tmp_path / "trainer.log", "trainer_program.py", server.url, "8", "5", "100")
-    worker = environment(tmp_path, "right", server.url, model, steps=4)
+    log = (
+        tmp_path / "right.log"
+    )  # atroposlib evaluates where it sees steps 1 and then 2, which a quick trainer would hide from it
+    trainer = client(tmp_path / "trainer.log", "trainer_program.py", server.url, "8", "5", "100", str(log))
+    worker = environment(
+        tmp_path, "right", server.url, model, steps=7
+    )  # it ends early by what is queued: up to four batches
+    assert worker.log == log
     assert worker.ended_within(100) == 0, worker.text
     assert trainer.ended_within(60) == 0, trainer.text
     assert "ENDED 0" in worker.text
