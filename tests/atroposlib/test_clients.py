@@ -98,6 +98,9 @@ def test_a_server_that_is_killed_and_started_again_is_the_same_to_both(
     trainer.wait_for(r"(?s)BATCH.*BATCH", 90)
     for one in (trainer, worker):  # three tries within seconds are all that they have, and a start may take longer
         one.process.send_signal(signal.SIGSTOP)
+    httpx.get(
+        f"{server.url}/status"
+    )  # answered after their last requests: a batch whose answer is lost is the trainer's loss
     server.process.kill()
     server.process.wait()
     again = our_server(port=port)
