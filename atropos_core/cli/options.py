@@ -116,13 +116,14 @@ def configure(
     download: bool = True,
     preset: bool = True,
 ) -> tuple[Loaded, ResolvedModel, Plugins]:
-    """Merge defaults, the model's preset, the file and flags, each overriding the one before.
+    """Merge defaults, rules that follow the model, its preset, the file and flags, each overriding the one before.
 
     `saved`: a run's directory, whose saved file lists all components. `flags`: values of flags that only this command has, by
     path. `uses`: the sections that the command reads, if not all. Without `download`, a model of the hub is not fetched. Without
-    `preset`, the model's recommended values are ignored. Raises ConfigError for a --set that this command does not read: a run
-    file may serve several commands, but a flag is only for this one."""
+    `preset`, rules and the model's recommended values are ignored. A model with a preset has no rules. Raises ConfigError for a
+    --set that this command does not read: a run file may serve several commands, but a flag is only for this one."""
     from atropos_core.config import run_file as config
+    from atropos_core.config.rules import RULE, follow_model
     from atropos_core.errors import ConfigError
     from atropos_core.plugins.manager import load_plugins
 
@@ -171,7 +172,12 @@ def configure(
     if preset:
         layers.insert(0, config.Layer(f"preset of model {reference or config.RunConfig().model!r}", resolved.preset))
     layers.append(config.Layer(config.FLAG, config.anchored(given, Path())))
-    return config.load([_with_model(layer) for layer in layers]), resolved, plugins
+    layers = [_with_model(layer) for layer in layers]
+    loaded = config.load(layers)
+    if preset and not resolved.preset and saved is None:
+        rules = config.Layer(RULE, follow_model(loaded.config, resolved.directory, plugins.registry))
+        loaded = config.load([rules, *layers])
+    return loaded, resolved, plugins
 
 
 def _saved(path: Path) -> Layer:

@@ -162,7 +162,7 @@ def _say_memory(plan: Plan, directory: Path) -> None:
     from atropos_core.launch.memory_plan import plan_memory, table
     from atropos_core.launch.memory_remedies import check_memory
     from atropos_core.launch.model_checks import check_disk, check_model, say_long_prompts
-    from atropos_core.launch.text_checks import warn_of_prompts
+    from atropos_core.launch.text_checks import warn_of_long_answers, warn_of_prompts
     from atropos_core.plugins.model_provider import PROMPT_TOKENS
     from atropos_core.plugins.requirements import cuda_devices
 
@@ -183,6 +183,7 @@ def _say_memory(plan: Plan, directory: Path) -> None:
     def look(name: str, environment: Environment) -> None:
         say_long_prompts(plan, tokenizer, name, environment)
         warn_of_prompts(name, environment, tokenizer)
+        warn_of_long_answers(name, environment, tokenizer, plan.config.sampling.max_tokens)
 
     for name, sizes in asyncio.run(tasks_of(plan, directory, look)).items():
         held_out = f", {sizes['test']:,} held out" if "test" in sizes else ""

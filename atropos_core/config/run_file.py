@@ -1,6 +1,6 @@
 """A run file (TOML), flags and presets -> one validated RunConfig, with the origin of every value.
 
-Layers, each overriding the one before: defaults, the model's preset, the run file, flags. A component's section is
+Layers, each overriding the one before: defaults, rules that follow the model, its preset, the run file, flags. A component's section is
 `use = "name"` and that component's own options, which its provider validates. In the sections of NAMED, each layer adds the
 components that it names.
 """

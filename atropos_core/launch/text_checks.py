@@ -45,6 +45,20 @@ def warn_of_prompts(name: str, environment: Environment, tokenizer: ChatTokenize
         )
 
 
+def warn_of_long_answers(name: str, environment: Environment, tokenizer: ChatTokenizer, max_tokens: int) -> None:
+    """Warn if known answers of training tasks have more tokens than a reply may have. Lazy tasks are checked for at most LOOK_S."""
+    tasks, until, lengths = environment.tasks("train"), monotonic() + LOOK_S, []
+    while len(lengths) < min(len(tasks), LOOKED_AT) and monotonic() < until:
+        answer = tasks[len(lengths)].answer or ""
+        # a token is a byte at least
+        lengths.append(len(tokenizer.encode(answer)) if len(answer.encode()) > max_tokens else 0)
+    if long := [length for length in lengths if length > max_tokens]:
+        console.warn(
+            f"environment {name!r}: the known answers of {len(long)} of the first {len(lengths)} tasks have more than "
+            f"{max_tokens} tokens, up to {max(long)}, so replies like them are cut off. Raise sampling.max_tokens."
+        )
+
+
 def warn_of_rewards(components: Mapping[str, Mapping[str, ResolvedComponent]], tokenizer: ChatTokenizer) -> None:
     """Warn of each environment or reward that looks for a special token, which replies never show: in its options, or in the file
     of a function that they name. `components`: by kind and name."""

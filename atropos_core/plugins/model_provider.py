@@ -105,6 +105,8 @@ class TrainerProvider(DeviceProvider["Trainer"]):
     """A trainer, which turns batches into updates."""
 
     saves: Callable[[Any, Workload], int] = lambda options, workload: 0  # bytes of a checkpoint; 0 if unknown or small
+    # values for options that neither the user nor a preset sets, for a model with this hidden size and a run of so many steps
+    suits: Callable[[Any, int, int], Mapping[str, Any]] = lambda options, width, steps: {}
     # values that its options do not show, given how weights travel: name -> text, for the start of a run
     notes: Callable[[Any, Sequence[Transport]], Mapping[str, str]] = lambda options, transports: {}
     # merges the adapter saved in one directory into a whole model in another, empty directory

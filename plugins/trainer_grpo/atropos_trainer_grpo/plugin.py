@@ -108,6 +108,12 @@ def notes(options: GrpoOptions, transports: Sequence[Transport]) -> Mapping[str,
     }
 
 
+def suits(options: GrpoOptions, width: int, steps: int) -> Mapping[str, Any]:
+    from atropos_trainer_grpo.rules import suits
+
+    return suits(options, width, steps)
+
+
 def holds(options: GrpoOptions, workload: Workload) -> Iterable[MemoryUse]:
     from atropos_trainer_grpo.memory import holds
 
@@ -243,6 +249,7 @@ def atropos_trainers() -> Iterable[TrainerProvider]:
         dtype=dtype,
         saves=saves,
         announces=announces,
+        suits=suits,
         notes=notes,
         merge=merge,
         several_devices=True,

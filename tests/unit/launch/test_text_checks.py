@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from atropos_core.builtin.config import FormatOptions
-from atropos_core.launch.text_checks import warn_of_prompts, warn_of_rewards
+from atropos_core.launch.text_checks import warn_of_long_answers, warn_of_prompts, warn_of_rewards
 from atropos_core.rollouts.tokenizer import ChatTokenizer
 from atropos_core.types import Task
 from tests.families import write
@@ -21,12 +21,14 @@ def tokenizer(tmp_path) -> ChatTokenizer:
 
 
 class Asking(Words):
-    def __init__(self, *prompts: str) -> None:
+    def __init__(self, *prompts: str, answers: tuple[str | None, ...] = ()) -> None:
         super().__init__()
         self._prompts = prompts
+        self._answers = answers or (None,) * len(prompts)
 
     def tasks(self, split: Any) -> list[Task]:
-        return [Task(f"t{n}", ({"role": "user", "content": one},)) for n, one in enumerate(self._prompts)]
+        both = enumerate(zip(self._prompts, self._answers, strict=True))
+        return [Task(f"t{n}", ({"role": "user", "content": one},), answer) for n, (one, answer) in both]
 
 
 def test_prompts_to_which_a_template_was_applied_are_named(tokenizer, capsys):
@@ -68,3 +70,14 @@ def test_a_reward_that_looks_for_a_special_token_is_named(tokenizer, capsys, tmp
     said = " ".join(capsys.readouterr().err.split())
     for label in ("reward.format", "reward.mine"):
         assert (f"{label} looks for {sought}" in said) == bool(sought)
+
+
+def test_known_answers_that_are_longer_than_a_reply_may_be_are_counted(tokenizer, capsys):
+    answer = "four, five, six"
+    tokens = len(tokenizer.encode(answer))
+    environment = Asking("a", "b", "c", answers=(answer, "4", None))
+    warn_of_long_answers("mine", environment, tokenizer, tokens)
+    assert not capsys.readouterr().err
+    warn_of_long_answers("mine", environment, tokenizer, tokens - 1)
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"1 of the first 3 tasks have more than {tokens - 1} tokens, up to {tokens}," in said
