@@ -47,7 +47,8 @@ def warn_of_prompts(name: str, environment: Environment, tokenizer: ChatTokenize
 
 def warn_of_long_answers(name: str, environment: Environment, tokenizer: ChatTokenizer, max_tokens: int) -> None:
     """Warn if known answers of training tasks have more tokens than a reply may have. Lazy tasks are checked for at most LOOK_S."""
-    tasks, until, lengths = environment.tasks("train"), monotonic() + LOOK_S, []
+    tasks, until = environment.tasks("train"), monotonic() + LOOK_S
+    lengths: list[int] = []
     while len(lengths) < min(len(tasks), LOOKED_AT) and monotonic() < until:
         answer = tasks[len(lengths)].answer or ""
         # a token is a byte at least
