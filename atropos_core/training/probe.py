@@ -13,10 +13,14 @@ from atropos_core.interfaces import Trainer
 from atropos_core.types import UNKNOWN_VERSION, Batch, Bools, Floats, ScoredGroup, Tokens
 
 PROBE_TOKENS = 256
+WHOLE_TOKENS = (
+    1024  # of their sequences, prompts included: many short replies to long prompts would cost more than an update
+)
 
 
 class Probe:
-    """Up to 256 sampled tokens of the first batch, and the logprobs that they had before it was trained."""
+    """Up to 256 sampled tokens of the first batch, in sequences of up to 1,024 tokens in all or a single longer one, and the logprobs
+    that they had before it was trained."""
 
     def __init__(self, sequences: list[Tokens], sampled: list[Bools], start: list[Floats]) -> None:
         self._sequences = sequences
@@ -29,13 +33,16 @@ class Probe:
         """Make the probe, before `batch` is trained."""
         sequences: list[Tokens] = []
         chosen: list[Bools] = []
-        left = PROBE_TOKENS
+        left, whole = PROBE_TOKENS, 0
         for start, end in zip(batch.offsets, batch.offsets[1:], strict=False):
+            if sequences and whole + int(end - start) > WHOLE_TOKENS:
+                break
             sampled = batch.sampled[start:end].copy()
             sampled[np.flatnonzero(sampled)[left:]] = False
             sequences.append(batch.tokens[start:end])
             chosen.append(sampled)
             left -= int(sampled.sum())
+            whole += int(end - start)
             if left <= 0:
                 break
         probe = cls(sequences, chosen, await trainer.logprobs(sequences))

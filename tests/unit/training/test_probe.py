@@ -16,7 +16,7 @@ from atropos_core.builtin.plugin import TOY_MODEL
 from atropos_core.builtin.toy import ToyTrainer
 from atropos_core.plugins.provider import RunContext
 from atropos_core.training.batch import to_batch
-from atropos_core.training.probe import PROBE_TOKENS, Probe
+from atropos_core.training.probe import PROBE_TOKENS, WHOLE_TOKENS, Probe
 from atropos_core.types import UNKNOWN_VERSION, Batch, Rollout
 from tests.unit.parts import episode, group, rollout
 
@@ -52,6 +52,15 @@ async def test_tokens_that_were_only_given_do_not_count(trainer):
     probe = await Probe.of(batch(rollout(2, 3)), trainer)
     trainer.weights["table"][10, 11] = 5.0
     assert await probe.shift(trainer) == 0.0
+
+
+async def test_short_replies_to_long_prompts_are_counted_with_their_prompts(trainer):
+    def held(prompt, reply, count):
+        return batch(*(rollout(prompt, reply, tokens=np.full(prompt + reply, 20, np.int32)) for _ in range(count)))
+
+    for prompt, reply, count, kept in ((98, 2, 64, 10), (98, 2, 3, 3), (2 * WHOLE_TOKENS, 2, 2, 1)):
+        probe = await Probe.of(held(prompt, reply, count), trainer)
+        assert len(probe.state()["sequences"]) == kept
 
 
 async def test_a_probe_holds_no_more_than_its_share_of_the_first_batch(trainer):
