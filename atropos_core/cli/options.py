@@ -177,6 +177,8 @@ def configure(
     if preset and not resolved.preset and saved is None:
         rules = config.Layer(RULE, follow_model(loaded.config, resolved.directory, plugins.registry))
         loaded = config.load([rules, *layers])
+        used = {path: value for path, value, origin in loaded.rows() if origin == RULE}
+        resolved = replace(resolved, rules=used)
     return loaded, resolved, plugins
 
 

@@ -44,6 +44,7 @@ def banner(
     carried = [SHARED.get(how, summary) for how in plan.transports]
     rows = [
         ("model", f"{plan.model.summary}: {model.architecture}, {model.parameters or 0:,} parameters, {model.dtype}"),
+        *by_rule(plan),
         ("data", "; ".join(data)),
         *(
             (
@@ -72,6 +73,12 @@ def banner(
     if checkpoint is not None:
         rows.append(("resumes", f"after step {checkpoint.step}"))
     return rows
+
+
+def by_rule(plan: Plan) -> Iterator[tuple[str, str]]:
+    """Yield the values that follow from the size of the model."""
+    if values := [f"{path} = {value:g}" for path, value in plan.model.rules.items()]:
+        yield "its size", f"{', '.join(values)}, which you did not set: docs/defaults.md"
 
 
 def _other_than_defaults(config: RunConfig) -> Iterator[tuple[str, str]]:

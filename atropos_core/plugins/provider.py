@@ -149,3 +149,6 @@ class ResolvedModel:
     directory: Path
     summary: str
     preset: Mapping[str, Any] = field(default_factory=dict)
+    rules: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # dotted path -> value that follows from its size in this run

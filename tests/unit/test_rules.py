@@ -9,6 +9,8 @@ import pytest
 
 from atropos_core.cli.options import configure
 from atropos_core.config.rules import reply_tokens
+from atropos_core.launch.banner import by_rule
+from atropos_core.launch.plan import make_plan
 from atropos_trainer_grpo.config import LORA_RATE
 from tests.conftest import REPOSITORY
 
@@ -134,10 +136,19 @@ def test_warm_up_is_a_twentieth_of_the_updates_and_at_most_ten(tmp_path):
 
 
 def test_an_adapter_has_ten_times_the_rate(tmp_path):
-    from atropos_core.launch.plan import make_plan
-
     loaded, resolved, plugins = configure(model=model(tmp_path, 576), env=["gsm8k"], bridge="lora", flags=CPU)
     assert dict(make_plan(loaded.config, resolved, plugins).notes())["learning rate"].startswith("6e-05, 10 times")
+
+
+def test_the_first_lines_of_a_run_name_what_follows_a_rule(tmp_path):
+    path = model(tmp_path, 576)
+    loaded, resolved, plugins = configure(model=path, env=["gsm8k"], flags=CPU, changes=["sampling.max_tokens=48"])
+    ((_, said),) = by_rule(make_plan(loaded.config, resolved, plugins))
+    assert said.startswith(
+        "training.groups_per_step = 4, trainer.learning_rate = 6e-06, trainer.warmup_steps = 5, evaluation.problems = 64, which"
+    )
+    loaded, resolved, plugins = configure(env=["gsm8k"])
+    assert not list(by_rule(make_plan(loaded.config, resolved, plugins)))
 
 
 def test_another_trainer_keeps_its_own_defaults(tmp_path):
