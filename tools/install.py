@@ -28,7 +28,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 UV = REPOSITORY / ".venv-uv/bin/uv"
 PINS = REPOSITORY / "environments"
 CONSTRAINTS = ["-c", "environments/constraints.txt"]
-EXTRAS = {"sinks": "[mlflow,tensorboard,trackio,wandb]"}  # also installed, with a plugin
+EXTRAS = {"sinks": "[mlflow,tensorboard,trackio,wandb]", "torch_models": "[gguf]"}  # also installed, with a package
 WORLDS = {"env_gem", "env_reasoning_gym", "env_textarena", "env_verifiers"}  # want versions of their own
 UV_VARIABLES = {  # pip's setting -> uv's variable
     "find-links": "UV_FIND_LINKS",

@@ -222,11 +222,14 @@ def short_name(reference: str) -> str:
 
 
 def _with_model(layer: Layer) -> Layer:
-    """Return the layer with an absolute model directory, so that it still holds when the run is resumed elsewhere."""
+    """Return the layer with an absolute path of the model, so that it still holds when the run is resumed elsewhere."""
     model = layer.values.get("model")
-    if not (isinstance(model, str) and Path(model).expanduser().is_dir()):
+    if not isinstance(model, str):
         return layer
-    return replace(layer, values={**layer.values, "model": str(Path(model).expanduser().resolve())})
+    path = Path(model).expanduser()
+    if not (path.is_dir() or (path.suffix.lower() == ".gguf" and path.is_file())):
+        return layer
+    return replace(layer, values={**layer.values, "model": str(path.resolve())})
 
 
 def _only(layer: Layer, section: str, named: Mapping[str, Any]) -> Layer:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import pluggy
 
 from atropos_core import __version__
-from atropos_core.errors import ConfigError, EndsProcess, PluginError
+from atropos_core.errors import AtroposError, ConfigError, EndsProcess, PluginError
 from atropos_core.guards.collector import without_collector
 from atropos_core.guards.exits import contained
 from atropos_core.models.hub_download import download_model
@@ -78,6 +78,8 @@ class Plugins:
         for implementation in self.manager.hook.atropos_resolve_model.get_hookimpls():
             try:
                 found: Any = implementation.function(reference)
+            except AtroposError:
+                raise  # it knows the reference, and says what is wrong with it
             except Exception as error:  # noqa: BLE001 - the plugin boundary: one resolver must not break all models
                 self.registry.add_broken(implementation.plugin_name, error)
                 continue

@@ -136,4 +136,5 @@ def atropos_dry_run(plan: Any, figures: Path | None) -> Iterable[str]:  # type: 
 
 @hookspec(firstresult=True)
 def atropos_resolve_model(reference: str) -> ResolvedModel | None:
-    """Turn a name such as "tiny" into a model directory. Return None for a name that this plugin does not know."""
+    """Turn a name such as "tiny" into a model directory. Return None for a name that this plugin does not know, and raise
+    ConfigError for one that it knows and cannot use."""

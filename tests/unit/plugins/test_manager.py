@@ -415,3 +415,22 @@ def test_options_that_are_not_where_a_provider_says_are_named_where_they_are_nee
     assert report(plugins, "p").error is None  # a listing does not look
     with pytest.raises(PluginError, match=f"the options of 'p', {config}, (could not be imported: .*|are .*){why}"):
         _ = plugins.registry.find("reward", "p").provider.options
+
+
+RESOLVER = """
+from atropos_core import hookimpl
+from atropos_core.errors import ConfigError
+
+@hookimpl
+def atropos_resolve_model(reference):
+    if reference != "toy":
+        raise {error}
+"""
+
+
+def test_a_resolver_that_refuses_a_name_is_heard_and_one_that_fails_is_passed_over(install: Install) -> None:
+    install("model_strict", RESOLVER.format(error="ConfigError('strict is closed today')"))
+    with pytest.raises(ConfigError, match="strict is closed today"):
+        load_plugins().resolve_model("strict")
+    install("model_broken", RESOLVER.format(error="RuntimeError('no licence')").replace("!=", "=="))
+    assert load_plugins().resolve_model("toy").directory.is_dir()
