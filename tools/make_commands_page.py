@@ -38,6 +38,7 @@ PAGES = {
     "plugins": "plugins.md",
     "process": "export.md",
     "quantize": "../plugins/trainer_grpo/README.md",
+    "recipes": "recipes.md",
     "resume": "tutorial/08-resume.md",
     "run": "tutorial/01-first-run.md",
     "serve": "trajectory-api.md",

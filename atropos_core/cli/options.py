@@ -17,7 +17,12 @@ if TYPE_CHECKING:
     from atropos_core.plugins.manager import Plugins
     from atropos_core.plugins.provider import ResolvedModel
 
-FileArgument = Annotated[Path | None, typer.Argument(help="A run file (TOML). Flags override it.", show_default=False)]
+FileArgument = Annotated[
+    Path | None,
+    typer.Argument(
+        help="A run file (TOML), or recipe:NAME (`atropos recipes`). Flags override it.", show_default=False
+    ),
+]
 EnvOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -142,7 +147,8 @@ def configure(
     changed = [config.parse_flag(change) for change in changes or ()]
     _refuse_idle(changed, {path for path, _ in pairs}, uses)
     given = config.nest(pairs)
-    layers = [config.read_file(file)] if file is not None else []
+    plugins = load_plugins()
+    layers = [read_run_file(file, plugins)] if file is not None else []
     if saved is not None:
         layers = [_saved(saved / "config.toml")]
     for section, named in (("environment", env), ("reward", reward)):
@@ -160,7 +166,6 @@ def configure(
     _overlay(given, config.nest(changed))
     if env:  # of a file's environments, those that the flag names
         layers = [_only(layer, "environment", given["environment"]) for layer in layers]
-    plugins = load_plugins()
     reference = next(
         (layer["model"] for layer in (given, *(entry.values for entry in layers)) if "model" in layer), None
     )
@@ -180,6 +185,13 @@ def configure(
         used = {path: value for path, value, origin in loaded.rows() if origin == RULE}
         resolved = replace(resolved, rules=used)
     return loaded, resolved, plugins
+
+
+def read_run_file(file: Path, plugins: Plugins) -> Layer:
+    """Read a run file, or the one that a plugin has under this name, as recipe:NAME. Raises ConfigError."""
+    from atropos_core.config.run_file import read_file
+
+    return replace(read_file(plugins.run_file(file)), origin=str(file))
 
 
 def _saved(path: Path) -> Layer:

@@ -37,7 +37,7 @@ DISABLE = "ATROPOS_DISABLE_PLUGINS"
 BROUGHT_BY = {  # command, or function of `atropos_core` -> the distribution that has it
     "config": "atropos-config", "export": "atropos-records", "audit": "atropos-records", "doctor": "atropos-doctor",
     "check": "atropos-testing", "new": "atropos-testing", "view": "atropos-plugin-viewer", "save_view": "atropos-plugin-viewer",
-    "eval": "atropos-evaluation", "evaluate": "atropos-evaluation",
+    "eval": "atropos-evaluation", "evaluate": "atropos-evaluation", "recipes": "atropos-recipes",
     "plan": "atropos-plugin-trainer-grpo", "quantize": "atropos-plugin-trainer-grpo", "serve": "atropos-plugin-trajectory-api",
     "train": "atropos-plugin-trajectory-api", "env": "atropos-plugin-trajectory-api", "engine": "atropos-plugin-trajectory-api",
     "process": "atropos-plugin-trajectory-api", "serve-agent": "atropos-plugin-agent-api", "import": "atropos-plugin-env-atroposlib",
@@ -100,6 +100,19 @@ class Plugins:
         return ResolvedModel(
             download_model(reference) if download else Path(reference), f"{reference} from the Hugging Face hub"
         )
+
+    def run_file(self, named: Path) -> Path:
+        """Return the run file that a plugin has under this name, as recipe:NAME. Any other path is returned as it is."""
+        reference = str(named)
+        if ":" not in reference or named.exists():
+            return named
+        found: Path | None = self.manager.hook.atropos_resolve_run_file(reference=reference)
+        if found is None and reference.startswith("recipe:"):
+            raise ConfigError(
+                f"{reference} is a run file of {BROUGHT_BY['recipes']}, which is not installed or does not load.",
+                remedy=f"Install it with: pip install {BROUGHT_BY['recipes']}. `atropos plugins` shows what is broken.",
+            )
+        return found or named
 
     def engine_server(self) -> ServeEngine:
         """Return the server of a run's engines. Raises ConfigError if no plugin offers one, and PluginError if two do."""

@@ -138,3 +138,9 @@ def atropos_dry_run(plan: Any, figures: Path | None) -> Iterable[str]:  # type: 
 def atropos_resolve_model(reference: str) -> ResolvedModel | None:
     """Turn a name such as "tiny" into a model directory. Return None for a name that this plugin does not know, and raise
     ConfigError for one that it knows and cannot use."""
+
+
+@hookspec(firstresult=True)
+def atropos_resolve_run_file(reference: str) -> Path | None:
+    """Turn a name such as "recipe:laptop" into the path of a run file. Return None for a name of another plugin. Called when a
+    command is given something with a colon that is not a file."""

@@ -41,7 +41,7 @@ IMPORTED = (
     "atropos_core.processes.child_main", "atropos_core.launch.supervisor", "atropos_core.rollouts.producer",
     "atropos_core.cli.run", "atropos_core.cli.resume", "atropos_evaluation.evaluate", "atropos_core.cli.plugins",
     "atropos_testing.new_command", "atropos_testing.check_command",
-    "atropos_config.command", "atropos_doctor.command", "atropos_adapter_kit.command",
+    "atropos_config.command", "atropos_recipes.command", "atropos_doctor.command", "atropos_adapter_kit.command",
     "atropos_testing.environments", "atropos_engine_hf.engine", "atropos_trainer_grpo.trainer",
     "atropos_bridge_ipc.bridge", "atropos_bridge_ipc.trainer_extension", "torch.profiler",
     "atropos_bridge_lora.bridge", "atropos_bridge_checkpoint.bridge",

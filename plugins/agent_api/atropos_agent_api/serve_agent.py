@@ -67,10 +67,11 @@ def serve_agent(
 
 def agents_of(file: Path | None, env: list[str] | None) -> list[str]:
     """The environments of the run file, or of --env, that are of kind agent. Raises ConfigError if there are none."""
-    from atropos_core.config.run_file import read_file
+    from atropos_core.cli.options import read_run_file
     from atropos_core.errors import ConfigError
+    from atropos_core.plugins.manager import load_plugins
 
-    tables = read_file(file).values.get("environment", {}) if file is not None else {}
+    tables = read_run_file(file, load_plugins()).values.get("environment", {}) if file is not None else {}
     names = list(tables) if file is not None and not env else env or [AGENT]
     kinds = {name: table.get("use", name) if isinstance(table, dict) else name for name, table in tables.items()}
     if not (agents := [name for name in names if kinds.get(name, name) == AGENT]):

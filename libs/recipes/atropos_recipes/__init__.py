@@ -1,0 +1,1 @@
+"""Run files for real models, one per situation, and the command that lists them."""
