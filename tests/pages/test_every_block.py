@@ -68,6 +68,7 @@ EXECUTED = (
     ("docs/multi-turn.md", "import asyncio", MULTI_TURN + "test_the_scripted_test_of_the_page"),
     ("docs/multi-turn.md", "error: not one operation", MULTI_TURN + "test_the_scripted_test_of_the_page"),
     ("docs/multi-turn.md", "atropos new environment shop", MULTI_TURN + "test_a_package_with_tools"),
+    ("docs/recipes.md", "atropos recipes", "libs/recipes/tests/test_recipes.py::test_the_commands_of_the_page_do_what_it_says"),
     ("docs/records.md", "from pathlib import Path", "tests/pages/test_records.py::test_the_reader_on_the_page"),
     ("docs/records.md", "atropos audit runs/mine", "tests/pages/test_records.py::test_the_audit_on_the_page"),
     ("docs/export.md", "atropos export runs/mine", "tests/e2e/test_export.py::test_the_commands_and_the_example_of_the_page_run"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from atropos_core.config.run_file import read_file
 from atropos_core.errors import ConfigError
 from atropos_recipes import headers
 from atropos_recipes.headers import FIELDS, MEASURED, names, path_of, read
+from tests.pages.blocks import BLOCKS
 from tests.planned_recipes import CLUSTERS, arguments, numbers, plan_of, prepare
 
 AT_HOME = [name for name in names() if not name.startswith(CLUSTERS)]
@@ -196,6 +198,29 @@ def test_a_header_that_is_not_in_the_form_is_refused(
 def test_an_unknown_name_is_an_error_with_a_remedy() -> None:
     with pytest.raises(ConfigError, match="'none' is not a recipe"):
         path_of("none")
+
+
+def test_the_commands_of_the_page_do_what_it_says(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The runs as dry runs, with stand-ins."""
+    commands = [
+        line
+        for block in BLOCKS
+        if block.page == "docs/recipes.md" and block.language == "sh"
+        for line in block.commands
+    ]
+    assert len(commands) == 5
+    stand_ins = [*arguments(read("24gb-qwen2.5-1.5b-lora"), folder), *HERE]
+    for command in commands:
+        typed, _, redirected = command.partition(" > ")
+        words = shlex.split(typed)[1:]
+        dry = [*stand_ins, *([] if "--dry-run" in words else ["--dry-run"])] if words[0] == "run" else []
+        assert run_app([*words, *dry]) == 0, command
+        said = capsys.readouterr().out
+        if redirected:
+            Path(redirected).write_text(said)
+        assert (
+            "tasks to train on" if dry else "24gb-qwen2.5-1.5b-lora" if not redirected else "[trainer.lora]"
+        ) in said
 
 
 def test_the_page_shows_every_recipe_as_its_header_has_it() -> None:
