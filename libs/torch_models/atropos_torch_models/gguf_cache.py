@@ -53,7 +53,7 @@ def find_file(reference: str) -> Path | None:
         return path.resolve() if path.suffix.lower() == ".gguf" or _begin(path) == b"GGUF" else None
     if path.suffix.lower() == ".gguf":
         raise ConfigError(
-            f"model {reference!r:.300}: there is no file {path.absolute()!s:.300}.",
+            f"model {reference!r:.300}: the file {path.absolute()!s:.300} does not exist.",
             remedy="Name a GGUF file of this machine; one on a hub has to be downloaded first. In a run file, ./ is relative to that "
             "file's folder; in a flag, a relative path starts in the current directory.",
         )

@@ -223,7 +223,7 @@ def test_a_directory_names_its_only_gguf_file(tmp_path: Path, file: Path) -> Non
         find_file(str(tmp_path))
     (tmp_path / "config.json").write_text("{}")
     assert find_file(str(tmp_path)) is None, "a model directory with GGUF files next to it"
-    with pytest.raises(ConfigError, match="there is no file"):
+    with pytest.raises(ConfigError, match="none.gguf does not exist"):
         load_plugins().resolve_model(str(tmp_path / "none.gguf"))
     nameless = tmp_path / "sha256-0123"
     shutil.copy(file, nameless)
