@@ -74,6 +74,7 @@ class Child:
             {
                 "OMP_NUM_THREADS": str(threads),
                 "OMP_WAIT_POLICY": "PASSIVE",  # a waiting role leaves its core to the working one
+                "GOMP_SPINCOUNT": "1000",  # but within an operation, threads first wait for each other for about 50 µs without sleeping
                 "TOKENIZERS_PARALLELISM": "false",
                 "PYTHONUNBUFFERED": "1",
                 **(environment or {}),

@@ -23,10 +23,12 @@ from atropos_core.rollouts.tokenizer import fingerprint
 from atropos_core.types import Completion, Floats, Sampling, Tokens, TopK
 from atropos_engine_hf import limits
 from atropos_engine_hf.batch import Finished, RunningBatch, SequenceState
+from atropos_engine_hf.blocked_weights import BlockedWeights
 from atropos_engine_hf.decoder import Decoder, chunks
 from atropos_engine_hf.loading import ends_of, load_model
 from atropos_engine_hf.scoring import likeliest, score
 from atropos_engine_hf.weights import replace
+from atropos_torch_models.allocation import LARGE, keep_blocks, return_blocks
 from atropos_torch_models.cpu_warmup import warm_up
 
 if TYPE_CHECKING:
@@ -62,6 +64,8 @@ class HFEngine(Engine):
         self._work = asyncio.Event()
         self._scheduler: asyncio.Task[None] | None = None
         self._batch: RunningBatch
+        self._blocked: BlockedWeights
+        self._keeps_blocks = False
         self._adapter: Adapter | None = None
 
     async def open(self) -> ModelInfo:
@@ -71,8 +75,13 @@ class HFEngine(Engine):
             torch.set_num_threads(self._context.threads)
         warm_up()
         self.model = load_model(directory, options.dtype, self._context.devices[0], options.quantization)
+        info = self._described()
+        self._keeps_blocks = info.device == "cpu" and info.parameters is not None and info.parameters >= LARGE
+        if self._keeps_blocks:
+            keep_blocks()
         decoder = Decoder(self.model)
         decoder.check()
+        self._blocked = BlockedWeights(self.model)
         self._batch = RunningBatch(
             decoder,
             ends_of(directory, self.model),
@@ -84,16 +93,19 @@ class HFEngine(Engine):
         self._vocabulary: int = self.model.get_input_embeddings().weight.shape[0]
         self._longest: int | None = getattr(config, "max_position_embeddings", None)
         self._scheduler = asyncio.create_task(self._schedule(), name="hf engine")
+        return info
+
+    def _described(self) -> ModelInfo:
         return ModelInfo(
             architecture=type(self.model).__name__,
             parameters=sum(
                 parameter.numel() * (2 if parameter.dtype == torch.uint8 else 1)  # a byte has two weights in 4 bits
                 for parameter in self.model.parameters()
             ),
-            vocabulary=config.vocab_size,
+            vocabulary=self.model.config.get_text_config(decoder=True).vocab_size,
             dtype=str(self.model.dtype).removeprefix("torch."),
             device=str(self.model.device),
-            tokenizer=fingerprint(directory),
+            tokenizer=fingerprint(self._context.model),
             threads=torch.get_num_threads(),
         )
 
@@ -168,6 +180,7 @@ class HFEngine(Engine):
 
     async def resume(self, version: int) -> None:
         self.version = version
+        self._blocked.moved()
         if self._paused:
             self._paused = False
             self._weights.release()
@@ -195,6 +208,8 @@ class HFEngine(Engine):
             self._batch.release()
         if self.model.device.type == "cuda":
             torch.cuda.empty_cache()  # what prefill, sampling and rescoring have freed as well
+        if self._keeps_blocks:
+            return_blocks()
 
     async def close(self) -> None:
         if self._scheduler is not None:

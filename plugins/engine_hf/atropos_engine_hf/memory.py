@@ -30,6 +30,10 @@ def holds(options: HFOptions, workload: Workload) -> Iterable[MemoryUse]:
         yield MemoryUse("model before it is packed", weights, "cpu", "opening")
         weights = model.quantized_bytes(options.quantization, element)
     yield MemoryUse("parameters", weights, device, shared=shared)
+    if device == "cpu" and options.quantization is None and element < 8:
+        matrices = sum(out * into for out, into in model.linear().values()) + model.vocabulary * model.hidden
+        if matrices >= limits.BLOCKED_FROM and matrices * element <= limits.BLOCKED_BYTES:
+            yield MemoryUse("matrices in blocks", matrices * element)
     own = context.label or "engine"
     fewer = {f"{own}.max_batch": halves(min(options.max_batch, workload.concurrent_rollouts), 8)}
     rows = min(options.max_batch, workload.concurrent_rollouts)

@@ -25,11 +25,12 @@ from atropos_core.errors import ConfigError, WeightsMismatch
 from atropos_core.health.alignment import ROUNDING_NATS, largest_rounding
 from atropos_core.interfaces import ModelInfo, Trainer, Writing
 from atropos_core.types import Batch, Floats, Metrics, Tokens
+from atropos_torch_models.allocation import LARGE, keep_blocks, return_blocks
 from atropos_torch_models.cpu_warmup import warm_up
 from atropos_torch_models.devices import refuse_missing
 from atropos_torch_models.rounding import measured_rounding
 from atropos_trainer_grpo import checkpointing, saving, sharded_state
-from atropos_trainer_grpo.allocation import LARGE, release_large_blocks
+from atropos_trainer_grpo.forward_passes import distinct_rows
 from atropos_trainer_grpo.learning_rates import parameter_groups, updates_in_all
 from atropos_trainer_grpo.losses import LOSSES, Loss
 from atropos_trainer_grpo.model import complete, only_used_rows, open_model, score, score_empty
@@ -78,6 +79,7 @@ class GrpoTrainer(Trainer):
         self._frozen: nn.Module | None = None  # the reference of a KL term, if no adapter is trained
         self._token_values: Mapping[str, Floats] = {}
         self._dropouts: list[nn.Module] = []  # of an adapter; off except in a training forward pass
+        self._keeps_blocks = False
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="trainer")
 
     async def join(self, host: str, port: int, listening: socket.socket | None = None) -> None:
@@ -124,6 +126,8 @@ class GrpoTrainer(Trainer):
 
     async def _give_back(self) -> None:
         """Free cached memory: the engine samples next, perhaps in the same memory."""
+        if self._keeps_blocks:
+            await self._run(return_blocks)
         if self._device.startswith("cuda") and self._context.max_staleness == 0:
             await self._run(torch.cuda.empty_cache)
 
@@ -191,8 +195,9 @@ class GrpoTrainer(Trainer):
             tokenizer=fingerprint(self._context.model),
             threads=torch.get_num_threads(),
         )
-        if self._device == "cpu" and info.parameters is not None and info.parameters >= LARGE:
-            release_large_blocks()
+        self._keeps_blocks = self._device == "cpu" and info.parameters is not None and info.parameters >= LARGE
+        if self._keeps_blocks:
+            keep_blocks()
         if self._options.old_logprobs == "auto" and engine_differs(self._context, info.dtype):
             self._options = self._options.corrected()
         self.model = model
@@ -314,19 +319,21 @@ class GrpoTrainer(Trainer):
                 score_empty(self._policy, self._device)
                 continue
             tokens = np.concatenate([sequences[i] for i in part])
-            packing = pack(tokens, lengths[part], self._device)
+            packing = pack(tokens, lengths[part], self._device, share=self._options.share_prompts)
             follows = np.ones(len(tokens), dtype=np.bool_)
             follows[np.cumsum(lengths[part]) - lengths[part]] = False
             rows = np.flatnonzero(follows)
+            once, of = distinct_rows(packing.slots[rows], np.ones(len(rows), np.float32), worth=True)
             scored = score(
                 self._policy,
                 packing,
-                packing.at(rows - 1),
-                torch.from_numpy(tokens[rows].astype(np.int64)).to(self._device),
-                None if temperature == 1 else torch.full((len(rows),), temperature, device=self._device),
+                packing.at(rows[once] - 1),
+                torch.from_numpy(tokens[rows[once]].astype(np.int64)).to(self._device),
+                None if temperature == 1 else torch.full((len(rows[once]),), temperature, device=self._device),
                 self._options.logprob_chunk,
             )
-            split = np.split(scored.logprobs.float().cpu().numpy(), np.cumsum(lengths[part] - 1)[:-1])
+            logprobs = scored.logprobs.float().cpu().numpy()
+            split = np.split(logprobs if of is None else logprobs[of], np.cumsum(lengths[part] - 1)[:-1])
             for i, values in zip(part, split, strict=True):
                 made[i][1:] = values
         if self._group.size > 1 and made:
