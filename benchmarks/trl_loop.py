@@ -1,13 +1,15 @@
-"""TRL's GRPOTrainer on the tiny policy. Runs in .venv-trl; benchmarks/quickstart.py starts it.
+"""TRL's GRPOTrainer on a model and its prompts. Runs in .venv-trl; benchmarks/quickstart.py and real_model.py start it.
 
 Arguments: a JSON object with model, problems (question, number), steps, skip, batch, prompts, group, max_tokens, threads.
-Prints one line: JSON with trajectories_per_s and mean_tokens over the steps after the first `skip`.
+Prints one line: JSON with trajectories_per_s, mean_tokens and the seconds of a step's sampling over the steps after the first `skip`,
+and the most memory that was resident.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import resource
 import sys
 import tempfile
 import time
@@ -38,6 +40,18 @@ class Clock(TrainerCallback):
         self.at.append(time.perf_counter())
 
 
+class Timed(GRPOTrainer):
+    """Measures its sampling: the tokens, and not their rewards or the logprobs of the model that is trained."""
+
+    sampling: list[float] = []  # noqa: RUF012 - there is one trainer
+
+    def _generate(self, *given_, **named):
+        began = time.perf_counter()
+        made = super()._generate(*given_, **named)
+        self.sampling.append(time.perf_counter() - began)
+        return made
+
+
 rows = [{"prompt": [{"role": "user", "content": q}], "number": number} for q, number in given["problems"]]
 clock = Clock()
 rollouts = given["prompts"] * given["group"]
@@ -62,7 +76,7 @@ with tempfile.TemporaryDirectory() as directory:
         dataloader_pin_memory=False,
         model_init_kwargs={"dtype": "float32"},
     )
-    trainer = GRPOTrainer(
+    trainer = Timed(
         given["model"], reward_funcs=reward, args=config, train_dataset=Dataset.from_list(rows), callbacks=[clock]
     )
     trainer.train()
@@ -70,5 +84,8 @@ skip = given["skip"]
 counted = len(clock.at) - skip
 print(json.dumps({
     "trajectories_per_s": counted * rollouts / (clock.at[-1] - clock.at[skip - 1]),
+    "sampling_s": sum(Timed.sampling[skip:]) / max(len(Timed.sampling[skip:]), 1),
+    "step_s": (clock.at[-1] - clock.at[skip - 1]) / counted,
+    "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     "mean_tokens": sum(lengths[skip * rollouts :]) / max(len(lengths[skip * rollouts :]), 1),
 }))  # fmt: skip
