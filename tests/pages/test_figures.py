@@ -162,6 +162,17 @@ def whole_loop() -> Figures:
     }
 
 
+def real_model() -> Figures:
+    found = results("real_model")
+    ratio, busy = found["ratio"], " on a busy machine" * found["busy"]
+    return {
+        "docs/benchmarks.md": [
+            f"| {ratio['trajectories_per_s']:.1f} times; sampling {ratio['sampling_tokens_per_s']:.1f}, update "
+            f"{ratio['update_tokens_per_s']:.1f}, with {ratio['peak_bytes']:.2f} of its memory{busy} |"
+        ]
+    }
+
+
 def trainer() -> Figures:
     found = results("trainer")
     tiny, large = found["beside_trl"]["tiny"], found["beside_trl"]["30M"]
@@ -552,6 +563,7 @@ COMPUTED = (
     sandboxes,
     engine,
     whole_loop,
+    real_model,
     trainer,
     curriculum,
     transforms_and_rewards,
