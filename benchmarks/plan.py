@@ -56,7 +56,26 @@ CONFIGURATIONS = [
     Configuration("full, fp32, Llama, head of its own", 4, 4, 100, 100, {}, model="llama"),
     Configuration("full, fp32, two ranks", 4, 8, 40, 60, ranks=2),
     Configuration("full, bf16 with masters, KL, two ranks", 2, 8, 40, 60, {"kl": {}}, dtype="bfloat16", ranks=2),
+    Configuration("SmolLM2-135M, full, fp32", 2, 4, 64, 128, model="smollm2"),
+    Configuration("SmolLM2-135M, LoRA, fp32", 2, 4, 128, 256, LORA, model="smollm2"),
+    Configuration(
+        "SmolLM2-135M, full, checkpointing", 4, 4, 128, 256, {"gradient_checkpointing": True}, model="smollm2"
+    ),
+    Configuration(
+        "SmolLM2-135M, full, bf16, a sequence at once",
+        2,
+        4,
+        256,
+        512,
+        {"tokens_per_microbatch": 768},
+        "smollm2",
+        "bfloat16",
+    ),
 ]
+SMOLLM2: dict[str, Any] = {  # the shape of SmolLM2-135M, as its config.json has it
+    "vocab_size": 49_152, "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9,
+    "num_key_value_heads": 3, "head_dim": 64, "tie_word_embeddings": True, "max_position_embeddings": 8192,
+}  # fmt: skip
 
 
 def make_model(directory: Path, kind: str, dtype: str) -> None:
@@ -73,6 +92,8 @@ def make_model(directory: Path, kind: str, dtype: str) -> None:
     ends = {"pad_token_id": 0, "bos_token_id": None, "eos_token_id": 1}
     if kind == "qwen3":
         model: Any = Qwen3ForCausalLM(Qwen3Config(**SHAPE, **ends))
+    elif kind == "smollm2":
+        model = LlamaForCausalLM(LlamaConfig(**SMOLLM2, **ends))
     else:
         model = LlamaForCausalLM(LlamaConfig(**SHAPE | {"tie_word_embeddings": False, "vocab_size": 16_000}, **ends))
     model.to(getattr(torch, dtype)).save_pretrained(directory)

@@ -119,14 +119,16 @@ def configure(
     flags: Mapping[str, Any] | None = None,
     uses: Uses | None = None,
     download: bool = True,
+    weights: bool = True,
     preset: bool = True,
 ) -> tuple[Loaded, ResolvedModel, Plugins]:
     """Merge defaults, rules that follow the model, its preset, the file and flags, each overriding the one before.
 
     `saved`: a run's directory, whose saved file lists all components. `flags`: values of flags that only this command has, by
-    path. `uses`: the sections that the command reads, if not all. Without `download`, a model of the hub is not fetched. Without
-    `preset`, rules and the model's recommended values are ignored. A model with a preset has no rules. Raises ConfigError for a
-    --set that this command does not read: a run file may serve several commands, but a flag is only for this one."""
+    path. `uses`: the sections that the command reads, if not all. Without `download`, a model of the hub is not fetched; without
+    `weights`, only its configuration is. Without `preset`, rules and the model's recommended values are ignored. A model with a
+    preset has no rules. Raises ConfigError for a --set that this command does not read: a run file may serve several commands, but
+    a flag is only for this one."""
     from atropos_core.config import run_file as config
     from atropos_core.config.rules import RULE, follow_model
     from atropos_core.errors import ConfigError
@@ -173,7 +175,7 @@ def configure(
         raise ConfigError(
             "the model's name is empty.", remedy="Name one, as --model tiny; is a variable of the shell not set?"
         )
-    resolved = plugins.resolve_model(str(reference or config.RunConfig().model), download=download)
+    resolved = plugins.resolve_model(str(reference or config.RunConfig().model), download=download, weights=weights)
     if preset:
         layers.insert(0, config.Layer(f"preset of model {reference or config.RunConfig().model!r}", resolved.preset))
     layers.append(config.Layer(config.FLAG, config.anchored(given, Path())))

@@ -76,15 +76,15 @@ def run(
     """
     from atropos_core import console
     from atropos_core.errors import ConfigError
-    from atropos_core.launch.plan import make_plan
     from atropos_core.launch.scheduler_files import render, say_files
+    from atropos_core.launch.sizes import plan_run
     from atropos_core.storage.run_directory import RunDirectory
 
     loaded, resolved, plugins = configure(
         file, env=env, model=model, bridge=bridge, engine=engine, trainer=trainer, reward=reward, steps=steps, seed=seed,
         deterministic=deterministic, changes=changes, flags={"launcher.use": launcher},
     )  # fmt: skip
-    plan = make_plan(loaded.config, resolved, plugins)
+    plan = plan_run(loaded, resolved, plugins)
     name = "-".join(loaded.config.environment) or "train"
     if figures is not None and not dry_run:
         raise ConfigError("--figures has no effect without --dry-run.", remedy="Add --dry-run, or leave it out.")

@@ -6,7 +6,7 @@ from __future__ import annotations
 import inspect
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -24,6 +24,7 @@ from atropos_core.plugins.model_provider import (
     DeviceProvider,
     MemoryUse,
     ModelProvider,
+    SizeChoice,
     TrainerProvider,
     WeightsProvider,
     Workload,
@@ -93,6 +94,11 @@ class ResolvedComponent:
         """Return the memory that it will take."""
         provider = self.offer.provider
         return provider.holds(self.options, workload) if isinstance(provider, ModelProvider) else ()
+
+    def sizes(self, workload: Workload, free: Collection[str]) -> Sequence[SizeChoice]:
+        """Return choices of values for the options in `free`; the last take the least memory."""
+        provider = self.offer.provider
+        return provider.sizes(self.options, workload, free) if isinstance(provider, ModelProvider) else ()
 
     def check(self, workload: Workload) -> None:
         """Raises the component's own error for a model that it cannot run."""

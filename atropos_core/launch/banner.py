@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from atropos_core.config.component import Component, ComponentOnDevices
-from atropos_core.config.run_file import RunConfig
+from atropos_core.config.run_file import RunConfig, toml_value
 from atropos_core.interfaces import ModelInfo, Transport
 from atropos_core.launch.plan import Plan
 from atropos_core.plugins.requirements import cuda_devices
@@ -55,6 +55,10 @@ def banner(
         ),
         ("trainer", f"{config.trainer.use} {_where(config.trainer, model.threads)}"),
         *plan.notes(),
+        *(
+            ("size", f"{path} = {toml_value(value)}: {plan.sizes.reasons[path]}")
+            for path, value in plan.sizes.changed.items()
+        ),
         ("bridge", f"{config.bridge.use}: {'; '.join(dict.fromkeys(carried))}"),
         *(
             [("launcher", f"{config.launcher.use}: memory of other machines is not planned")]

@@ -7,22 +7,22 @@ sampling needs and what only the update needs do not add up: the larger one coun
 
 from __future__ import annotations
 
-import subprocess
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from atropos_core.errors import AtroposError, PluginError
+from atropos_core.launch.machine_memory import available_bytes
 from atropos_core.plugins.model_provider import SAMPLING, UPDATE, MemoryUse, Workload, halves
 
 if TYPE_CHECKING:
     from atropos_core.config.resolve import ResolvedComponent
+    from atropos_core.config.run_file import RunConfig
     from atropos_core.launch.plan import Plan
 
 SUPERVISOR_BYTES = 120_000_000  # of an interpreter with our own modules, and the rollouts of a step as Python objects
-NVIDIA_SMI = ("nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits")
 
 
 @dataclass(frozen=True)
@@ -70,28 +70,40 @@ class MemoryPlan:
 def plan_memory(plan: Plan, directory: Path, available: Mapping[str, int] | None = None) -> MemoryPlan:
     """Plan the memory of `plan` from its components' estimates. A component without one is left out. `available`: bytes by
     device, instead of this machine's own."""
-    config, available = plan.config, available_bytes() if available is None else available
-    rows = [
-        PlanRow("supervisor", MemoryUse("interpreter, rollouts", SUPERVISOR_BYTES), True),
-    ]
+    available = available_bytes() if available is None else available
+    rows = [row for resolved, workload in workloads(plan, directory, available) for row in rows_of(resolved, workload)]
+    return together(plan.config, rows, available)
+
+
+def rows_of(resolved: ResolvedComponent, workload: Workload) -> list[PlanRow]:
+    """Return the rows of one component. Raises PluginError if it cannot say what it takes."""
+    try:
+        said = list(resolved.holds(workload))
+    except AtroposError:
+        raise
+    except Exception as error:  # the plugin boundary
+        raise PluginError(
+            f"{resolved.label}: {resolved.component.use!r} of {resolved.offer.distribution} could not say what memory it will take: "
+            f"{type(error).__name__}: {error}",
+            remedy="--set oversubscribe=true starts without asking.",
+        ) from error
+    kept = peak(said)
+    return [PlanRow(resolved.label, one, one in kept) for one in said]
+
+
+def together(config: RunConfig, rows: Sequence[PlanRow], available: Mapping[str, int]) -> MemoryPlan:
+    """Return the plan of components' rows, with the supervisor's own."""
+    own = [PlanRow("supervisor", MemoryUse("interpreter, rollouts", SUPERVISOR_BYTES), True)]
     if config.api is None:
         hub = {"hub.size_mb": halves(config.hub.size_mb, 32)}
-        rows.append(PlanRow("supervisor", MemoryUse("hub", int(config.hub.size_mb * 1e6), settings=hub), True))
-    for resolved, workload in workloads(plan, directory, available):
-        try:
-            said = list(resolved.holds(workload))
-        except AtroposError:
-            raise
-        except Exception as error:  # the plugin boundary
-            raise PluginError(
-                f"{resolved.label}: {resolved.component.use!r} of {resolved.offer.distribution} could not say what memory it will take: "
-                f"{type(error).__name__}: {error}",
-                remedy="--set oversubscribe=true starts without asking.",
-            ) from error
-        rows += [PlanRow(resolved.label, one, one in kept) for kept in (peak(said),) for one in said]
-    if config.training.max_staleness == 0 and config.api is None:  # workers of elsewhere sample when they like
-        rows = in_turn(rows)
-    return MemoryPlan(tuple(rows), available)
+        own.append(PlanRow("supervisor", MemoryUse("hub", int(config.hub.size_mb * 1e6), settings=hub), True))
+    every = [*own, *rows]
+    return MemoryPlan(tuple(in_turn(every) if takes_turns(config) else every), available)
+
+
+def takes_turns(config: RunConfig) -> bool:
+    """Return True if nothing is sampled during an update: the run is on-policy, and no workers elsewhere sample when they like."""
+    return config.training.max_staleness == 0 and config.api is None
 
 
 def in_turn(rows: Sequence[PlanRow]) -> list[PlanRow]:
@@ -120,6 +132,8 @@ def workloads(
     config, training = plan.config, plan.config.training
     evaluated = min(config.evaluation.problems * config.evaluation.samples, IN_FLIGHT)
     concurrent_rollouts = training.groups_per_step * training.group_size * (1 + training.max_staleness)
+    found = contexts(plan, directory)
+    used = Counter(device for _, context in found for device in context.devices)
     return [
         (
             resolved,
@@ -131,9 +145,11 @@ def workloads(
                 concurrent_rollouts=max(concurrent_rollouts, evaluated),
                 device_bytes=available or {},
                 truncated=config.sampling.record().truncated,
+                takes_turns=takes_turns(config),
+                shares_devices=any(used[device] > 1 for device in context.devices),
             ),
         )
-        for resolved, context in contexts(plan, directory)
+        for resolved, context in found
     ]
 
 
@@ -147,39 +163,6 @@ def peak(uses: Sequence[MemoryUse]) -> list[MemoryUse]:
         device: max((size, phase) for (at, phase), size in phases.items() if at == device)[1] for device, _ in phases
     }
     return [one for one in uses if not one.phase or one.phase == largest[one.device]]
-
-
-def available_bytes() -> dict[str, int]:
-    """Return the memory that this run could have: what the system can free for it, and all of each GPU."""
-    from atropos_core.plugins.requirements import cuda_devices
-
-    _, free = host_memory()
-    found = {"cpu": free} if free else {}
-    if cuda_devices():
-        try:
-            said = subprocess.run(NVIDIA_SMI, capture_output=True, text=True, timeout=20, check=True).stdout
-            found |= {f"cuda:{index}": int(line) << 20 for index, line in enumerate(said.split())}
-        except (OSError, ValueError, subprocess.SubprocessError):
-            pass  # then it is not known, and nothing is refused for it
-    return found
-
-
-def host_memory() -> tuple[int, int]:
-    """Return total and available bytes, 0 if unknown. Respects a container's limit, not counting the file cache that it
-    can drop."""
-    try:
-        rows = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-        total, free = (int(rows[name].split()[0]) * 1024 for name in ("MemTotal", "MemAvailable"))
-    except (OSError, KeyError, ValueError):
-        return 0, 0
-    group = Path("/sys/fs/cgroup")
-    try:
-        limit, used = (int((group / name).read_text()) for name in ("memory.max", "memory.current"))
-        held = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-        used -= int(held["inactive_file"])
-    except (OSError, KeyError, ValueError):
-        return total, free
-    return min(total, limit), min(free, max(limit - used, 0))
 
 
 def table(made: MemoryPlan) -> tuple[list[tuple[str, ...]], list[tuple[str, str]]]:

@@ -50,8 +50,10 @@ def check_memory(plan: Plan, directory: Path, made: MemoryPlan) -> None:
         return
     device, model = short[0], plan.config.model
     parts = ", ".join(f"{row.component}: {row.use.what} {gb(row.use.size_bytes)}" for row in made.largest(device)[:4])
+    sizes = ", ".join(f"{path} = {toml_value(value)}" for path, value in plan.sizes.changed.items())
+    smallest = f", with the smallest sizes ({sizes})" if not plan.sizes.fit else ""
     raise FitError(
-        f"this run needs about {gb(made.needed()[device])} on {device}, which has {gb(made.available[device])} to give. "
+        f"this run needs about {gb(made.needed()[device])} on {device}{smallest}, which has {gb(made.available[device])} to give. "
         f"Largest: {parts}.",
         remedy=f"{_remedies(_Search(plan, directory, made), device)} `atropos plan --model {shlex.quote(model)}` searches for what "
         "fits, and `atropos run --dry-run` prints the plan. --set oversubscribe=true starts regardless.",

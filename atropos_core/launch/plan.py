@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,20 @@ from atropos_core.rollouts.tokenizer import ChatTokenizer
 
 
 @dataclass(frozen=True)
+class Sizes:
+    """Values that the memory plan chose for options that were not set, by path in the run file."""
+
+    values: Mapping[str, Any] = field(default_factory=dict)
+    reasons: Mapping[str, str] = field(default_factory=dict)  # of those that are not their options' defaults
+    fit: bool = True  # False if even the smallest do not fit
+
+    @property
+    def changed(self) -> dict[str, Any]:
+        """The values that are not their options' defaults."""
+        return {path: self.values[path] for path in self.reasons}
+
+
+@dataclass(frozen=True)
 class Plan:
     """A run that is possible: every name was found, every option is valid, and the components fit."""
 
@@ -37,6 +51,7 @@ class Plan:
     transports: tuple[Transport, ...]  # to each engine; empty if nothing is trained
     serve_engine: ServeEngine | None = None  # if remote workers run the environments
     open_source: OpenSource | None = None  # of the workers' groups
+    sizes: Sizes = Sizes()  # that were chosen by the memory plan
 
     @property
     def today(self) -> str:

@@ -7,8 +7,8 @@ from pathlib import Path
 from atropos_core.errors import ConfigError
 
 
-def download_model(reference: str) -> Path:
-    """Return the local directory of a Hugging Face id. Raises ConfigError."""
+def download_model(reference: str, *, weights: bool = True) -> Path:
+    """Return the local directory of a Hugging Face id, without `weights` of its configuration only. Raises ConfigError."""
     try:
         from huggingface_hub import snapshot_download
     except ModuleNotFoundError as error:
@@ -17,7 +17,9 @@ def download_model(reference: str) -> Path:
             remedy="Give a directory that holds config.json, or pip install huggingface_hub.",
         ) from error
     try:
-        return Path(snapshot_download(reference, ignore_patterns=["*.bin", "*.pth", "*.gguf", "original/*"]))
+        wanted = None if weights else ["*.json"]
+        unwanted = ["*.bin", "*.pth", "*.gguf", "original/*"]
+        return Path(snapshot_download(reference, allow_patterns=wanted, ignore_patterns=unwanted))
     except (OSError, ValueError) as error:  # the library's errors derive from these
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ConfigError(

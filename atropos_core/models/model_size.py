@@ -1,4 +1,4 @@
-"""The size of a model, read from config.json and the headers of its safetensors. Nothing is loaded."""
+"""The size of a model, read from config.json and the headers of its safetensors, if they are there. Nothing is loaded."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ from typing import Any
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
 PARAMETERS_A_THREAD = 4_000_000
+LLAMA_LIKE = {  # model_type -> (queries, keys and values have biases; queries and keys are normalised)
+    "llama": (False, False), "mistral": (False, False), "qwen2": (True, False), "qwen3": (False, True), "smollm3": (False, False),
+}  # fmt: skip
 _STORED = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "I64": 8, "I32": 4, "I8": 1, "U8": 1}
 
 
@@ -74,11 +77,17 @@ def cpu_threads(directory: Path) -> int:
 
 
 def read(directory: Path) -> ModelSize | None:
-    """Return the size, or None if this is not a Hugging Face model with safetensors, or its shape is unclear."""
+    """Return the size, or None if this is not a Hugging Face model, or its shape is unclear: without safetensors, config.json says
+    it only for architectures of LLAMA_LIKE."""
     try:
         config: dict[str, Any] = json.loads((directory / "config.json").read_text(encoding="utf-8"))
         config = config.get("text_config", config)
         tensors, stored, dtypes = _headers(directory)
+        if not tensors:  # not fetched yet, or in another format
+            tensors = _usual_tensors(config)
+            stored = sum(map(math.prod, tensors.values())) * BYTES.get(
+                str(config.get("dtype") or config.get("torch_dtype")), 2
+            )
         heads, hidden = int(config["num_attention_heads"]), int(config["hidden_size"])
         width = int(config.get("head_dim") or hidden // heads)
         per_token = int(config.get("num_experts_per_tok") or 0)
@@ -124,9 +133,32 @@ def _headers(directory: Path) -> tuple[dict[str, tuple[int, ...]], int, set[str]
             tensors[name] = shape
             stored += math.prod(shape) * _STORED.get(dtype, 4)
             dtypes.add(dtype)
-    if not tensors:
-        raise ValueError(f"{directory} has no safetensors")
     return tensors, stored, dtypes
+
+
+def _usual_tensors(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Return names and shapes by config.json only, for architectures of LLAMA_LIKE. Raises KeyError for others."""
+    biases, norms = LLAMA_LIKE[config["model_type"]]
+    hidden, wide = int(config["hidden_size"]), int(config["intermediate_size"])
+    heads = int(config["num_attention_heads"])
+    width = int(config.get("head_dim") or hidden // heads)
+    query, key = heads * width, int(config.get("num_key_value_heads") or heads) * width
+    outputs = {"q_proj": query, "k_proj": key, "v_proj": key}
+    layer: dict[str, tuple[int, ...]] = {f"self_attn.{name}.weight": (out, hidden) for name, out in outputs.items()}
+    if biases or config.get("attention_bias"):
+        layer |= {f"self_attn.{name}.bias": (out,) for name, out in outputs.items()}
+    if norms:
+        layer |= {f"self_attn.{name}_norm.weight": (width,) for name in "qk"}
+    layer |= {"self_attn.o_proj.weight": (hidden, query), "mlp.down_proj.weight": (hidden, wide)}
+    layer |= {f"mlp.{name}_proj.weight": (wide, hidden) for name in ("gate", "up")}
+    layer |= {f"{name}_layernorm.weight": (hidden,) for name in ("input", "post_attention")}
+    table = (int(config["vocab_size"]), hidden)
+    found: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": table, "model.norm.weight": (hidden,)}
+    if not config.get("tie_word_embeddings", False):
+        found["lm_head.weight"] = table
+    for number in range(int(config["num_hidden_layers"])):
+        found |= {f"model.layers.{number}.{name}": shape for name, shape in layer.items()}
+    return found
 
 
 @lru_cache(maxsize=256)

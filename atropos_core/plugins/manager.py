@@ -72,9 +72,9 @@ class Plugins:
     def broken(self) -> list[PluginReport]:
         return [report for report in self.reports if report.error is not None]
 
-    def resolve_model(self, reference: str, *, download: bool = True) -> ResolvedModel:
-        """Resolve a name that a plugin knows, a directory, or a Hugging Face id (fetched by huggingface_hub). Without `download`,
-        the directory of an id is the id itself, for callers that only pass it on."""
+    def resolve_model(self, reference: str, *, download: bool = True, weights: bool = True) -> ResolvedModel:
+        """Resolve a name that a plugin knows, a directory, or a Hugging Face id (fetched by huggingface_hub, without `weights` only
+        its configuration). Without `download`, the directory of an id is the id itself, for callers that only pass it on."""
         for implementation in self.manager.hook.atropos_resolve_model.get_hookimpls():
             try:
                 found: Any = implementation.function(reference)
@@ -98,7 +98,8 @@ class Plugins:
                 "a relative path starts in the current directory.",
             )
         return ResolvedModel(
-            download_model(reference) if download else Path(reference), f"{reference} from the Hugging Face hub"
+            download_model(reference, weights=weights) if download else Path(reference),
+            f"{reference} from the Hugging Face hub",
         )
 
     def run_file(self, named: Path) -> Path:

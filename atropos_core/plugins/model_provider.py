@@ -3,10 +3,10 @@ they take."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from atropos_core.plugins.provider import Provider, RunContext, T_co
 
@@ -57,6 +57,15 @@ class Workload:
     prompt_tokens: int = PROMPT_TOKENS
     device_bytes: Mapping[str, int] = field(default_factory=dict)  # total memory of each device, if known
     truncated: bool = False  # the run's sampling uses top_p or top_k
+    takes_turns: bool = False  # nothing is sampled during an update
+    shares_devices: bool = True  # another component of the run uses one of its GPUs
+
+
+class SizeChoice(NamedTuple):
+    """Values of options that change only time and memory. `slower`: roughly, the share of a step's time that they cost."""
+
+    slower: float
+    values: Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +74,8 @@ class ModelProvider(Provider[T_co]):
 
     holds: Callable[[Any, Workload], Iterable[MemoryUse]] = lambda options, workload: ()  # memory that it will take
     check: Callable[[Any, Workload], None] = lambda options, workload: None  # raises for a model that it cannot run
+    # values for the options named in the third argument, which change only time and memory; the last ones take the least memory
+    sizes: Callable[[Any, Workload, Collection[str]], Sequence[SizeChoice]] = lambda options, workload, free: ()
 
 
 @dataclass(frozen=True, kw_only=True)

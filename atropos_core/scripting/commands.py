@@ -55,7 +55,7 @@ def run(
     """Train a policy and return when it has ended: `atropos run`. Ctrl-C pauses it, which the result says; a second one ends it at
     once. Raises AtroposError."""
     from atropos_core.cli.run import warn_of_broken
-    from atropos_core.launch.plan import make_plan
+    from atropos_core.launch.sizes import plan_run
     from atropos_core.storage.run_directory import RunDirectory
 
     arguments = Arguments(set)
@@ -74,7 +74,7 @@ def run(
         loaded, resolved, plugins = configure(
             _path(run_file), **flags, steps=steps, seed=seed, deterministic=deterministic, changes=arguments.changes
         )
-        plan = make_plan(loaded.config, resolved, plugins)
+        plan = plan_run(loaded, resolved, plugins)
         warn_of_broken(plugins)
         own = RunDirectory.for_new_run(_path(directory), "-".join(loaded.config.environment))
         return _executed(plan, own.make())

@@ -57,7 +57,7 @@ def show(
     """
     from atropos_core import console
     from atropos_core.config.run_file import flatten
-    from atropos_core.launch.plan import make_plan
+    from atropos_core.launch.sizes import plan_run
 
     loaded, resolved, plugins = configure(
         file,
@@ -73,9 +73,13 @@ def show(
         deterministic=deterministic,
         changes=changes,
     )
-    plan = make_plan(loaded.config, resolved, plugins)
+    plan = plan_run(loaded, resolved, plugins)
     rows = [
-        {"path": path, "value": value, "from": loaded.origins.get(path, "default")}
+        {
+            "path": path,
+            "value": value,
+            "from": "plan" if path in plan.sizes.changed else loaded.origins.get(path, "default"),
+        }
         | ({"meaning": _meaning(plan, path)} if explain else {})
         for path, value in flatten(plan.resolved())
     ]

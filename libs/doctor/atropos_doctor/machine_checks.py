@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 from atropos_core import __version__
 from atropos_core.errors import PluginError
 from atropos_core.interfaces import Finding
-from atropos_core.launch.memory_plan import host_memory
+from atropos_core.launch.machine_memory import host_memory
 from atropos_core.plugins.manager import Plugins, load_plugins
 
 HUB = "https://huggingface.co"

@@ -48,7 +48,7 @@ def serve_agent(
     """
     from atropos_core.cli.options import configure
     from atropos_core.cli.run import execute_new
-    from atropos_core.launch.plan import make_plan
+    from atropos_core.launch.sizes import plan_run
 
     names = agents_of(file, env)
     given = {"use": "external", "host": host, "port": port, "token_file": token_file and str(token_file)}
@@ -61,7 +61,7 @@ def serve_agent(
     loaded, resolved, plugins = configure(
         file, env=env or (names if file is None else None), model=model, steps=steps, seed=seed, changes=changes, flags=flags
     )  # fmt: skip
-    plan = make_plan(loaded.config, resolved, plugins)
+    plan = plan_run(loaded, resolved, plugins)
     execute_new(plan, plugins, directory, "-".join(loaded.config.environment))
 
 

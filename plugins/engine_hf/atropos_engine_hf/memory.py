@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from atropos_core.models.model_size import BYTES, read
+from atropos_core.models.model_size import BYTES, ModelSize, read
 from atropos_core.plugins.model_provider import CONTEXT, CONTEXT_BYTES, SAMPLING, MemoryUse, Workload, halves
 from atropos_engine_hf import limits
 from atropos_engine_hf.config import HFOptions
@@ -22,8 +22,7 @@ def holds(options: HFOptions, workload: Workload) -> Iterable[MemoryUse]:
     if model is None:
         return
     device = context.devices[0]
-    dtype = "float32" if options.dtype == "auto" and device == "cpu" else options.dtype
-    element = BYTES.get(model.dtype if dtype == "auto" else dtype, 2)
+    element = _element(options, device, model)
     shared = "weights" if context.transport in ("posix_shm", "cuda_ipc") else ""
     weights = model.parameters * element
     if options.quantization is not None:
@@ -37,9 +36,7 @@ def holds(options: HFOptions, workload: Workload) -> Iterable[MemoryUse]:
     own = context.label or "engine"
     fewer = {f"{own}.max_batch": halves(min(options.max_batch, workload.concurrent_rollouts), 8)}
     rows = min(options.max_batch, workload.concurrent_rollouts)
-    length = min(workload.prompt_tokens + workload.max_tokens, model.longest)
-    cache = 2 * model.layers * model.key_width * element * rows * (-(-length // 64) * 64)
-    cache = min(cache, int(options.kv_cache_gb * 1e9))
+    cache = min(rows * sequence_bytes(options, workload, model), int(options.kv_cache_gb * 1e9))
     tokens = min(options.prefill_tokens, rows * workload.prompt_tokens)
     prefill = tokens * (4 * model.hidden + 3 * model.intermediate + model.query_width) * element
     logits = rows * model.vocabulary * element + 4 * 8 * min(rows * model.vocabulary, SAMPLED)
@@ -53,3 +50,15 @@ def holds(options: HFOptions, workload: Workload) -> Iterable[MemoryUse]:
     yield MemoryUse("buffers of libraries", OVERHEAD, device)
     if device != "cpu":
         yield MemoryUse(CONTEXT, CONTEXT_BYTES, device)
+
+
+def sequence_bytes(options: HFOptions, workload: Workload, model: ModelSize) -> int:
+    """Return the bytes of the keys and values of one sequence at its end. Memory grows in steps of 64 tokens."""
+    length = min(workload.prompt_tokens + workload.max_tokens, model.longest)
+    element = _element(options, workload.context.devices[0], model)
+    return 2 * model.layers * model.key_width * element * (-(-length // 64) * 64)
+
+
+def _element(options: HFOptions, device: str, model: ModelSize) -> int:
+    dtype = "float32" if options.dtype == "auto" and device == "cpu" else options.dtype
+    return BYTES.get(model.dtype if dtype == "auto" else dtype, 2)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from atropos_core import hookimpl
@@ -13,7 +13,7 @@ from atropos_core.plugins.provider import RunContext
 
 if TYPE_CHECKING:
     from atropos_core.interfaces import Engine, Transport
-    from atropos_core.plugins.model_provider import MemoryUse, Workload
+    from atropos_core.plugins.model_provider import MemoryUse, SizeChoice, Workload
     from atropos_engine_hf.config import HFOptions
 
 
@@ -49,6 +49,12 @@ def holds(options: HFOptions, workload: Workload) -> Iterable[MemoryUse]:
     from atropos_engine_hf.memory import holds
 
     return holds(options, workload)
+
+
+def sizes(options: HFOptions, workload: Workload, free: Collection[str]) -> Sequence[SizeChoice]:
+    from atropos_engine_hf.sizes import sizes
+
+    return sizes(options, workload, free)
 
 
 def check(options: HFOptions, workload: Workload) -> None:
@@ -90,6 +96,7 @@ def atropos_engines() -> Iterable[EngineProvider]:
         transports=transports,
         holds=holds,
         check=check,
+        sizes=sizes,
         dtype=dtype,
         announces=announces,
         requires=frozenset({"torch", "transformers"}),

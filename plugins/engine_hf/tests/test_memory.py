@@ -8,7 +8,7 @@ from atropos_core.plugins.model_provider import Workload
 from atropos_core.plugins.provider import RunContext
 from atropos_engine_hf.config import HFOptions
 from atropos_engine_hf.loading import load_model
-from atropos_engine_hf.plugin import holds
+from atropos_engine_hf.plugin import holds, sizes
 
 
 def uses(directory, concurrent_rollouts, transport=None, **options):
@@ -40,3 +40,30 @@ def test_sixteen_bits_take_half(tiny):
     assert half["parameters"].size_bytes == sum(
         2 * one.numel() for one in model.parameters() if one.dtype == torch.bfloat16
     )
+
+
+def offered(directory, rollouts, *free, device="cpu", **options):
+    work = Workload(RunContext(directory, directory, devices=(device,)), 1, 1, 40, rollouts, prompt_tokens=20)
+    return sizes(HFOptions(**options), work, free)
+
+
+def test_sizes_begin_with_the_defaults_and_take_less_and_less(tiny):
+    names = ("kv_cache_gb", "max_batch", "prefill_tokens")
+    usual = HFOptions()
+    found = offered(tiny, 256, *names)
+    assert found[0].values == {name: getattr(usual, name) for name in names} and found[0].slower == 0
+    assert [one.slower for one in found] == sorted(one.slower for one in found)
+    totals = [
+        sum(one.size_bytes for one in uses(tiny, 256, **choice.values).values() if one.what != "parameters")
+        for choice in found
+    ]
+    assert totals == sorted(totals, reverse=True) and totals[0] > totals[-1]
+
+
+def test_only_free_options_are_offered_and_a_gpu_has_room_for_all_rollouts(tiny):
+    assert all(one.values.keys() == {"max_batch"} for one in offered(tiny, 256, "max_batch", kv_cache_gb=1.0))
+    assert [dict(one.values) for one in offered(tiny, 256)] == [{}]
+    row = uses(tiny, 1)["keys and values"].size_bytes
+    many = int(20e9 / row)
+    first = offered(tiny, many, "kv_cache_gb", device="cuda:0", max_batch=many)[0].values["kv_cache_gb"]
+    assert 19 <= first <= 21

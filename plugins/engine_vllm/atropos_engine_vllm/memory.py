@@ -27,7 +27,7 @@ def holds(options: VLLMOptions, workload: Workload) -> Iterable[MemoryUse]:
     own = context.label or "engine"
     for device in context.devices:
         on_cpu = device == "cpu"
-        weights = model.parameters * _element(options, model, device) // len(context.devices)
+        weights = model.parameters * element_bytes(options, model, device) // len(context.devices)
         yield MemoryUse("parameters", weights, device, shared=shared)
         phases = SAMPLING if options.enable_sleep_mode else ("",)
         if on_cpu:
@@ -38,7 +38,7 @@ def holds(options: VLLMOptions, workload: Workload) -> Iterable[MemoryUse]:
         elif device in workload.device_bytes:
             share = int(options.memory_share * workload.device_bytes[device])
             rest = max(share - weights, 0)
-            beside = min(_beside(options, model, device), rest)
+            beside = min(beside_bytes(options, model, device), rest)
             yield MemoryUse("activations and graphs", beside, device)
             less = {f"{own}.memory_share": halves(options.memory_share, 0.05)}
             for phase in phases:
@@ -54,7 +54,7 @@ def check_share(options: VLLMOptions, workload: Workload) -> None:
         total = workload.device_bytes.get(device)
         if options.url is not None or model is None or total is None or device == "cpu":
             continue
-        element = _element(options, model, device)
+        element = element_bytes(options, model, device)
         longest = min(
             workload.prompt_tokens + workload.max_tokens, options.max_model_len or model.longest, model.longest
         )
@@ -73,15 +73,15 @@ def check_share(options: VLLMOptions, workload: Workload) -> None:
         )
 
 
-def _beside(options: VLLMOptions, model: ModelSize, device: str) -> int:
+def beside_bytes(options: VLLMOptions, model: ModelSize, device: str) -> int:
     """Estimate the bytes that a server on a GPU needs in addition to weights, keys and values, from its largest batches.
 
     The estimate is not checked against a measurement."""
     sampled = options.max_num_seqs * model.vocabulary * 4 * 3  # logits, probabilities and their order
-    computed = BATCHED_TOKENS * (4 * model.hidden + 2 * model.intermediate) * _element(options, model, device)
+    computed = BATCHED_TOKENS * (4 * model.hidden + 2 * model.intermediate) * element_bytes(options, model, device)
     return max(sampled, computed) + (0 if options.enforce_eager else GRAPHS)
 
 
-def _element(options: VLLMOptions, model: ModelSize, device: str) -> int:
+def element_bytes(options: VLLMOptions, model: ModelSize, device: str) -> int:
     stored = "float32" if device == "cpu" else model.dtype
     return BYTES.get(stored if options.dtype == "auto" else options.dtype, 2)

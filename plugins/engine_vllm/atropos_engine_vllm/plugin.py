@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ from atropos_core.plugins.provider import RunContext
 
 if TYPE_CHECKING:
     from atropos_core.interfaces import Engine, Transport
-    from atropos_core.plugins.model_provider import MemoryUse, Workload
+    from atropos_core.plugins.model_provider import MemoryUse, SizeChoice, Workload
     from atropos_engine_vllm.config import VLLMOptions
 
 
@@ -28,6 +28,12 @@ def holds(options: VLLMOptions, workload: Workload) -> Iterable[MemoryUse]:
     return holds(options, workload)
 
 
+def sizes(options: VLLMOptions, workload: Workload, free: Collection[str]) -> Sequence[SizeChoice]:
+    from atropos_engine_vllm.sizes import sizes
+
+    return sizes(options, workload, free)
+
+
 def check(options: VLLMOptions, workload: Workload) -> None:
     from atropos_core.errors import ConfigError
     from atropos_engine_vllm.memory import check_share
@@ -40,8 +46,8 @@ def check(options: VLLMOptions, workload: Workload) -> None:
             "while an update runs, and need their keys and values.",
             remedy="Remove it, or --set training.max_staleness=0.",
         )
-    check_weights(context.model)
     check_share(options, workload)
+    check_weights(context.model)
 
 
 def dtype(options: VLLMOptions, workload: Workload) -> str:
@@ -98,6 +104,7 @@ def atropos_engines() -> Iterable[EngineProvider]:
         transports=transports,
         holds=holds,
         check=check,
+        sizes=sizes,
         dtype=dtype,
         announces=announces,
         idle=idle,

@@ -13,10 +13,12 @@ from pydantic import ValidationError
 
 from atropos_core.cli import run_app
 from atropos_core.errors import ConfigError, FitError
+from atropos_core.models.model_size import read
 from atropos_core.plugins.manager import load_plugins
 from atropos_core.plugins.model_provider import Workload
 from atropos_engine_vllm import command, model, plugin
 from atropos_engine_vllm.config import VLLMOptions
+from atropos_engine_vllm.memory import check_share
 from atropos_engine_vllm.versions import SUPPORTED, check_installed, installed
 
 RUNNING = Path(__file__).parents[1]
@@ -248,3 +250,46 @@ def test_a_dry_run_says_that_vllm_is_missing(capsys: pytest.CaptureFixture[str])
     attached = ["--engine", "vllm", "--bridge", "checkpoint", "--set", "engine.url=http://127.0.0.1:1"]
     assert run_app(["run", "--env", "gsm8k", *attached, "--dry-run"]) == 0
     assert "would end" not in capsys.readouterr().out
+
+
+CARD = 24 << 30
+
+
+def offered(options: Any, where: Any, *free: str, **more: Any) -> list[Any]:
+    work = Workload(where, 16, 8, 256, 128, device_bytes={"cuda:0": CARD}, **more)
+    return list(plugin.sizes(options, work, free))
+
+
+def test_a_server_with_a_gpu_of_its_own_takes_most_of_it(options: Any, context: Any) -> None:
+    tiny = load_plugins().resolve_model("tiny").directory
+    where = replace(context(devices=("cuda:0",)), model=tiny)
+    free = ("memory_share", "enable_sleep_mode", "max_model_len")
+    alone = offered(options(), where, *free, shares_devices=False, takes_turns=True)
+    assert alone[0].values["memory_share"] == 0.9 and not any(one.values["enable_sleep_mode"] for one in alone)
+    beside = offered(options(), where, *free, takes_turns=True)
+    quickest = min(beside, key=lambda one: one.slower)
+    assert quickest.values == {"memory_share": 0.5, "enable_sleep_mode": False, "max_model_len": None}
+    assert {one.values["enable_sleep_mode"] for one in beside} == {False, True}
+    assert not any(one.values["enable_sleep_mode"] for one in offered(options(), where, *free, takes_turns=False))
+    kept = offered(options(memory_share=0.3), where, "enable_sleep_mode", takes_turns=True)
+    assert [dict(one.values) for one in kept] == [{"enable_sleep_mode": False}, {"enable_sleep_mode": True}]
+    assert offered(options(url="http://127.0.0.1:1"), where, *free) == []
+
+
+def test_no_share_is_offered_that_the_server_could_not_start_with(options: Any, context: Any, tmp_path: Path) -> None:
+    """Qwen3-8B's shape: 16 GB of weights, and 147,456 bytes a token."""
+    config = {
+        "model_type": "qwen3", "hidden_size": 4096, "intermediate_size": 12_288, "num_hidden_layers": 36, "dtype": "bfloat16",
+        "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151_936,
+        "max_position_embeddings": 131_072, "tie_word_embeddings": False,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    where = replace(context(devices=("cuda:0",)), model=tmp_path)
+    work = Workload(where, 16, 8, 256, 128, device_bytes={"cuda:0": CARD}, takes_turns=True)
+    found = plugin.sizes(options(), work, ("memory_share", "max_model_len"))
+    weights = read(tmp_path).parameters * 2  # type: ignore[union-attr]
+    for one in found:
+        made = options(**one.values)
+        check_share(made, work)
+        assert made.max_model_len is not None, "keys and values of all its positions take 19 GB"
+        assert made.memory_share * CARD - weights > 147_456 * made.max_model_len

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from atropos_core.config.resolve import placed, resolve_component
+from atropos_core.config.resolve import resolve_component
 from atropos_core.errors import FitError, UnknownComponent
 from atropos_core.launch.memory_plan import plan_memory, workloads
 from atropos_core.launch.model_checks import check_dtypes
 from atropos_core.launch.plan import make_plan
+from atropos_core.launch.sizes import choose_sizes, fits_smallest
 from atropos_core.models.model_size import context_tokens
 from atropos_core.plugins.model_provider import PROMPT_TOKENS, BridgeProvider
+from atropos_trainer_grpo.sizes import SEQUENCES
 
 if TYPE_CHECKING:
     from atropos_core.config.run_file import RunConfig
     from atropos_core.launch.plan import Plan
     from atropos_core.plugins.manager import Plugins
     from atropos_core.plugins.provider import ResolvedModel
-
-SEQUENCES = 4  # the least that a micro-batch should hold: with fewer, matrices are small and a step is many passes
-LARGEST_MICROBATCH = 1 << 20  # tokens: beyond it nothing is gained
 
 
 @dataclass(frozen=True)
@@ -48,12 +47,11 @@ OFFLOADING = {**CHECKPOINTING, "activation_offloading": True}
 HOST_MOMENTS = {"optimizer_offloading": True}
 IN_8_BITS = {"lora": {"quantization": "int8"}}
 HOLD_BASES = ("hf",)  # engines that can also hold the base in fewer bits
-SLEEP = ("vllm",)  # engines that can free the memory of keys and values during an update
 RECOMPUTES = "a third more compute"
 COPIES = "layer inputs go to host memory and back"
 # Options, and their values in a way that does not set them.
 SWITCHES = {"optimizer": "adamw", **dict.fromkeys((*OFFLOADING, *HOST_MOMENTS), False)}
-VARIED = ("lora", "tokens_per_microbatch", *SWITCHES)
+VARIED = ("lora", *SWITCHES)
 WAYS = (  # cheapest first
     Way("whole model", {}),
     Way("whole model, checkpointing", CHECKPOINTING, costs=RECOMPUTES),
@@ -106,8 +104,9 @@ class Fitted:
     way: Way
     bridge: str
     context: int  # tokens of the longest prompt with its reply that fit, one sequence at a time; 0: none
-    microbatch: int  # tokens that fit at once at the wanted context; 0: not even one sequence
+    microbatch: int  # tokens that a run would take at once at the wanted context; 0: not even one sequence fits
     needed: Mapping[str, int]  # bytes by device, with that micro-batch
+    sizes: Mapping[str, Any] = field(default_factory=dict)  # that a run would choose and are not defaults, by path
     refused: str = ""  # the reason why this way is impossible
 
     def sequences(self, wanted: int) -> int:
@@ -124,11 +123,12 @@ class Fitting:
         plugins: Plugins,
         directory: Path,
         available: Mapping[str, int],
+        given: Collection[str] = (),
         *,
         own_bridge: bool = False,
     ) -> None:
-        """`own_bridge`: keep the configuration's bridge, even if only another one carries a way. Raises ConfigError,
-        UnknownComponent for options that no way could have."""
+        """`given`: paths that are set, whose values stay. `own_bridge`: keep the configuration's bridge, even if only another one
+        carries a way. Raises ConfigError, UnknownComponent for options that no way could have."""
         for kind in ("engine", "trainer", "bridge"):
             resolve_component(plugins.registry, kind, kind, getattr(config, kind))
         self._own_bridge = own_bridge
@@ -137,6 +137,7 @@ class Fitting:
         self._plugins = plugins
         self._directory = directory
         self._available = available
+        self._given = {path for path in given if path.removeprefix("trainer.") not in SWITCHES}
         positions = context_tokens(model.directory) or 1 << 20
         self.longest = positions
         self.wanted = min(PROMPT_TOKENS + config.sampling.max_tokens, positions)
@@ -150,7 +151,7 @@ class Fitting:
         """Fit one way. Raises the error for which the run file itself is refused."""
         bridges = self._bridges(way)
         if kept := self._kept(way):
-            return Fitted(way, bridges[0] if bridges else "", 0, 0, {}, f"{kept} is set: remove it for this")
+            return Fitted(way, bridges[0] if bridges else "", 0, 0, {}, refused=f"{kept} is set: remove it for this")
         own = self._config.bridge.use
         refused = (
             f"bridge {own!r} does not carry it" if self._own_bridge else "no installed bridge carries it to this engine"
@@ -163,7 +164,7 @@ class Fitting:
                 refused = str(error).splitlines()[0]
                 continue
             return self._searched(way, bridge, plan)
-        return Fitted(way, bridges[0] if bridges else "", 0, 0, {}, refused)
+        return Fitted(way, bridges[0] if bridges else "", 0, 0, {}, refused=refused)
 
     def trainer_options(self, way: Way) -> Mapping[str, Any]:
         """All trainer options of this way, including those that the run file sets otherwise."""
@@ -193,28 +194,21 @@ class Fitting:
 
     def engine_options(self, way: Way) -> Mapping[str, Any]:
         """Engine options that this way needs in addition to the engine's own."""
-        config, engine = self._config, self._config.engine
-        if engine.use in HOLD_BASES and way.quantized:
+        if self._config.engine.use in HOLD_BASES and way.quantized:
             return {"quantization": way.quantized}
-        in_turn = config.training.max_staleness == 0 and config.api is None
-        on_one_device = {*placed(engine).devices} & {*placed(config.trainer).devices}
-        if (
-            engine.use in SLEEP
-            and in_turn
-            and on_one_device
-            and not {"enable_sleep_mode", "url"} & engine.options.keys()
-        ):
-            return {"enable_sleep_mode": True}
         return {}
 
     def _searched(self, way: Way, bridge: str, plan: Plan) -> Fitted:
-        context = _largest(PROMPT_TOKENS + 1, self.longest, lambda tokens: self._fits(plan, tokens, 1))
-        training = self._config.training
-        whole = training.groups_per_step * training.group_size * self.wanted  # the most tokens that a step can have
-        most = min(LARGEST_MICROBATCH, max(self.wanted, whole))
-        at_once = _largest(self.wanted, most, lambda tokens: self._fits(plan, self.wanted, tokens))
-        needed = plan_memory(_with(plan, self.wanted, max(at_once, 1)), self._directory, self._available).needed()
-        return Fitted(way, bridge, context, at_once, needed)
+        given = {*self._given, *(f"trainer.{name}" for name in SWITCHES)}
+        context = _largest(
+            PROMPT_TOKENS + 1,
+            self.longest,
+            lambda tokens: fits_smallest(_with(plan, tokens), given, self._directory, self._available),
+        )
+        chosen = choose_sizes(_with(plan, self.wanted), given, self._directory, self._available)
+        needed = plan_memory(chosen, self._directory, self._available).needed()
+        at_once = int(chosen.config.trainer.options["tokens_per_microbatch"]) if chosen.sizes.fit else 0
+        return Fitted(way, bridge, context, at_once, needed, chosen.sizes.changed)
 
     def _bridges(self, way: Way) -> list[str]:
         """The run's own bridge first, then other installed ones that carry what is trained."""
@@ -240,16 +234,6 @@ class Fitting:
         config = self._config.model_copy(update=changed)
         return make_plan(config, self._model, self._plugins, rollouts=False)
 
-    def _fits(self, plan: Plan, context: int, microbatch: int) -> bool:
-        made = _with(plan, context, microbatch)
-        try:
-            for resolved, workload in workloads(made, self._directory, self._available):
-                resolved.check(workload)
-        except FitError:
-            return False
-        needed = plan_memory(made, self._directory, self._available).needed()
-        return all(size <= self._available.get(device, size) for device, size in needed.items())
-
 
 def best(found: Sequence[Fitted], wanted: int) -> Fitted | None:
     """The first, which is cheapest, with room for SEQUENCES of the context; else the one with the most room."""
@@ -260,15 +244,9 @@ def best(found: Sequence[Fitted], wanted: int) -> Fitted | None:
     )
 
 
-def _with(plan: Plan, context: int, microbatch: int) -> Plan:
+def _with(plan: Plan, context: int) -> Plan:
     sampling = plan.config.sampling.model_copy(update={"max_tokens": max(context - PROMPT_TOKENS, 1)})
-    trainer = plan.single["trainer"]
-    options = trainer.options.model_copy(update={"tokens_per_microbatch": microbatch})
-    return replace(
-        plan,
-        config=plan.config.model_copy(update={"sampling": sampling}),
-        single={**plan.single, "trainer": replace(trainer, options=options)},
-    )
+    return replace(plan, config=plan.config.model_copy(update={"sampling": sampling}))
 
 
 def _largest(least: int, most: int, fits: Callable[[int], bool]) -> int:

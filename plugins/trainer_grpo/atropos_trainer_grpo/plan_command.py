@@ -19,7 +19,6 @@ from atropos_core.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from atropos_core.config.run_file import RunConfig
     from atropos_trainer_grpo.fitting import Fitted, Fitting
 
 
@@ -70,7 +69,7 @@ def plan(
     from atropos_core import console
     from atropos_core.console.waits import waiting
     from atropos_core.errors import ConfigError, FitError
-    from atropos_core.launch.memory_plan import available_bytes
+    from atropos_core.launch.machine_memory import available_bytes
     from atropos_core.launch.model_checks import refuse_adapter
     from atropos_core.models.model_size import read
     from atropos_core.plugins.model_provider import PROMPT_TOKENS
@@ -87,7 +86,9 @@ def plan(
         "trainer.devices": devices,
         "sampling.max_tokens": None if context is None else context - PROMPT_TOKENS,
     }
-    loaded, resolved, plugins = configure(file, model=model, bridge=bridge, engine=engine, changes=changes, flags=flags)
+    loaded, resolved, plugins = configure(
+        file, model=model, bridge=bridge, engine=engine, changes=changes, flags=flags, weights=False
+    )
     if loaded.config.trainer.use != "grpo":
         raise ConfigError(
             f"atropos plan knows the ways of trainer 'grpo', and this run has {loaded.config.trainer.use!r}.",
@@ -96,7 +97,7 @@ def plan(
     refuse_adapter(resolved.directory)
     if (size := read(resolved.directory)) is None:
         raise ConfigError(
-            f"{resolved.directory} does not say how large its model is: it needs config.json and safetensors.",
+            f"{resolved.directory} does not say how large its model is: it needs config.json, and safetensors or a usual architecture.",
             remedy="Name the directory of a Hugging Face model.",
         )
     available = dict(available_bytes())
@@ -105,7 +106,7 @@ def plan(
     if host is not None:
         available["cpu"] = memory_bytes("--host", host)
     own = bridge is not None or any(change.startswith("bridge.use") for change in changes or ())
-    fitting = Fitting(loaded.config, resolved, plugins, Path("runs"), available, own_bridge=own)
+    fitting = Fitting(loaded.config, resolved, plugins, Path("runs"), available, loaded.origins, own_bridge=own)
     if fitting.longest <= PROMPT_TOKENS:
         raise FitError(
             f"the model in {resolved.directory} has {fitting.longest:,} positions, and plans count a prompt of {PROMPT_TOKENS} tokens.",
@@ -120,7 +121,7 @@ def plan(
         [_row(one, fitting) for one in found],
     )
     console.say(
-        f"a context is a prompt of {PROMPT_TOKENS} tokens with its reply; at once: tokens of a micro-batch "
+        f"a context is a prompt of {PROMPT_TOKENS} tokens with its reply; at once: tokens of the micro-batch that a run chooses "
         "(trainer.tokens_per_microbatch), in which a group's prompt counts once"
     )
     chosen = best(found, wanted)
@@ -128,7 +129,7 @@ def plan(
         why = "; ".join(dict.fromkeys(one.refused for one in found if one.refused))
         raise FitError(
             f"no way to train this model has room for {wanted:,} tokens on {_devices(available)}.{f' {why}' if why else ''}",
-            remedy=f"Name a shorter --context, a smaller model, or a larger device: --gpu 80{_caches(loaded.config)}.",
+            remedy="Name a shorter --context, a smaller model, or a larger device: --gpu 80.",
         )
     console.say(f"take: {chosen.way.name}")
     if chosen.way.quantized and not fitting.rounded_already(chosen.way):
@@ -152,12 +153,6 @@ def memory_bytes(option: str, text: str) -> int:
             remedy=f"Give gigabytes from 1 to {MOST_GIGABYTES:,}, as {option} 24, {option} 24GB or {option} 24GiB.",
         )
     return int(float(read[1]) * (10**9 if (read[2] or "").upper() == "GB" else 2**30))
-
-
-def _caches(config: RunConfig) -> str:
-    """Return a remedy that shrinks the engine's keys and values, for engines whose run file or default sets their size."""
-    smaller = {"hf": "kv_cache_gb=1", "vllm": "memory_share=0.5"}.get(config.engine.use)
-    return f"; or give the engine less for keys and values: --set engine.{smaller}" if smaller else ""
 
 
 def _row(one: Fitted, fitting: Fitting) -> tuple[str, ...]:
@@ -198,7 +193,8 @@ def typed_command(
     by_setting = any(change.startswith("bridge.use") for change in changes or ())
     words += [] if by_setting else [f"--bridge {shlex.quote(chosen.bridge)}"]
     words += [f"--engine {shlex.quote(engine)}"] if engine else []
-    settings = [f"sampling.max_tokens={wanted - PROMPT_TOKENS}", f"trainer.tokens_per_microbatch={chosen.microbatch}"]
+    settings = [f"sampling.max_tokens={wanted - PROMPT_TOKENS}"]
+    settings += [f"{path}={str(value).lower()}" for path, value in chosen.sizes.items()]
     options = fitting.trainer_options(chosen.way)
     settings += [f"trainer.{name}={str(value).lower()}" for name, value in options.items() if name != "lora"]
     settings += [f"trainer.lora.{name}={value}" for name, value in chosen.way.options.get("lora", {}).items()]

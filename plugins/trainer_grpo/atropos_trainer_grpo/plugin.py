@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from atropos_core import hookimpl
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from atropos_core.interfaces import Loss, Trainer, Transport
-    from atropos_core.plugins.model_provider import MemoryUse, Workload
+    from atropos_core.plugins.model_provider import MemoryUse, SizeChoice, Workload
     from atropos_trainer_grpo.config import GrpoOptions
 
 LOSSES = {
@@ -118,6 +118,12 @@ def holds(options: GrpoOptions, workload: Workload) -> Iterable[MemoryUse]:
     from atropos_trainer_grpo.memory import holds
 
     return holds(options, workload)
+
+
+def sizes(options: GrpoOptions, workload: Workload, free: Collection[str]) -> Sequence[SizeChoice]:
+    from atropos_trainer_grpo.sizes import sizes
+
+    return sizes(options, workload, free)
 
 
 def check(options: GrpoOptions, workload: Workload) -> None:
@@ -246,6 +252,7 @@ def atropos_trainers() -> Iterable[TrainerProvider]:
         transports=transports,
         holds=holds,
         check=check,
+        sizes=sizes,
         dtype=dtype,
         saves=saves,
         announces=announces,

@@ -13,6 +13,7 @@ from atropos_trainer_grpo.memory import adapter_parameters, layer_bytes, rows_of
 from atropos_trainer_grpo.model import open_model, score
 from atropos_trainer_grpo.packed_rows import pack
 from atropos_trainer_grpo.plugin import holds
+from atropos_trainer_grpo.sizes import SEQUENCES, sizes
 
 
 def workload(directory, groups=3, size=4, prompt=8, reply=16, transport="checkpoint"):
@@ -174,3 +175,28 @@ def test_a_rounded_bases_largest_weight_is_there_in_full_while_it_is_used(model_
 def test_shared_weights_are_named_as_one_copy_with_the_engines(model_of):
     parts = list(holds(GrpoOptions(), workload(model_of(), transport="posix_shm")))
     assert [one.shared for one in parts if one.what == "parameters"] == ["weights"]
+
+
+def test_sizes_are_first_the_defaults_and_compute_layers_again_only_if_four_sequences_do_not_fit(model_of):
+    free = ("tokens_per_microbatch", "gradient_checkpointing")
+    work = workload(model_of(), groups=64, size=8, reply=200)
+    found = sizes(GrpoOptions(), work, free)
+    assert found[0] == (0, {"tokens_per_microbatch": 16384, "gradient_checkpointing": False})
+    assert [one.slower for one in found] == sorted(one.slower for one in found)
+    sequence = min(work.prompt_tokens + work.max_tokens, read(work.context.model).longest)
+    awake = [one.values["tokens_per_microbatch"] for one in found if not one.values["gradient_checkpointing"]]
+    assert awake == sorted(awake, reverse=True) and SEQUENCES * sequence <= awake[-1] < 2 * SEQUENCES * sequence
+    assert found[-1].values == {"tokens_per_microbatch": sequence, "gradient_checkpointing": True}
+
+
+def test_sizes_of_options_that_are_set_are_not_offered(model_of):
+    work = workload(model_of(), groups=64, size=8, reply=200)
+    kept = sizes(GrpoOptions(tokens_per_microbatch=5000), work, ("gradient_checkpointing",))
+    assert [one.values for one in kept] == [{"gradient_checkpointing": False}, {"gradient_checkpointing": True}]
+    again = sizes(GrpoOptions(gradient_checkpointing=True), work, ("tokens_per_microbatch",))
+    assert all(one.values.keys() == {"tokens_per_microbatch"} for one in again)
+
+
+def test_no_micro_batch_is_offered_that_only_differs_beyond_what_a_batch_can_fill(model_of):
+    found = sizes(GrpoOptions(), workload(model_of(), groups=1, size=2, reply=20), ("tokens_per_microbatch",))
+    assert [one.values["tokens_per_microbatch"] for one in found] == [16384, 32, 28], "a batch has 8 + 2 * 20 tokens"

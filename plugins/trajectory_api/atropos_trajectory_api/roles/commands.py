@@ -72,7 +72,7 @@ def train(
     from atropos_core.cli.options import configure
     from atropos_core.cli.run import execute_new
     from atropos_core.errors import ConfigError
-    from atropos_core.launch.plan import make_plan
+    from atropos_core.launch.sizes import plan_run
 
     given = {"api.url": api, "api.token_file": token_file and str(token_file), "api.engine_address": engine_address}
     loaded, resolved, plugins = configure(
@@ -84,7 +84,7 @@ def train(
             "`atropos train` needs the server whose groups it trains on.",
             remedy="Give --api URL, or use `atropos run`, which runs the environments too.",
         )
-    plan = make_plan(loaded.config, resolved, plugins)
+    plan = plan_run(loaded, resolved, plugins)
     execute_new(plan, plugins, directory, "train")
 
 
