@@ -145,18 +145,20 @@ class _Search:
 
 def with_values(plan: Plan, choices: Choices) -> Plan:
     """Return the plan with other values of options of its engines and trainer."""
+    first = {"engine": plan.engines[0], "trainer": plan.single["trainer"]}
     config = plan.config
     for kind, values in choices.items():
-        config = config.model_copy(update={kind: getattr(config, kind).model_copy(update=values)})
+        if update := _different(first[kind], values):
+            config = config.model_copy(update={kind: getattr(config, kind).model_copy(update=update)})
     engines = [_changed(plan, one, choices.get("engine", {})) for one in plan.engines]
-    trainer = _changed(plan, plan.single["trainer"], choices.get("trainer", {}))
+    trainer = _changed(plan, first["trainer"], choices.get("trainer", {}))
     return replace(plan, config=config, engines=engines, single={**plan.single, "trainer": trainer})
 
 
 def _changed(plan: Plan, resolved: ResolvedComponent, values: Mapping[str, Any]) -> ResolvedComponent:
     """Return the component with these values. A replica keeps what its own table sets."""
     own = plan.config.engine.replica.get(resolved.label.removeprefix("engine.replica."), {})
-    update = {name: value for name, value in values.items() if name not in own}
+    update = {name: value for name, value in _different(resolved, values).items() if name not in own}
     if not update:
         return resolved
     return replace(
@@ -164,6 +166,10 @@ def _changed(plan: Plan, resolved: ResolvedComponent, values: Mapping[str, Any])
         options=resolved.options.model_copy(update=update),
         component=resolved.component.model_copy(update=update),
     )
+
+
+def _different(resolved: ResolvedComponent, values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if getattr(resolved.options, name) != value}
 
 
 def _text(value: Any) -> str:

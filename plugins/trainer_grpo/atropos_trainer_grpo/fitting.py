@@ -207,7 +207,7 @@ class Fitting:
         )
         chosen = choose_sizes(_with(plan, self.wanted), given, self._directory, self._available)
         needed = plan_memory(chosen, self._directory, self._available).needed()
-        at_once = int(chosen.config.trainer.options["tokens_per_microbatch"]) if chosen.sizes.fit else 0
+        at_once = int(chosen.single["trainer"].options.model_dump()["tokens_per_microbatch"]) if chosen.sizes.fit else 0
         return Fitted(way, bridge, context, at_once, needed, chosen.sizes.changed)
 
     def _bridges(self, way: Way) -> list[str]:

@@ -124,10 +124,12 @@ def test_the_sizes_that_it_prints_are_those_that_a_run_chooses(capsys, eight_bil
 
 def test_a_config_without_weights_is_planned_as_the_whole_model(capsys, tmp_path, model_of):
     def planned(directory: Path) -> list[str]:
-        return said(capsys, "--model", str(directory), "--gpu", "24", "--context", "600").splitlines()[1:-1]
+        assert run_app(["plan", "--model", str(directory), "--gpu", "24", "--context", "600"]) == 0
+        return [line for line in capsys.readouterr().out.splitlines() if " GB" in line or "take" in line][1:]
 
     for kind, tied in (("qwen3", True), ("llama", False)):
         whole = shutil.copytree(model_of(kind, tied), tmp_path / kind)
+        capsys.readouterr()  # what making the model has printed
         config = json.loads((whole / "config.json").read_text())
         (whole / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 4096}))
         with_weights, size = planned(whole), read(whole)
@@ -202,7 +204,7 @@ def test_vllm_on_the_trainers_card_is_to_sleep_during_updates_and_more_fits_then
         "--set",
         "engine.memory_share=0.75",
     ]
-    text = said(capsys, *given)
+    text = said(capsys, *given, "--context", "65536")
     command = shlex.split(next(line for line in text.splitlines() if line.startswith("  atropos run")))
     assert "engine.enable_sleep_mode=true" in command, text
     awake = said(capsys, *given, "--set", "engine.enable_sleep_mode=false")

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from atropos_core.cli.options import configure
 from atropos_core.config.run_file import FLAG, Layer, load, nest, parse_flag
 from atropos_core.errors import FitError
 from atropos_core.launch.machine_memory import available_bytes, host_memory
@@ -50,7 +51,8 @@ def test_a_real_model_fits_with_the_defaults_and_a_reserve_stays_free(smollm, gi
     assert plan.sizes.fit
     assert needed(plan, available)["cpu"] <= (1 - RESERVE) * gib * GIB
     check_memory(plan, Path("runs"), plan_memory(plan, Path("runs"), available))
-    assert plan.config.trainer.options["tokens_per_microbatch"] == plan.single["trainer"].options.tokens_per_microbatch
+    saved, options = plan.config.trainer.options, plan.single["trainer"].options
+    assert saved.get("tokens_per_microbatch", 16384) == options.tokens_per_microbatch
 
 
 def test_more_memory_gives_sizes_that_are_not_slower(smollm):
@@ -156,7 +158,8 @@ def test_config_show_names_the_plan_as_the_origin_within_the_limit_of_the_shell(
     assert ended.returncode == 0, ended.stderr
     rows = {row["path"]: row for row in json.loads(ended.stdout)}
     by_plan = {path: row["value"] for path, row in rows.items() if row["from"] == "plan"}
-    assert by_plan == changed(planned(smollm, {"cpu": 8 * GIB}))
+    loaded, model, plugins = configure(model=str(smollm), env=["gsm8k"])
+    assert by_plan == changed(plan_run(loaded, model, plugins, available={"cpu": 8 * GIB})) != {}
     assert rows["engine.prefill_tokens"]["from"] == "default"
     shown_set = shown(smollm, "config", "show", "--json", "--set", "engine.kv_cache_gb=1", limit=8 * GIB)
     assert {row["path"]: row["from"] for row in json.loads(shown_set.stdout)}["engine.kv_cache_gb"] == "flag"
