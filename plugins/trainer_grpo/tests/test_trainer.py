@@ -145,6 +145,17 @@ async def test_warm_up_raises_the_learning_rate_linearly(open_trainer, make_batc
     assert rates == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
 
 
+async def test_logprobs_of_sequences_that_share_a_beginning_are_those_of_each_alone(open_trainer):
+    trainer = await open_trainer()
+    shared, rest = np.arange(3, 30, dtype=np.int32), np.random.default_rng(0).integers(2, 30, (4, 9)).astype(np.int32)
+    rest[1, :5] = rest[0, :5]  # two that go on together
+    sequences = [np.concatenate([shared, row]) for row in rest]
+    for temperature in (1.0, 0.7):
+        together = await trainer.logprobs(sequences, temperature)
+        for sequence, values in zip(sequences, together, strict=True):
+            np.testing.assert_allclose(values, (await trainer.logprobs([sequence], temperature))[0], atol=1e-5)
+
+
 async def test_logprobs_have_a_zero_first_entry_and_survive_short_sequences(open_trainer):
     trainer = await open_trainer(tokens_per_microbatch=6)
     values = await trainer.logprobs([np.array(tokens, np.int32) for tokens in ([5], [5, 6, 7], [], [9, 3])])
