@@ -110,6 +110,7 @@ def test_one_package_brings_a_whole_that_trains(stranger, trained):
     for kind in ("hf", "grpo", "ipc", "checkpoint", "gsm8k"):
         assert kind in listed
     assert "broken" not in listed
+    assert "24gb-qwen2.5-1.5b-lora" in stranger.run("atropos", "recipes"), "the run files are in a wheel"
     where = stranger.run(
         "python", "-c", "import atropos_core, atropos_engine_hf as e; print(atropos_core.__file__, e.__file__)"
     )

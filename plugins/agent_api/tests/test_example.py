@@ -8,9 +8,11 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from atropos_agent_api.examples import tools
 from atropos_agent_api.examples.calculator import calculate
 from atropos_agent_api.grading import Case
 from atropos_core.types import Task
@@ -72,3 +74,19 @@ def test_the_run_file_on_the_page_is_the_examples() -> None:
     shown = {line.partition(" #")[0].strip() for line in block.text.splitlines() if re.match(r"\w+ = ", line)}
     own = {line.partition(" #")[0].strip() for line in EXAMPLE.read_text().splitlines() if re.match(r"\w+ = ", line)}
     assert shown - {'sandbox = "process"'} <= own
+
+
+@pytest.mark.parametrize(
+    ("arguments", "result"),
+    [
+        ('{"expression": "12 * 3"}', "36"),
+        ('{"expression": "7 / 2"}', "3.5"),
+        ('{"expression": "1 / 0"}', "error: division by zero"),
+        ('{"expression": "1 + 2 + 3"}', "error: not one operation on two numbers"),
+        ('{"sum": "1 + 2"}', 'error: calculate needs {"expression": "..."}'),
+        ("[1]", 'error: calculate needs {"expression": "..."}'),
+        ("1 + 2", 'error: calculate needs {"expression": "..."}'),
+    ],
+)
+def test_the_tool_of_the_agent_with_tools_answers_every_call(arguments: str, result: str) -> None:
+    assert tools.result_of(SimpleNamespace(function=SimpleNamespace(arguments=arguments))) == result
