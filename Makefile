@@ -126,8 +126,10 @@ test-export: .venv/test.stamp .venv-trl/stamp ## exported data sets in TRL's own
 	$(PYTEST_ENV) TRL_PYTHON=.venv-trl/bin/python $(BIN)/python -m pytest tests/trl
 test-mlflow: .venv/test.stamp .venv-mlflow/stamp ## the sink mlflow with a server that is killed
 	$(PYTEST_ENV) MLFLOW_PYTHON=.venv-mlflow/bin/python $(BIN)/python -m pytest tests/mlflow
-test-real: .venv/test.stamp .venv-real/stamp ## a pretrained model, SmolLM2-135M: its weights, tokens, logprobs and gradient next to those of plain transformers: two minutes
+test-real: .venv/test.stamp .venv-real/stamp ## a pretrained model, SmolLM2-135M: its weights, tokens, logprobs and gradient next to those of plain transformers, and two runs: five minutes
 	$(PYTEST_ENV) REAL_PYTHON=.venv-real/bin/python $(BIN)/python -m pytest tests/real
+test-real-short: .venv/test.stamp .venv-real/stamp ## without the runs: two minutes
+	$(PYTEST_ENV) REAL_PYTHON=.venv-real/bin/python $(BIN)/python -m pytest tests/real -k "not test_runs"
 test-view: .venv-view/stamp ## the viewer's page in Chromium: three minutes
 	$(call in,view) pytest tests/view
 
