@@ -245,6 +245,12 @@ class Trainer(ABC):
         entered once. Raises TrainingDiverged. If raised before `writing` is entered, nothing has changed; if raised
         inside it, the run must stop."""
 
+    async def supervised_step(self, batch: Batch, learning_rate: float) -> Metrics:
+        """Train one batch of supervised rows (a warm start): one update that minimises the mean negative log-likelihood of its trained
+        tokens. All calls come before the first `step`. Nothing samples meanwhile, and the bridge publishes afterwards. Raises
+        TrainingDiverged."""
+        raise NotImplementedError(f"{type(self).__name__} takes no supervised steps")
+
     @abstractmethod
     async def logprobs(self, sequences: Sequence[Tokens], temperature: float = 1.0) -> list[Floats]:
         """Return the same as Engine.logprobs, from the trainer's own forward pass."""

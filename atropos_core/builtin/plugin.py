@@ -71,7 +71,7 @@ def atropos_curricula() -> Iterable[Provider[Curriculum]]:
 
 @hookimpl
 def atropos_sinks() -> Iterable[Provider[Sink]]:
-    console = _of("progress", lambda m, o, c: m.ConsoleSink(c.steps))
+    console = _of("progress", lambda m, o, c: m.ConsoleSink(c.steps, c.warmup_steps))
     yield Provider("console", "progress on the terminal", NoOptions, console)
     jsonl = _of("sinks", lambda m, o, c: m.JsonlSink(o, c.directory))
     summary = "metrics.jsonl and rollouts/ in the run directory"

@@ -20,8 +20,8 @@ _BAR = 24
 class ConsoleSink(Sink):
     """Shows progress: a live bar on a terminal, elsewhere a line now and then."""
 
-    def __init__(self, steps: int) -> None:
-        self._steps = steps
+    def __init__(self, steps: int, warmup_steps: int = 0) -> None:
+        self._steps = warmup_steps + steps
         self._progress: StepProgress | None = None
 
     async def step(self, step: int, metrics: Metrics, groups: Sequence[ScoredGroup]) -> None:
@@ -51,6 +51,8 @@ class StepProgress:
         if step == 0:
             if evaluated:
                 say(f"before training: {evaluated}")
+            if "warmup/held_out_loss" in metrics:
+                say(f"before the warm start: held-out loss {metrics['warmup/held_out_loss']:.3f}")
             self._started, self._first_step = perf_counter(), 0
             return
         now = perf_counter()
@@ -76,7 +78,13 @@ class StepProgress:
     def _line(self, step: int, metrics: Mapping[str, float], step_s: float) -> str:
         filled = round(_BAR * step / max(self._steps, 1))
         bar = f"{'━' * filled}{'╌' * (_BAR - filled)} " if self._live else ""
-        parts = [f"step {step:>{len(str(self._steps))}}/{self._steps}", f"reward {metrics['reward/mean']:.3f}"]
+        parts = [f"step {step:>{len(str(self._steps))}}/{self._steps}"]
+        if "warmup/loss" in metrics:
+            parts.append(f"warm start  loss {metrics['warmup/loss']:.3f}")
+            if "warmup/held_out_loss" in metrics:
+                parts.append(f"held-out loss {metrics['warmup/held_out_loss']:.3f}")
+        else:
+            parts.append(f"reward {metrics['reward/mean']:.3f}")
         if "accuracy" in metrics:
             parts.append(f"accuracy {metrics['accuracy']:.1%}")
         parts.append(f"{metrics['tokens/s']:,.0f} tokens/s")

@@ -84,7 +84,7 @@ def plan_resume(directory: Path, *, steps: int | None = None, changes: Sequence[
         changed = list(differences(known or dict(flatten(make_plan(before.config, model, plugins).resolved())), plan))
     for change in changed:
         console.say(f"changed: {change}")
-    if checkpoint is not None and checkpoint.step >= loaded.config.training.steps:
+    if checkpoint is not None and checkpoint.step >= loaded.config.all_steps:
         for warning in broken:
             console.warn(warning)
         console.say(f"nothing left to do: {directory} has all of its {checkpoint.step} steps.")

@@ -158,11 +158,13 @@ def _say_memory(plan: Plan, directory: Path) -> None:
     import asyncio
 
     from atropos_core import console
+    from atropos_core.launch.banner import of_warmup
     from atropos_core.launch.builder import tasks_of
     from atropos_core.launch.memory_plan import plan_memory, table
     from atropos_core.launch.memory_remedies import check_memory
     from atropos_core.launch.model_checks import check_disk, check_model, say_long_prompts
     from atropos_core.launch.text_checks import warn_of_long_answers, warn_of_prompts
+    from atropos_core.launch.warmup import with_warmup
     from atropos_core.plugins.model_provider import PROMPT_TOKENS
     from atropos_core.plugins.requirements import cuda_devices
 
@@ -185,6 +187,10 @@ def _say_memory(plan: Plan, directory: Path) -> None:
         warn_of_prompts(name, environment, tokenizer)
         warn_of_long_answers(name, environment, tokenizer, plan.config.sampling.max_tokens)
 
+    counted, warmup = asyncio.run(with_warmup(plan))
+    if warmup is not None:
+        console.say(f"warm start: {of_warmup(warmup)}")
+        console.say(f"{counted.config.all_steps:,} steps in all, {counted.config.training.steps:,} of them by rewards")
     for name, sizes in asyncio.run(tasks_of(plan, directory, look)).items():
         held_out = f", {sizes['test']:,} held out" if "test" in sizes else ""
         console.say(f"environment {name}: {sizes['train']:,} tasks to train on{held_out}")

@@ -143,6 +143,44 @@ class TrainingSection(Section):
     )
 
 
+class WarmupSection(Section):
+    """A warm start: supervised steps on rows with completions, before the first update by rewards."""
+
+    data: AbsolutePath = Field(
+        description="rows: a file, a folder or a pattern, each row with a prompt and a completion, or with messages"
+    )
+    prompt: str = Field("prompt", description="the column with the prompt: text, or messages")
+    completion: str = Field("completion", description="the column with the reply: text, or messages")
+    epochs: int | None = Field(None, ge=1, description="passes over the rows; unset: 3, unless `steps` is set")
+    steps: int | None = Field(None, ge=1, description="supervised steps, instead of `epochs`")
+    rows_per_step: int = Field(8, ge=1, description="rows that make one batch, and one update")
+    held_out: int | None = Field(
+        None,
+        ge=0,
+        description="rows that are not trained, and whose loss is measured; unset: a tenth of them, at most 64",
+    )
+    max_tokens: int | None = Field(
+        None,
+        ge=2,
+        description="rows with more tokens are left out, and named; unset: 512 + sampling.max_tokens, as memory is planned",
+    )
+    learning_rate: float | None = Field(
+        None, ge=0, allow_inf_nan=False, description="the highest; unset: the trainer's own for supervised steps"
+    )
+    rise: float = Field(
+        0.1, ge=0, lt=1, description="share of the steps in which the learning rate rises linearly to its highest value"
+    )
+    schedule: Literal["linear", "cosine", "constant"] = Field(
+        "linear", description="how the learning rate falls to 0 after that"
+    )
+
+    @model_validator(mode="after")
+    def _has_one_length(self) -> WarmupSection:
+        if self.steps is not None and self.epochs is not None:
+            raise ValueError("warmup.epochs has no effect with warmup.steps: remove one of them")
+        return self
+
+
 class EvaluationSection(Section):
     problems: int = Field(512, ge=0, description="tasks of the held-out split; 0: never evaluate")
     every: int = Field(
@@ -302,6 +340,9 @@ class RunConfig(Section):
         default_factory=lambda: {name: Component(use=name) for name in ("console", "jsonl")},
         description="record metrics and rollouts; the name is the default of `use`",
     )
+    warmup: WarmupSection | None = Field(
+        None, description="a warm start: supervised steps on rows with completions, before the steps of [training]"
+    )
     evaluation: EvaluationSection = Field(EvaluationSection(), description="held-out evaluation")
     checkpoint: CheckpointSection = Field(
         CheckpointSection(), description="when to save checkpoints, from which a run is resumed"
@@ -316,6 +357,15 @@ class RunConfig(Section):
     api: ApiSection | None = Field(
         None, description="groups come from workers at a trajectory API, not from rollouts in this process"
     )
+
+    @property
+    def warmup_steps(self) -> int:
+        """Supervised steps before those of [training]; 0 until the rows of a `warmup.epochs` were counted."""
+        return 0 if self.warmup is None else self.warmup.steps or 0
+
+    @property
+    def all_steps(self) -> int:
+        return self.warmup_steps + self.training.steps
 
     @model_validator(mode="after")
     def _agrees(self) -> RunConfig:
@@ -334,6 +384,11 @@ class RunConfig(Section):
         if self.deterministic and self.api:
             raise ValueError(
                 "deterministic = true needs rollouts in this process: with [api], workers sample when they can"
+            )
+        if self.api and self.warmup:
+            raise ValueError(
+                "[warmup] is for rollouts in this process: with [api], workers would sample meanwhile. Run the warm start alone, "
+                "with training.steps = 0, and start from the policy that it exports"
             )
         if self.api:
             self._refuse_idle_beside_an_api()

@@ -12,6 +12,7 @@ from atropos_core.launch.plan import Plan
 from atropos_core.plugins.requirements import cuda_devices
 from atropos_core.storage.checkpoint import Checkpoint
 from atropos_core.training.parts import Parts
+from atropos_core.training.warm_start import WarmStart
 from atropos_core.types import Split
 
 # For these, the text depends on devices. Any other transport has one bridge, whose summary describes it.
@@ -45,7 +46,7 @@ def banner(
     rows = [
         ("model", f"{plan.model.summary}: {model.architecture}, {model.parameters or 0:,} parameters, {model.dtype}"),
         *by_rule(plan),
-        ("data", "; ".join(data)),
+        *([("data", "; ".join(data))] if data else []),
         *(
             (
                 engine.label.replace(".replica.", " "),
@@ -67,6 +68,7 @@ def banner(
         ),
         *_other_than_defaults(config),
         *(("teacher", f"{name}: {one.component.use}") for name, one in plan.named["teacher"].items()),
+        *([] if parts.warmup is None else [("warm start", of_warmup(parts.warmup))]),
         (
             "steps",
             f"{training.steps} of {training.groups_per_step} tasks x {training.group_size} rollouts; "
@@ -83,6 +85,12 @@ def by_rule(plan: Plan) -> Iterator[tuple[str, str]]:
     """Yield the values that follow from the size of the model."""
     if values := [f"{path} = {value:g}" for path, value in plan.model.rules.items()]:
         yield "its size", f"{', '.join(values)}, which you did not set: docs/defaults.md"
+
+
+def of_warmup(warmup: WarmStart) -> str:
+    """Return one line about a warm start."""
+    rows = warmup.rows
+    return f"{rows.steps} supervised steps first, learning rate {warmup.learning_rate:g}; {rows.summary}"
 
 
 def _other_than_defaults(config: RunConfig) -> Iterator[tuple[str, str]]:

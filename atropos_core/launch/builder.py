@@ -121,6 +121,7 @@ class Builder:
             directory=directory,
             model=plan.model.directory,
             steps=plan.config.training.steps,
+            warmup_steps=plan.config.warmup_steps,
             seed=plan.config.seed,
             deterministic=plan.config.deterministic,
             today=plan.today,

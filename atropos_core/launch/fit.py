@@ -10,7 +10,7 @@ from atropos_core import console
 from atropos_core.config.resolve import WITH_EVERY_ENGINE, ResolvedComponent
 from atropos_core.errors import ConfigError, FitError, TokenizerMismatch
 from atropos_core.interfaces import ModelInfo, Transport
-from atropos_core.plugins.model_provider import BridgeProvider
+from atropos_core.plugins.model_provider import BridgeProvider, TrainerProvider
 from atropos_core.plugins.offers import Offer
 from atropos_core.plugins.provider import RunContext
 from atropos_core.plugins.registry import Registry
@@ -212,3 +212,16 @@ def check_models(tokenizer: ChatTokenizer, trainer: ModelInfo, engine: ModelInfo
             f"the engine opened {engine.architecture} with {engine.parameters or 0:,} parameters, "
             f"the trainer {trainer.architecture} with {trainer.parameters or 0:,}."
         )
+
+
+def supervised_rate(trainer: ResolvedComponent, transports: Sequence[Transport]) -> float:
+    """Return the trainer's own learning rate for supervised steps. Raises FitError if it takes none, and ConfigError for options that
+    do not go with them."""
+    provider = trainer.offer.provider
+    rate = provider.supervised_rate if isinstance(provider, TrainerProvider) else None
+    if rate is None:
+        raise FitError(
+            f"[warmup] needs a trainer that takes supervised steps, and {trainer.component.use!r} does not.",
+            remedy="Use --trainer grpo, or leave [warmup] out.",
+        )
+    return rate(trainer.options, transports)

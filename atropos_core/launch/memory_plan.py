@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from atropos_core.errors import AtroposError, PluginError
 from atropos_core.launch.machine_memory import available_bytes
-from atropos_core.plugins.model_provider import SAMPLING, UPDATE, MemoryUse, Workload, halves
+from atropos_core.plugins.model_provider import PROMPT_TOKENS, SAMPLING, UPDATE, MemoryUse, Workload, halves
 
 if TYPE_CHECKING:
     from atropos_core.config.resolve import ResolvedComponent
@@ -131,6 +131,7 @@ def workloads(
 
     config, training = plan.config, plan.config.training
     evaluated = min(config.evaluation.problems * config.evaluation.samples, IN_FLIGHT)
+    supervised = 0 if config.warmup is None else (config.warmup.max_tokens or 0) - PROMPT_TOKENS
     concurrent_rollouts = training.groups_per_step * training.group_size * (1 + training.max_staleness)
     found = contexts(plan, directory)
     used = Counter(device for _, context in found for device in context.devices)
@@ -141,7 +142,7 @@ def workloads(
                 context=context,
                 groups=training.groups_per_step,
                 group_size=training.group_size,
-                max_tokens=max(config.sampling.max_tokens, config.evaluation.max_tokens or 0),
+                max_tokens=max(config.sampling.max_tokens, config.evaluation.max_tokens or 0, supervised),
                 concurrent_rollouts=max(concurrent_rollouts, evaluated),
                 device_bytes=available or {},
                 truncated=config.sampling.record().truncated,

@@ -81,7 +81,7 @@ def check_disk(plan: Plan, directory: Path) -> None:
         there = sum(
             path.stat().st_size for path in checkpoints.rglob("*") if path.is_file()
         )  # of a run that is resumed
-        most = 1 if plan.config.checkpoint.every == 0 else min(keep + 1, max(plan.config.training.steps, 1))
+        most = 1 if plan.config.checkpoint.every == 0 else min(keep + 1, max(plan.config.all_steps, 1))
         needed = most * each - there
         exists = next(path for path in (directory.absolute(), *directory.absolute().parents) if path.is_dir())
         free = shutil.disk_usage(exists).free

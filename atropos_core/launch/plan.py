@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from atropos_core.launchers import PlannedRun
 from atropos_core.plugins.manager import Plugins
 from atropos_core.plugins.model_provider import TeacherProvider, TrainerProvider
 from atropos_core.plugins.provider import ResolvedModel
-from atropos_core.plugins.services import OpenSource, ServeEngine
+from atropos_core.plugins.services import OpenSource, OpenWarmup, ServeEngine
 from atropos_core.rollouts.tokenizer import ChatTokenizer
 
 
@@ -52,6 +52,8 @@ class Plan:
     serve_engine: ServeEngine | None = None  # if remote workers run the environments
     open_source: OpenSource | None = None  # of the workers' groups
     sizes: Sizes = Sizes()  # that were chosen by the memory plan
+    open_warmup: OpenWarmup | None = None  # the rows of a warm start
+    supervised_rate: float = 0.0  # the highest learning rate of a warm start
 
     @property
     def today(self) -> str:
@@ -133,7 +135,7 @@ def make_plan(
     environments and rewards, `sampling` needs an engine. With an [api], workers run the environments, and those that are not
     installed here are left out. `warns`: print warnings about options without effect."""
     by_workers = training and config.api is not None
-    if not config.environment and rollouts and not by_workers:
+    if not config.environment and rollouts and not by_workers and not (config.warmup and not config.training.steps):
         raise ConfigError(
             f"there is no environment to {'train on' if training else 'run'}.",
             remedy="Name one: --env gsm8k, or [environment.gsm8k] in the run file.",
@@ -179,7 +181,12 @@ def make_plan(
         for line in resolved.idle():
             console.warn(line)
     elsewhere = (plugins.engine_server(), plugins.source()) if by_workers else ()
-    return Plan(config, model, engines, single, named, transports, *elsewhere)
+    made = Plan(config, model, engines, single, named, transports, *elsewhere)
+    if not training or config.warmup is None:
+        return made
+    rate = fit.supervised_rate(single["trainer"], transports)
+    rate = rate if config.warmup.learning_rate is None else config.warmup.learning_rate
+    return replace(made, open_warmup=plugins.warmup(), supervised_rate=rate)
 
 
 def _is_installed(name: str, component: Component, plugins: Plugins) -> bool:

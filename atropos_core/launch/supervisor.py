@@ -28,6 +28,7 @@ from atropos_core.launch.picture import draw_at_end
 from atropos_core.launch.plan import Plan
 from atropos_core.launch.signals import interruptible, signals, watched
 from atropos_core.launch.start import start
+from atropos_core.launch.warmup import with_warmup
 from atropos_core.observe.memory_usage import Peak, watched_memory
 from atropos_core.observe.profile import Profile, ProfileRow
 from atropos_core.storage.atomic import size_bytes
@@ -113,7 +114,9 @@ async def _run(
     started: float,
     peak: Peak,
 ) -> Summary:
+    plan, warmup = await interruptible(stop, with_warmup(plan, 0 if checkpoint is None else checkpoint.step))
     parts = await interruptible(stop, build(plan, directory))
+    parts.warmup = warmup
     try:
         starting = start(plan, parts, directory, checkpoint, stop)
         loop = await interruptible(stop, watched(starting, (), parts.workers))

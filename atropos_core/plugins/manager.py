@@ -29,7 +29,7 @@ from atropos_core.plugins.registry import Registry
 from atropos_core.plugins.requirements import check_core_api
 
 if TYPE_CHECKING:
-    from atropos_core.plugins.services import OpenSource, ServeEngine, ServePolicies
+    from atropos_core.plugins.services import OpenSource, OpenWarmup, ServeEngine, ServePolicies
 
 GROUP = "atropos"
 CORE = "atropos-core"
@@ -132,6 +132,16 @@ class Plugins:
             "the groups of an [api]",
             "a run with an [api] needs a client of its trajectory API",
             "atropos-plugin-trajectory-api",
+        )
+        return found
+
+    def warmup(self) -> OpenWarmup:
+        """Return the reader of the rows of a warm start. Raises the same errors as `engine_server`."""
+        found: OpenWarmup = _the_one(
+            self.manager.hook.atropos_warmups,
+            "the rows of a warm start",
+            "[warmup] needs a reader of rows",
+            "atropos-plugin-env-dataset",
         )
         return found
 

@@ -120,6 +120,9 @@ class TrainerProvider(DeviceProvider["Trainer"]):
     suits: Callable[[Any, int, int], Mapping[str, Any]] = lambda options, width, steps: {}
     # values that its options do not show, given how weights travel: name -> text, for the start of a run
     notes: Callable[[Any, Sequence[Transport]], Mapping[str, str]] = lambda options, transports: {}
+    # the learning rate of supervised steps (a warm start) if none is set, given how weights travel. Raises ConfigError for options
+    # that do not go with such steps. None: this trainer takes none
+    supervised_rate: Callable[[Any, Sequence[Transport]], float] | None = None
     # merges the adapter saved in one directory into a whole model in another, empty directory
     merge: Callable[[Path, Path], None] | None = None
     several_machines: bool = False  # it may be `OverMachines`

@@ -65,7 +65,8 @@ class RunContext:
 
     directory: Path  # the run directory
     model: Path  # a local model directory
-    steps: int = 0  # total steps of the run
+    steps: int = 0  # steps of the run, without those of a warm start
+    warmup_steps: int = 0  # supervised steps before these
     seed: int = 0
     deterministic: bool = False
     today: str = ""  # for chat templates, as 2026-01-31: ChatTokenizer(context.model, context.today)

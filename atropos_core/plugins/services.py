@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from atropos_core.conversation import Policy
 from atropos_core.errors import AtroposError
 from atropos_core.interfaces import Curriculum, Engine, ModelInfo
-from atropos_core.types import Episode
+from atropos_core.types import Episode, Rollout
 
 
 class EngineServer(Protocol):
@@ -43,6 +44,37 @@ class OpenSource(Protocol):
         *,
         context_tokens: int,
     ) -> Any: ...  # config, profile and source have types of layers above this module
+
+
+class WarmupRows(Protocol):
+    """The rows of a warm start, as token sequences of the policy's tokenizer (`Rollout.sft`)."""
+
+    @property
+    def steps(self) -> int: ...
+
+    @property
+    def held_out(self) -> Sequence[Rollout]: ...
+
+    @property
+    def digest(self) -> str:
+        """A hash of the rows and their order: a resumed run must find the same."""
+
+    @property
+    def summary(self) -> str:
+        """For people: how many rows, from where."""
+
+    def batch(self, step: int) -> Sequence[Rollout]:
+        """Return the rows of step 1, 2, ... `steps`."""
+
+    def rate(self, step: int) -> float:
+        """Return the learning rate of a step, as a share of the highest."""
+
+
+class OpenWarmup(Protocol):
+    """Reads the rows of a [warmup] (run_file.WarmupSection). `max_tokens` is the length of the longest row that is kept. May take
+    minutes, and runs in a thread. Raises DataError that names file and row."""
+
+    def __call__(self, section: Any, tokenizer: Any, *, max_tokens: int, seed: int) -> WarmupRows: ...
 
 
 class PolicySession(Protocol):

@@ -111,6 +111,11 @@ def atropos_sources() -> Iterable[services.OpenSource]:  # type: ignore[empty-bo
 
 
 @hookspec
+def atropos_warmups() -> Iterable[services.OpenWarmup]:  # type: ignore[empty-body]
+    """Offer the reader of rows for a warm start, `[warmup]`. Only one plugin may offer it."""
+
+
+@hookspec
 def atropos_policy_servers() -> Iterable[services.ServePolicies]:  # type: ignore[empty-body]
     """Offer the server that lets an environment's own client sample from the policy. Only one plugin may offer it."""
 

@@ -72,6 +72,9 @@ class ForwardingTrainer(Forwarding, Trainer):
     async def step(self, batch: Batch, writing: Writing) -> Metrics:
         return await self.forward(Trainer.step, batch, writing)
 
+    async def supervised_step(self, batch: Batch, learning_rate: float) -> Metrics:
+        return await self.forward(Trainer.supervised_step, batch, learning_rate)
+
     async def token_values(self) -> Mapping[str, Floats]:
         return await self.forward(Trainer.token_values)
 

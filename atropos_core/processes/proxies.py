@@ -26,7 +26,8 @@ DEADLINES_S = {  # of a call; `sample` brings its own
     "resume": CALL_DEADLINE_S,
     "release_cache": CALL_DEADLINE_S,
     **dict.fromkeys(
-        ("logprobs", "top_logprobs", "rounding", "step", "token_values", "save", "restore"), STEP_DEADLINE_S
+        ("logprobs", "top_logprobs", "rounding", "step", "supervised_step", "token_values", "save", "restore"),
+        STEP_DEADLINE_S,
     ),
 }
 

@@ -15,6 +15,7 @@ ITEMS: Mapping[str, Callable[..., int]] = {  # what a call is about: continuatio
     "logprobs": lambda sequences, *rest: len(sequences),
     "top_logprobs": lambda sequences, *rest: len(sequences),
     "step": lambda batch, writing: batch.sequences,
+    "supervised_step": lambda batch, learning_rate: batch.sequences,
 }
 
 

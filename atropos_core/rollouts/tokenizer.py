@@ -105,6 +105,10 @@ class ChatTokenizer:
         """True if the model has a token that ends a reply."""
         return bool(self._replies.ends)
 
+    def is_end(self, number: int) -> bool:
+        """Return True for the id of a token that ends a reply."""
+        return number in self._replies.ends
+
     @functools.cached_property
     def _replies(self) -> ReplyReader:
         """The reader of replies. Special tokens are those that tokenizer.json marks, that the configuration names, or that the chat
@@ -190,9 +194,16 @@ class ChatTokenizer:
         whole = self._tokenizer.decode_batch([[*before, number] for number in ids], skip_special_tokens=False)
         return [(number, text[start:]) for number, text in zip(ids, whole, strict=True)]
 
-    def render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None) -> Tokens:
-        """Return the ids of the conversation, ready for the assistant's reply. Control tokens in messages are treated as text."""
-        return self.encode_marked(self._render(self.marked(messages), self.marked(tools or ()), prompt=True))
+    def render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        reply_follows: bool = True,
+    ) -> Tokens:
+        """Return the ids of the conversation, ready for the assistant's reply, or whole. Control tokens in messages are treated as
+        text."""
+        return self.encode_marked(self._render(self.marked(messages), self.marked(tools or ()), prompt=reply_follows))
 
     def marked(self, values: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Mark messages or tools before they are rendered, so that `encode_marked` can tell their text from the template's control tokens.

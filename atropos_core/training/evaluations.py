@@ -36,8 +36,10 @@ class Evaluations:
         self._tasks: Mapping[str, str] | None = None
 
     def is_due(self, step: int) -> bool:
-        every = self._config.evaluation.every
-        return self.enabled and (step == self._config.training.steps or bool(every and step % every == 0))
+        """A warm start is evaluated only at its end, and does not count in `evaluation.every`."""
+        config, trained = self._config, step - self._config.warmup_steps
+        every = trained > 0 and bool(config.evaluation.every) and trained % config.evaluation.every == 0
+        return self.enabled and (step == config.all_steps or (trained == 0 and step > 0) or every)
 
     async def run(self, step: int, version: int) -> Evaluation:
         """Evaluate, and write the file of this step. Raises Misaligned if the engines sample from another version."""

@@ -18,6 +18,7 @@ from atropos_core.guards.open_component import in_one_line
 from atropos_core.health.rescoring import Rescoring
 from atropos_core.health.watch import Health
 from atropos_core.interfaces import ModelInfo, StepRecord
+from atropos_core.rollouts.evaluation import Evaluation
 from atropos_core.rollouts.runner import RolloutRunner
 from atropos_core.rollouts.source import Source
 from atropos_core.storage.checkpoint import Checkpoint, Checkpoints, seconds_between, taking_up
@@ -29,6 +30,7 @@ from atropos_core.training.metrics import group_metrics, stage_times, staleness,
 from atropos_core.training.parts import Parts
 from atropos_core.training.probe import Probe
 from atropos_core.training.snapshot import Progress, Snapshot, restore_parts
+from atropos_core.training.warm_start import check_state, state_of
 from atropos_core.types import Metrics, ScoredGroup
 
 T = TypeVar("T")
@@ -40,7 +42,7 @@ EMPTY_STEPS = 10  # in a row, before the run says that there is nothing to learn
 
 
 class Loop:
-    """Runs to `config.training.steps`. `directory` is the run's own; `runner` runs the evaluation; `settings` are saved in every
+    """Runs to `config.all_steps`. `directory` is the run's own; `runner` runs the evaluation; `settings` are saved in every
     checkpoint, so that a resume can tell what has changed."""
 
     def __init__(
@@ -86,7 +88,7 @@ class Loop:
 
     async def run(self) -> None:
         """Run to the last step. If `stop` is set, save everything and raise Interrupted."""
-        steps = self._config.training.steps
+        steps = self._config.all_steps
         try:
             self._evaluations.forget_after(self.progress.step)
             self._snapshot.take(self.progress)
@@ -97,7 +99,9 @@ class Loop:
                 if self._stop.is_set():
                     raise Interrupted("stopped")
                 began = asyncio.get_running_loop().time()
-                await waited(f"step {self.progress.step + 1}", self._step(), after_s=unusual_s(self._slowest_s))
+                in_warmup = self.progress.step < self._config.warmup_steps
+                step = self._supervised_step() if in_warmup else self._step()
+                await waited(f"step {self.progress.step + 1}", step, after_s=unusual_s(self._slowest_s))
                 self._slowest_s = max(self._slowest_s or 0.0, asyncio.get_running_loop().time() - began)
                 self._snapshot.take(self.progress)
                 self._health.act()
@@ -116,12 +120,12 @@ class Loop:
             await self._source.close()
 
     def _say_if_nothing_was_trained(self) -> None:
-        if not self.progress.step or self.progress.version:
+        if self.progress.step <= self._config.warmup_steps or self.progress.version > self._config.warmup_steps:
             return
         alone = self._config.training.group_size == 1
         console.warn(
-            f"nothing was trained in {self.progress.step} steps: no group was left (groups/flat, groups/dropped and groups/failed in the "
-            "metrics), and the policy is what it was."
+            f"nothing was trained in {self.progress.step - self._config.warmup_steps} steps: no group was left (groups/flat, "
+            "groups/dropped and groups/failed in the metrics), and the policy is what it was."
             + (" A group of one (training.group_size) has nothing to be compared with." if alone else "")
         )
 
@@ -145,6 +149,7 @@ class Loop:
                 "probe": probe,
                 "health": self._health.state(),
                 "profile": self._profile.state(),
+                "warmup": state_of(self._parts.warmup, self._config.warmup_steps),
             }
             await self.checkpoints.save(self.progress.step, state, self._parts.trainer.save)
             self._saved_step = self.progress.step
@@ -157,6 +162,7 @@ class Loop:
         another form."""
         state: Mapping[str, Any] = checkpoint.state
         named = f"the state in {checkpoint.directory}"
+        check_state(state.get("warmup", {}), self._parts.warmup, self._config.warmup_steps, checkpoint.step)
         await self._evaluations.tasks()  # of the environments: their errors are not the checkpoint's
         with taking_up(named):
             self.progress = Progress.restored(state["progress"], checkpoint.step)
@@ -202,6 +208,27 @@ class Loop:
         await self._look_and_record(gathered, metrics)
         await self._alignment.check(self.progress.step, metrics, gathered.raw, worst)
 
+    async def _supervised_step(self) -> None:
+        """Take one step of the warm start. The engines keep the weights that they have, and get the new ones after the last step."""
+        warmup, trainer = self._parts.warmup, self._parts.trainer
+        assert warmup is not None, "it is only missing once it is done"
+        began, step = perf_counter(), self.progress.step + 1
+        await self._unless_broken(self._parts.engine.release_cache())
+        batch = warmup.batch(step)
+        start = perf_counter()
+        trained = await self._unless_broken(trainer.supervised_step(batch, warmup.rate(step)))
+        ended = perf_counter()
+        self._profile.add("trainer", ended - start, batch.sequences)
+        self.progress.step, self.progress.version = step, batch.version
+        metrics = trained | await warmup.held_out(step, trainer)
+        metrics |= {"warmup/rows": float(batch.sequences), "policy/version": float(self.progress.version)}
+        metrics |= {"time/step_s": ended - began, "tokens/s": len(batch.tokens) / (ended - start)}
+        if step == warmup.rows.steps:
+            await self._unless_broken(self._parts.bridge.publish(self.progress.version))
+            metrics |= await self._published()
+        metrics |= await self._evaluation_when_due()
+        await self._record(StepRecord(step, metrics | stage_times(self._profile, ()), []))
+
     async def _train(self, groups: Sequence[ScoredGroup]) -> Metrics:
         """Update and publish; without groups, do neither."""
         if not groups:
@@ -228,7 +255,7 @@ class Loop:
     async def _evaluation_when_due(self) -> Metrics:
         metrics: Metrics = {}
         if self._evaluations.is_due(self.progress.step):
-            is_last = self.progress.step == self._config.training.steps
+            is_last = self.progress.step == self._config.all_steps
             if is_last and self._engines_at != self.progress.version:
                 await self._unless_broken(self._parts.bridge.publish(self.progress.version))
                 metrics |= await self._published()
@@ -238,6 +265,9 @@ class Loop:
                 evaluation = await self._unless_broken(evaluating)
             metrics |= evaluation.metrics | {"eval/version": float(self._engines_at)}
             self.progress.last = evaluation.metrics
+            if self.progress.step == self._config.warmup_steps:  # what was published has not been compared yet
+                metrics |= await self._compared(evaluation)
+                await self._alignment.check(self.progress.step, metrics, evaluation.groups)
         return metrics
 
     async def _look_and_record(self, gathered: GatheredGroups, metrics: Metrics) -> None:
@@ -308,15 +338,18 @@ class Loop:
     # -- evaluation
 
     async def _first_evaluation(self) -> None:
+        warmup = self._parts.warmup
+        supervised = await warmup.held_out(0, self._parts.trainer) if warmup is not None else {}
         if not self._evaluations.enabled:
+            if supervised:
+                await self._record(StepRecord(0, supervised, []))
             return
         with self._profile.span("evaluation", self._config.evaluation.problems):
             evaluation = await self._unless_stopped(self._evaluations.run(0, self._engines_at))
         self.progress.first = evaluation.metrics
-        await self._rest_engines()
-        difference = await rescoring_difference(evaluation.groups, self._parts.trainer)
         metrics = evaluation.metrics | {
-            **({} if difference is None else {"alignment/max_abs_logprob_diff": difference}),
+            **supervised,
+            **await self._compared(evaluation),
             "policy/probe_shift_nats": 0.0,
             "bridge/publish_s": 0.0,
             "bridge/bytes_copied": 0.0,
@@ -325,6 +358,12 @@ class Loop:
         }
         await self._record(StepRecord(0, metrics, []))
         await self._alignment.check(0, metrics, evaluation.groups)
+
+    async def _compared(self, evaluation: Evaluation) -> Metrics:
+        """Return how far the engine's logprobs of an evaluation are from the trainer's, if that can be known."""
+        await self._rest_engines()
+        difference = await rescoring_difference(evaluation.groups, self._parts.trainer)
+        return {} if difference is None else {"alignment/max_abs_logprob_diff": difference}
 
     def _check_progress(self) -> None:
         if self.progress.empty_steps < EMPTY_STEPS:

@@ -27,6 +27,7 @@ from atropos_core.processes.child import Child
 from atropos_core.processes.local import LocalLauncher
 from atropos_core.processes.proxies import HostedReward
 from atropos_core.rollouts.runner import WeightedReward
+from atropos_core.training.warm_start import WarmStart
 from atropos_core.types import Metrics, Split
 
 CLOSE_DEADLINE_S = 30.0
@@ -59,6 +60,7 @@ class Parts:
     children: list[Child]
     tasks: Mapping[str, Mapping[Split, int]] = field(default_factory=dict)  # how many each environment has
     launcher: Launcher = field(default_factory=LocalLauncher)  # which started them
+    warmup: WarmStart | None = None  # None once it is done
     workers: RunWorkers | None = None  # of the launcher, which ends them
     opened: list[Closable] = field(default_factory=list)  # what the run opened on top of these; closed first
     profile: Profile = field(default_factory=Profile)

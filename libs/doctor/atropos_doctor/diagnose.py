@@ -35,9 +35,11 @@ def diagnose(directory: Path) -> list[Finding]:
         section = HealthSection.model_validate(records.config.get("health", {}))
     except ValidationError as error:
         raise RunDirectoryError(f"{directory}/config.toml cannot be read: {error}") from error
-    wanted = records.config.get("training", {}).get("steps", 0)
-    if not is_step(wanted):
-        raise RunDirectoryError(f"{directory}/config.toml cannot be read: training.steps is not a number of steps.")
+    wanted = 0
+    for part in ("warmup", "training"):
+        if not is_step(steps_of := records.config.get(part, {}).get("steps", 0)):
+            raise RunDirectoryError(f"{directory}/config.toml cannot be read: {part}.steps is not a number of steps.")
+        wanted += steps_of
     steps, broken = metric_rows(records.directory)
     found = _ended(records, wanted, steps, section)
     if broken:

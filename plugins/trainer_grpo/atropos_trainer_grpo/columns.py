@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 from atropos_core.errors import DataError
 from atropos_core.types import Batch, Bools, Floats
 
+SUPERVISED = "supervised"  # the loss of supervised steps
+
 if TYPE_CHECKING:
     from atropos_trainer_grpo.config import GrpoOptions
 
@@ -33,12 +35,13 @@ def columns_of(batch: Batch, options: GrpoOptions) -> Columns:
         raise DataError(f"a batch of {batch.sequences} sequences cannot be trained on: each needs at least one token")
     if not np.isfinite(batch.advantages).all():
         raise DataError("the batch has an advantage that is not a finite number")
-    if (supervised := batch.columns.get("sft")) is not None and supervised.values.any():
+    supervised = batch.columns.get("sft")
+    if supervised is not None and supervised.values.any() and options.loss != SUPERVISED:
         raise DataError(
-            f"{supervised.values.sum()} of {batch.sequences} sequences are marked as supervised data (sft), and this "
-            "trainer has no loss of imitation: its own loss would be wrong for them.",
+            f"{supervised.values.sum()} of {batch.sequences} sequences are marked as supervised data (sft), and a step that "
+            "learns from rewards has no loss of imitation: its own loss would be wrong for them.",
             remedy='Have the environment send no groups with "sft" in their overrides, leave them out in a transform, or '
-            "use a trainer that learns from them.",
+            "train on such data before the run: [warmup].",
         )
     follows = np.ones(len(batch.tokens), dtype=np.bool_)
     follows[batch.offsets[:-1]] = False

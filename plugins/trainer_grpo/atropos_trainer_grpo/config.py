@@ -38,6 +38,9 @@ LORA_RATE = (
 )
 
 
+SUPERVISED_RATE = 2e-5  # of a whole model in supervised steps: the default of TRL's SFTConfig
+
+
 class LoraOptions(Options):
     """`[trainer.lora]`: an adapter that is trained on top of a frozen base model."""
 
@@ -336,6 +339,15 @@ class GrpoOptions(Options):
         lora = self.lora or LoraOptions()
         rate = LORA_RATE * self.learning_rate if lora.learning_rate is None else lora.learning_rate
         return self.model_copy(update={"lora": lora, "learning_rate": rate})
+
+    def supervised(self) -> GrpoOptions:
+        """Return the options for a supervised step: one update of the whole batch, without advantages, ratios or a reference."""
+        off = (
+            "average", "clip_low", "clip_high", "dual_clip", "loss_length", "old_logprobs", "missing_logprobs", "correction", "kl",
+            "distillation", "entropy_coefficient", "whiten_advantages", "epochs", "minibatches", *TABLES,
+        )  # fmt: skip
+        fields = GrpoOptions.model_fields
+        return self.model_copy(update={"loss": "supervised"} | {name: fields[name].get_default() for name in off})
 
     def corrected(self) -> GrpoOptions:
         """Return the options for an engine and a trainer that differ: `auto` with a correction acts like "recompute".

@@ -17,10 +17,15 @@ _SHOWN = 40  # names in an error
 
 
 class ParameterGroup(NamedTuple):
-    """Parameters that share a rate (before warm-up and schedule) and whether they decay."""
+    """Parameters that share a rate and whether they decay."""
 
-    rate: float
+    factor: float  # of the trainer's rate
+    own: float | None  # a rate instead, before warm-up and schedule
     decays: bool
+
+    def rate(self, learning_rate: float) -> float:
+        """Return the rate, given the trainer's."""
+        return self.factor * learning_rate if self.own is None else self.own
 
 
 def schedule_factor(options: GrpoOptions, update: int, in_all: int) -> float:
@@ -62,16 +67,13 @@ def parameter_groups(dimensions: Mapping[str, int], options: GrpoOptions) -> dic
     used: set[int] = set()
     found = {}
     for name, axes in dimensions.items():
-        rate = options.learning_rate
+        factor, own = 1.0, None
         for place, (pattern, rule) in enumerate(rules):
             if pattern.search(name):
-                if rule.factor is not None:
-                    rate *= rule.factor
-                elif rule.learning_rate is not None:
-                    rate = rule.learning_rate
+                factor, own = 1.0 if rule.factor is None else rule.factor, rule.learning_rate
                 used.add(place)
                 break
-        found[name] = ParameterGroup(rate, axes > 1)
+        found[name] = ParameterGroup(factor, own, axes > 1)
     for place, (_, rule) in enumerate(rules):
         if place not in used:
             raise ConfigError(

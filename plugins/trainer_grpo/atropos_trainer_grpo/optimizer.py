@@ -29,12 +29,16 @@ TORCHAO = {"adamw_8bit": "AdamW8bit", "adamw_4bit": "AdamW4bit", "adamw_fp8": "A
 
 class Optimizer:
     """AdamW with a schedule, rates by parameter, and a bound on the global gradient norm. `in_all` is the number of updates
-    in the run, for schedules that fall."""
+    in the run, for schedules that fall.
+
+    During supervised steps, `supervised_rate` replaces the trainer's rate and its schedule. The first other update begins anew: without
+    their moments, and with the first rate of the schedule."""
 
     def __init__(self, named: Iterable[tuple[str, Parameter]], options: GrpoOptions, in_all: int = 0) -> None:
         trained = {name: parameter for name, parameter in named if parameter.requires_grad}
         self.parameters = list(trained.values())
-        self.updates = 0
+        self.updates = 0  # without supervised ones
+        self.supervised_rate: float | None = None
         self._options = options
         self._in_all = in_all
         self._masters = [self._master(parameter) for parameter in self.parameters]
@@ -46,7 +50,7 @@ class Optimizer:
         chosen = parameter_groups({name: parameter.ndim for name, parameter in trained.items()}, options)
         for place, name in enumerate(trained):
             groups.setdefault(chosen[name], []).append(place)
-        self._rates = [group.rate for group in groups]
+        self._groups = list(groups)
         self._order = [place for positions in groups.values() for place in positions]  # of the parameters in AdamW
         self._adam = _adam(
             options,
@@ -68,7 +72,15 @@ class Optimizer:
     @property
     def learning_rate(self) -> float:
         """The rate of the next update, for parameters without a separate rate."""
+        if self.supervised_rate is not None:
+            return self.supervised_rate
         return self._options.learning_rate * schedule_factor(self._options, self.updates, self._in_all)
+
+    def end_supervised(self) -> None:
+        """Begin anew after supervised steps, if there were any."""
+        if self.supervised_rate is not None:
+            self.supervised_rate = None
+            self._adam.state.clear()
 
     def clear(self) -> None:
         """Forget all gradients."""
@@ -108,16 +120,18 @@ class Optimizer:
         torch.nn.utils.clip_grads_with_norm_(holders, self._options.max_grad_norm, norm)
         for holder, master in zip(holders, self._masters, strict=True):
             master.grad = holder.grad
-        now = schedule_factor(self._options, self.updates, self._in_all)
-        for group, rate in zip(self._adam.param_groups, self._rates, strict=True):
+        rate, now = self.supervised_rate, 1.0
+        if rate is None:
+            rate, now = self._options.learning_rate, schedule_factor(self._options, self.updates, self._in_all)
+        for group, of in zip(self._adam.param_groups, self._groups, strict=True):
             if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(rate * now)
+                group["lr"].fill_(of.rate(rate) * now)
             else:
-                group["lr"] = rate * now
+                group["lr"] = of.rate(rate) * now
         self._adam.step()
         for parameter, master in self._apart():
             parameter.copy_(master)
-        self.updates += 1
+        self.updates += self.supervised_rate is None
         self.clear()
 
     def state(self) -> dict[str, Any]:
@@ -127,7 +141,9 @@ class Optimizer:
             for parameter, master in zip(self.parameters, self._masters, strict=True)
         ]
         moments = {self._order[place]: entry for place, entry in self._adam.state_dict()["state"].items()}
-        return {"optimizer": self._options.optimizer, "updates": self.updates, "masters": masters, "moments": moments}
+        supervised = {} if self.supervised_rate is None else {"supervised_rate": self.supervised_rate}
+        state = {"optimizer": self._options.optimizer, "updates": self.updates, "masters": masters, "moments": moments}
+        return state | supervised
 
     def refuse_other(self, state: Mapping[str, Any]) -> None:
         """Raise CheckpointError if the moments of a `state` are in another format than this optimiser's, and ValueError if no optimiser
@@ -146,6 +162,8 @@ class Optimizer:
         """Raise ValueError if a `state` does not fit these parameters: torch would take it up, and fail or go wrong at the next update."""
         if type(state["updates"]) is not int or state["updates"] < 0:
             raise ValueError(f"its count of updates is {state['updates']!r:.100}")
+        if not isinstance(state.get("supervised_rate"), float | None):
+            raise ValueError(f"its rate of supervised steps is {state['supervised_rate']!r:.100}")
         for at, (saved, master) in enumerate(zip(state["masters"], self._masters, strict=True)):
             if saved is not None or master.dtype != self.parameters[at].dtype:
                 _refuse_other_tensor(f"master {at}", saved, master.shape)
@@ -161,6 +179,7 @@ class Optimizer:
     def load(self, state: Mapping[str, Any]) -> None:
         """Load a `state` of parameters with these shapes in this order."""
         self.updates = state["updates"]
+        self.supervised_rate = state.get("supervised_rate")
         for master, saved in zip(self._masters, state["masters"], strict=True):
             if saved is not None:
                 master.copy_(saved)

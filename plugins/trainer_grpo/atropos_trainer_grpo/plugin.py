@@ -114,6 +114,18 @@ def suits(options: GrpoOptions, width: int, steps: int) -> Mapping[str, Any]:
     return suits(options, width, steps)
 
 
+def supervised_rate(options: GrpoOptions, transports: Sequence[Transport]) -> float:
+    from atropos_trainer_grpo.config import LORA_RATE, SUPERVISED_RATE
+
+    if options.kl is not None:
+        raise ConfigError(
+            "trainer.kl keeps the policy near the model that the run began with, which is the one before the warm start of [warmup].",
+            remedy="Run the warm start alone, with training.steps = 0, `atropos export` its policy, and start the run with trainer.kl "
+            "from that.",
+        )
+    return SUPERVISED_RATE * (LORA_RATE if options.adapts(transports) else 1.0)
+
+
 def holds(options: GrpoOptions, workload: Workload) -> Iterable[MemoryUse]:
     from atropos_trainer_grpo.memory import holds
 
@@ -258,6 +270,7 @@ def atropos_trainers() -> Iterable[TrainerProvider]:
         announces=announces,
         suits=suits,
         notes=notes,
+        supervised_rate=supervised_rate,
         merge=merge,
         several_devices=True,
         several_machines=True,

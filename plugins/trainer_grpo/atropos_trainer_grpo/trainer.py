@@ -11,7 +11,7 @@ import os
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -33,6 +33,7 @@ from atropos_trainer_grpo import checkpointing, saving, sharded_state
 from atropos_trainer_grpo.forward_passes import distinct_rows
 from atropos_trainer_grpo.learning_rates import parameter_groups, updates_in_all
 from atropos_trainer_grpo.losses import LOSSES, Loss
+from atropos_trainer_grpo.losses.supervised import SUPERVISED
 from atropos_trainer_grpo.model import complete, only_used_rows, open_model, score, score_empty
 from atropos_trainer_grpo.optimizer import Optimizer
 from atropos_trainer_grpo.packed_rows import microbatches, pack
@@ -104,10 +105,26 @@ class GrpoTrainer(Trainer):
 
     async def step(self, batch: Batch, writing: Writing) -> Metrics:
         assert self._loss is not None, "open() comes before any step"
-        update = Update(
-            self._policy, self._ready(), self._options, self._loss, batch, self._device, self._context.seed,
-            self._dropouts, self._reference, self._group,
+        self._ready().end_supervised()
+        update = self._update(batch, self._options, self._loss)
+        metrics = await self._train(update, batch, writing)
+        self._token_values = update.token_values()
+        return metrics
+
+    async def supervised_step(self, batch: Batch, learning_rate: float) -> Metrics:
+        self._ready().supervised_rate = learning_rate
+        made = await self._train(self._update(batch, self._options.supervised(), SUPERVISED), batch, nullcontext)
+        kept = {name: made[name] for name in ("grad_norm", "learning_rate", "entropy", "tokens")}
+        times = {name: value for name, value in made.items() if name.startswith("time/")}
+        return {"warmup/loss": made["loss"], **kept, **times}
+
+    def _update(self, batch: Batch, options: GrpoOptions, loss: Loss) -> Update:
+        return Update(
+            self._policy, self._ready(), options, loss, batch, self._device, self._context.seed, self._dropouts,
+            self._reference, self._group,
         )  # fmt: skip
+
+    async def _train(self, update: Update, batch: Batch, writing: Writing) -> Metrics:
         if self._group.size > 1:  # each rank draws its own dropout, so that a checkpoint need not hold it
             seeds = np.random.SeedSequence([self._context.seed, batch.version, self._group.rank])
             torch.manual_seed(int(seeds.generate_state(1)[0]))
@@ -121,7 +138,6 @@ class GrpoTrainer(Trainer):
                 await self._run(self._sharded.gather)
         metrics = await self._run(update.metrics)
         await self._give_back()
-        self._token_values = update.token_values()
         return metrics
 
     async def _give_back(self) -> None:
