@@ -445,6 +445,16 @@ def test_a_threshold_of_health_decides_when_a_check_falls_ill(option):
 # -- seen elsewhere: the file, its test, and the options
 
 SEEN_IN = """
+plugins/env_dataset/tests/test_completions.py::test_columns_may_have_other_names_and_a_system_message
+  run: warmup.prompt warmup.completion
+plugins/env_dataset/tests/test_completions.py::test_each_epoch_has_every_row_once_in_an_order_of_the_seed
+  run: warmup.epochs warmup.steps warmup.rows_per_step
+plugins/env_dataset/tests/test_completions.py::test_held_out_rows_are_not_trained
+  run: warmup.held_out
+plugins/env_dataset/tests/test_completions.py::test_the_rate_is_that_of_transformers_schedulers
+  run: warmup.schedule warmup.rise
+tests/e2e/test_warmup.py::test_a_run_killed_within_its_warm_start_resumes_to_the_same_bits
+  run: warmup.data warmup.learning_rate warmup.max_tokens
 plugins/agent_api/tests/test_environment.py::test_a_model_elsewhere_answers_in_the_policys_place_and_nothing_is_trained
   environment agent: baseline.url baseline.model baseline.key_variable
 plugins/agent_api/tests/test_bubblewrap.py::test_the_option_visible_shows_a_folder_and_nobody_can_write_there

@@ -52,6 +52,7 @@ EXECUTED = (
     ("docs/agents.md", "atropos check agent", "plugins/agent_api/tests/test_poisoned.py::test_the_whole_contract"),
     ("docs/bridges.md", "import asyncio", HERE + "test_the_bridge_on_the_page"),
     ("docs/bridges.md", "atropos check ./disk.py", HERE + "test_the_bridge_on_the_page"),
+    ("docs/warm-start.md", "{", "tests/e2e/test_warmup.py::test_the_example_of_the_page_runs"),
     *((f"docs/coming-from/{page}.md", "import r", "tests/pages/test_coming_from.py::test_") for page in COMING_FROM),
     *((page, "", "tests/pages/test_tutorial.py::test_a_page_runs_as_it_stands") for page in TUTORIAL),
     ("docs/hooks.md", "[project.entry-points.atropos]", "tests/unit/cli/test_new.py::test_"),

@@ -132,13 +132,18 @@ def _doctor(name: str, model: str, options: Sequence[str]) -> None:
 def _export(name: str, file: Path | None, out: Path, options: Sequence[str], run: dict[str, Any]) -> None:
     from atropos_core import console
     from atropos_core.config.resolve import resolve_component
-    from atropos_core.errors import RunDirectoryError
+    from atropos_core.errors import ConfigError, RunDirectoryError
     from atropos_core.launch.fit import refuse_second_advantages
     from atropos_core.launch.plan import make_plan
     from atropos_core.plugins.manager import load_plugins
 
     _known(load_plugins(), name)
     loaded, resolved, plugins = configure(file, **run, uses=USES, download=False)
+    if loaded.config.warmup is not None:
+        raise ConfigError(
+            "[warmup] is not carried over to another framework, whose run would begin without it.",
+            remedy="Run the warm start here, with training.steps = 0, `atropos export` its policy, and start from that.",
+        )
     make_plan(loaded.config, resolved, plugins, training=False, sampling=False)  # every name and option is there
     transforms = loaded.config.transform.items()
     refuse_second_advantages(

@@ -42,7 +42,7 @@ class ViewedRun:
             "directory": str(self.directory),
             "living": self._records.run.is_locked(),
             "step": self._metrics.steps[-1] if self._metrics.steps else None,
-            "steps": number(self._training.get("steps")),
+            "steps": self._all_steps(),
             "max_staleness": number(self._training.get("max_staleness")) or 0,
             "model": str(self._config.get("model", "")),
             "rollouts": self._records.steps(),
@@ -52,6 +52,12 @@ class ViewedRun:
             "config": self._config_text,
             "notices": self._metrics.notices(),
         }
+
+    def _all_steps(self) -> float | None:
+        """Return how many steps the run has, with those of a warm start."""
+        steps, warmup = number(self._training.get("steps")), self._config.get("warmup")
+        supervised = number(warmup.get("steps")) if isinstance(warmup, dict) else None
+        return steps if steps is None else steps + (supervised or 0)
 
     def metrics_since(self, step: int, edition: int) -> dict[str, Any]:
         self._metrics.refresh()
