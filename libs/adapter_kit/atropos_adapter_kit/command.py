@@ -142,7 +142,7 @@ def _export(name: str, file: Path | None, out: Path, options: Sequence[str], run
     if loaded.config.warmup is not None:
         raise ConfigError(
             "[warmup] is not carried over to another framework, whose run would begin without it.",
-            remedy="Run the warm start here, with training.steps = 0, `atropos export` its policy, and start from that.",
+            remedy="Run only the warm start here, with training.steps = 0, `atropos export` its policy, and start from that.",
         )
     make_plan(loaded.config, resolved, plugins, training=False, sampling=False)  # every name and option is there
     transforms = loaded.config.transform.items()

@@ -46,7 +46,7 @@ class CompletionRows:
     summary: str
 
     def batch(self, step: int) -> Sequence[Rollout]:
-        """Return the rows of a step. Each epoch has an order of its own; its last batch may be smaller."""
+        """Return the rows of a step. Each epoch has another order; its last batch may be smaller."""
         epoch, place = divmod(step - 1, self._steps_per_epoch)
         order = np.random.default_rng([self.seed, STREAM, epoch]).permutation(len(self.trained))
         size = self.section.rows_per_step

@@ -120,7 +120,7 @@ def supervised_rate(options: GrpoOptions, transports: Sequence[Transport]) -> fl
     if options.kl is not None:
         raise ConfigError(
             "trainer.kl keeps the policy near the model that the run began with, which is the one before the warm start of [warmup].",
-            remedy="Run the warm start alone, with training.steps = 0, `atropos export` its policy, and start the run with trainer.kl "
+            remedy="Run only the warm start, with training.steps = 0, `atropos export` its policy, and start the run with trainer.kl "
             "from that.",
         )
     return SUPERVISED_RATE * (LORA_RATE if options.adapts(transports) else 1.0)
