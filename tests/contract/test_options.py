@@ -887,6 +887,7 @@ def test_some_code_reads_the_option(option):
     declares = next(one for one in reversed(model.__mro__) if name in vars(one).get("__annotations__", {}))
     package = declares.__module__.partition(".")[0]
     packages = [package, *LIBRARIES] if package == "atropos_core" else [package]
+    packages += ["atropos_env_dataset"] if option.startswith("run.warmup.") else []  # it reads the rows
     assert any(BY_ANOTHER.get(option, name) in read_in(one) for one in packages)
 
 
