@@ -69,7 +69,7 @@ def test_a_run_killed_within_its_warm_start_resumes_to_the_same_bits(rows: Path,
     )
     assert steps[6]["time/engine/sample_s"] > 0
     assert steps[6]["alignment/max_abs_logprob_diff"] < 1e-4, "the engine has what was trained"
-    assert [line["policy/version"] for line in steps[1:]] == list(range(1, 9))
+    assert [line["policy/version"] for line in steps[1:7]] == list(range(1, 7))
     assert max(line["learning_rate"] for line in steps[1:7]) == 1e-4
 
 
