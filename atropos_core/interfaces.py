@@ -55,6 +55,9 @@ class Environment(ABC):
     at_once: int | None = None  # most rollouts at the same time; waiting for a turn does not count against deadlines
     repeats: bool = True  # a task can be run again. False: an endless stream; each rollout takes the next item
     waits_for: str = ""  # an external service that rollouts depend on; if set, `atropos check` skips rollouts
+    # How a reply must give its answer, and which option changes that; {name} is the environment's. Said if replies never do: if the
+    # metric `answered` of scores, 0 or 1, is 0.
+    answer_format: str = ""
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         """Raises PluginError for a method with an old name, which would never be called."""

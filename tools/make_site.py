@@ -46,7 +46,10 @@ NAVIGATION: Mapping[str, tuple[str, ...]] = {
             "10-package",
         )
     ),
-    "A run": ("run-file.md", "warm-start.md", "defaults.md", "health.md", "records.md", "export.md", "bridges.md", "gpu.md", "swaps.md"),
+    "A run": (
+        "run-file.md", "defaults.md", "warm-start.md", "my-rewards-are-all-0.md", "health.md", "records.md", "export.md", "bridges.md",
+        "gpu.md", "swaps.md",
+    ),
     "Agents": ("agents.md", "agent-api.md", "agent-tokens.md", "agent-clients.md", "agent-sandboxes.md"),
     "More than one machine": ("launchers.md", "roles.md", "trajectory-api.md", "simulation.md"),
     "Other people's environments": ("catalogue.md",),

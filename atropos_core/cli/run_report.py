@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from atropos_core import console
+from atropos_core.health.check import when
 from atropos_core.health.watch import still_ill
 from atropos_core.launch import picture
 from atropos_core.launch.supervisor import Summary
@@ -40,7 +41,7 @@ def report(summary: Summary) -> None:
     directory = summary.directory
     for change in still_ill(directory):
         console.warn(
-            f"at the end health.{change.check} was ill, since step {change.since}: {change.says}.\n  {change.remedy}"
+            f"at the end health.{change.check} was ill, {when(change.since)}: {change.says}.\n  {change.remedy}"
         )
     written = (
         ("policy", f"checkpoints/step-{summary.steps:06d}/policy"),

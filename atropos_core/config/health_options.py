@@ -98,6 +98,38 @@ class CutOff(AtOnce):
     )
 
 
+class ChatTemplate(AtOnce):
+    share: float = Field(
+        0.5,
+        gt=0,
+        lt=1,
+        description="wrong if more than this share of the replies, from 0 to 1, write another turn, or are empty",
+    )
+
+
+class AnswerFormat(Check):
+    share: float = Field(
+        0.05, ge=0, lt=1, description="wrong if no more than this share of the replies, from 0 to 1, have an answer"
+    )
+
+
+class LengthReward(Check):
+    correlation: float = Field(
+        0.8, gt=0, lt=1, description="wrong from this correlation of reward and length within groups on"
+    )
+    ratio: float = Field(1.3, gt=1, description="if replies have also grown by this factor since the first steps")
+
+
+class BrokenPolicy(AtOnce):
+    nats: float = Field(5.0, gt=0, description="nats by which an update must have moved a logprob of the probe")
+    rise_nats: float = Field(
+        2.0, gt=0, description="nats by which the entropy of what is sampled must have risen after it"
+    )
+    fall: float = Field(
+        0.1, ge=0, lt=1, description="or share of the entropy, from 0 to 1, below which it must have fallen"
+    )
+
+
 class Collapse(Soon):
     fall: float = Field(0.5, gt=0, description="share of the usual mean reward that must be lost")
     nats: float = Field(
@@ -155,6 +187,17 @@ class HealthSection(NoBooleanIsANumber):
         Length(), description="rollouts are much longer or shorter than usual, or more of them are cut off"
     )
     cut_off: CutOff = Field(CutOff(), description="most rollouts are cut off at max_tokens, and earn least")
+    chat_template: ChatTemplate = Field(
+        ChatTemplate(),
+        description="most replies continue with another turn, or are empty: the template is not followed",
+    )
+    answer_format: AnswerFormat = Field(
+        AnswerFormat(), description="replies never have an answer in the format that the score reads"
+    )
+    length_reward: LengthReward = Field(LengthReward(), description="the reward only grows because replies grow")
+    broken_policy: BrokenPolicy = Field(
+        BrokenPolicy(), description="replies are garbage after one update: a learning rate much too high"
+    )
     policy_collapse: Collapse = Field(
         Collapse(), description="the mean reward fell after updates that moved the policy far: a learning rate too high"
     )

@@ -4,10 +4,25 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import ClassVar
 
 from atropos_core.config import health_options as options
-from atropos_core.health.check import Check, Numbers
+from atropos_core.health.check import LEAST_STEPS, PAGE, Change, Check, Numbers, Settings
+
+FAR = 4  # times `broken_policy.nats`: an update that far is blamed for a fall of the reward
+LEAST_REPLIES = 8  # of a step, to judge shares of them by
+# Causes that leave all rewards of a step equal.
+EXPLAINS_EQUAL_REWARDS = (
+    "broken_policy",
+    "policy_collapse",
+    "chat_template",
+    "cut_off",
+    "answer_format",
+    "length_reward",
+)
+BEFORE_TRAINING = "before_training"  # among the numbers of the evaluation before step 1
 
 # -- rewards
 
@@ -46,14 +61,20 @@ class RewardCollapse(Check[options.Check]):
     name = "reward_collapse"
     needs = ("reward/std", "reward/mean", "rollouts/count")
     remedy = (
-        "There is nothing to learn from. If the tasks are solved, end the run; else look at rollouts/: is the reward's "
-        "format ever met, and is it one number for everything?"
+        "There is nothing to learn from. If the tasks are solved, end the run; else read replies with `atropos view`: is the "
+        f"reward's format ever met, is it one number for everything, or are the tasks too hard for this model? See {PAGE}."
     )
+    explained_by = EXPLAINS_EQUAL_REWARDS
+    first_replies = 32
 
     def wrong(self, seen: Numbers) -> str | None:
         if seen["rollouts/count"] < 2 or not seen["reward/std"] <= 1e-6 * max(1.0, abs(seen["reward/mean"])):
             return None
-        return f"every rollout of the step got the same reward, {seen['reward/mean']:.4g}"
+        if seen.get("accuracy") == 1.0 and BEFORE_TRAINING in seen:
+            return None  # solved
+        right = seen.get("replies/right_unscored", 0.0)
+        unscored = f"; {right:.0%} of the replies end with the right answer all the same" if right else ""
+        return f"all {seen['rollouts/count']:.0f} rollouts got the same reward, {seen['reward/mean']:.4g}{unscored}"
 
 
 class Growing(Check[options.Growth]):
@@ -136,6 +157,7 @@ class StaleShare(Check[options.ShareAbove]):
 
 class Entropy(Check[options.Entropy]):
     name = "entropy"
+    explained_by = ("broken_policy",)
     needs = ("entropy/sampled",)
     remedy = (
         "The policy says one thing only, and explores no more: lower trainer.learning_rate, raise the temperature, or add an "
@@ -155,6 +177,7 @@ class Entropy(Check[options.Entropy]):
 
 class Length(Check[options.Length]):
     name = "length"
+    explained_by = ("broken_policy", "policy_collapse", "length_reward")
     needs = ("tokens/mean", "rollouts/cut_off")
     remedy = "Look at rollouts/: what does the reward gain by it? `reward.length` pays for brevity; raise max_tokens if it is right."
 
@@ -174,26 +197,188 @@ class Length(Check[options.Length]):
         self.usual_too.add(seen["rollouts/cut_off"])
 
 
+class ChatTemplate(Check[options.ChatTemplate]):
+    """Judges the replies of the model that the run begins with. If that begins later, `policy_collapse` reports it."""
+
+    name = "chat_template"
+    needs = ("replies/other_turn", "replies/empty", "rollouts/count")
+    remedy = (
+        "The model does not follow its chat template. Train the instruct version of the model, or give this one the template that it "
+        "was trained with. A base model without one can be ended by its text: sampling.stop = [HEADER]. See "
+        + PAGE
+        + "."
+    )
+    explained_by = ("broken_policy", "policy_collapse")
+    first_replies = 16
+
+    def wrong(self, seen: Numbers) -> str | None:
+        if self.usual.values or seen["rollouts/count"] < LEAST_REPLIES:
+            return None
+        if seen["replies/empty"] > self.options.share:
+            return f"{seen['replies/empty']:.0%} of the replies are empty: the model ends its turn at once"
+        other = seen["replies/other_turn"]
+        if other <= self.options.share:
+            return None
+        return f"{other:.0%} of the replies do not end, but continue with another turn of the conversation"
+
+    def learn(self, seen: Numbers) -> None:
+        self.usual.add(seen["replies/other_turn"])
+
+
 class CutOff(Check[options.CutOff]):
     """Finds replies that are cut off from the first step on. If that begins later, `length` or `policy_collapse` reports it."""
 
     name = "cut_off"
     needs = ("rollouts/cut_off", "rollouts/cut_off_lowest")
-    remedy = (
-        "Such a reply ends before its answer: raise sampling.max_tokens, to twice as many first, or have the prompt ask for "
-        "shorter replies."
-    )
+    remedy = f"Such a reply ends before its answer: have the prompt ask for shorter replies, or raise OPTION to NUMBER. See {PAGE}."
+    explained_by = ("broken_policy", "policy_collapse", "chat_template")
+    first_replies = 16
 
     def wrong(self, seen: Numbers) -> str | None:
         if seen["rollouts/cut_off_lowest"] <= self.options.share or self.usual.values:
             return None
-        return f"{seen['rollouts/cut_off']:.0%} of the rollouts are cut off at sampling.max_tokens, most of them with the lowest reward"
+        option, limit = self._limit(seen)
+        looping = seen.get("replies/looping", 0.0)
+        repeats = f"; {looping:.0%} repeat one passage to the end" if looping > self.options.share else ""
+        return (
+            f"{seen['rollouts/cut_off']:.0%} of the rollouts are cut off at {option}{f' = {limit}' if limit else ''}, most of them "
+            f"with the lowest reward{repeats}"
+        )
+
+    def do(self, seen: Numbers) -> str:
+        option, limit = self._limit(seen)
+        number = "twice as many"
+        if limit:  # a power of two times as many, for most replies to end
+            factors = [one for one in (2, 4, 8) if one * limit >= seen.get("replies/needed_tokens", 0.0)]
+            number = str(min(factors, default=8) * limit)
+        said = self.remedy.replace("OPTION", option).replace("NUMBER", number)
+        if seen.get("replies/looping", 0.0) <= self.options.share:
+            return said
+        return (
+            "More tokens do not end a reply that repeats itself: the model may be too small for these tasks, or not follow its chat "
+            f"template. Otherwise: {said}"
+        )
+
+    def _limit(self, seen: Numbers) -> tuple[str, int]:
+        own = self.run.evaluation_max_tokens if BEFORE_TRAINING in seen else 0
+        return ("evaluation.max_tokens", own) if own else ("sampling.max_tokens", self.run.max_tokens)
 
     def learn(self, seen: Numbers) -> None:
         self.usual.add(seen["rollouts/cut_off_lowest"])
 
 
+class AnswerFormat(Check[options.AnswerFormat]):
+    """Looks at environments whose scores have the metric `answered`."""
+
+    name = "answer_format"
+    needs = ("replies/answered", "rollouts/count")
+    remedy = f"Show the format in the prompt, with an example, or have the score read what the model writes. FORMAT See {PAGE}."
+    explained_by = ("broken_policy", "policy_collapse", "chat_template", "cut_off")
+    first_replies = 32
+
+    def wrong(self, seen: Numbers) -> str | None:
+        answered = seen["replies/answered"]
+        if answered > self.options.share or seen["rollouts/count"] < LEAST_REPLIES:
+            return None
+        right = seen.get("replies/right_unscored", 0.0)
+        unscored = f"; {right:.0%} end with the right answer, which is not scored" if right else ""
+        cut = seen.get("rollouts/cut_off", 0.0)
+        return f"{1 - answered:.0%} of the replies have no answer in the format that the score reads{unscored}" + (
+            f"; {cut:.0%} are cut off" if cut > 0.1 else ""
+        )
+
+
 # -- trainer
+
+
+class LengthReward(Check[options.LengthReward]):
+    """`usual` holds the mean tokens of the first steps, `usual_too` their mean rewards, or accuracies if there are any."""
+
+    name = "length_reward"
+    needs = ("reward/length_correlation", "reward/mean", "tokens/mean")
+    remedy = (
+        "The reward pays for length. Have it score what an answer says, or take the gain back with the reward `length`, which costs 1 "
+        f"at reward.length.limit_tokens, and nothing up to reward.length.free_tokens = NUMBER. See {PAGE}."
+    )
+    explained_by = ("broken_policy", "policy_collapse")
+
+    def applies(self, seen: Numbers) -> bool:
+        return all(name in seen for name in self.needs[1:])  # replies that are all cut off have no correlation
+
+    def wrong(self, seen: Numbers) -> str | None:
+        if "reward/length_correlation" in seen:
+            self.kept["correlation"] = seen["reward/length_correlation"]
+        if not self.usual.values or "correlation" not in self.kept:
+            return None
+        length, had = statistics.mean(self.usual.values), statistics.mean(self.usual_too.values)
+        gain, follows = self._gain(seen), self.kept["correlation"]
+        if follows < self.options.correlation or seen["tokens/mean"] < self.options.ratio * length:
+            return None
+        if ("accuracy" in seen and gain > had + 0.05) or ("accuracy" not in seen and gain <= had):
+            return None  # it learns, or gains nothing by it
+        gained = (
+            f"accuracy is {gain:.1%}, and was {had:.1%}"
+            if "accuracy" in seen
+            else f"the mean reward rose from {had:.3g} to {gain:.3g}"
+        )
+        return (
+            f"replies grew from {length:.0f} to {seen['tokens/mean']:.0f} tokens, and {gained}: within a group, reward follows length "
+            f"(correlation {follows:.2f})"
+        )
+
+    def do(self, seen: Numbers) -> str:
+        return self.remedy.replace("NUMBER", f"{statistics.mean(self.usual.values):.0f}")
+
+    def learn(self, seen: Numbers) -> None:
+        if len(self.usual.values) < LEAST_STEPS:
+            self.usual.add(seen["tokens/mean"])
+            self.usual_too.add(self._gain(seen))
+
+    @staticmethod
+    def _gain(seen: Numbers) -> float:
+        return seen.get("accuracy", seen["reward/mean"])
+
+
+class BrokenPolicy(Check[options.BrokenPolicy]):
+    """Finds one update after which replies are garbage. `usual` holds entropies of the steps before, `usual_too` how far the probe was
+    after each of the last three steps, or 0 before the first."""
+
+    name = "broken_policy"
+    needs = ("entropy/sampled", "policy/probe_shift_nats", "reward/mean")
+    remedy = (
+        "The learning rate is too high for this model: set trainer.learning_rate to NUMBER or less, or leave it out to have the "
+        f"default, and begin a new run. See {PAGE}."
+    )
+
+    def wrong(self, seen: Numbers) -> str | None:
+        shifts = self.usual_too.values or [0.0]
+        moved = max((abs(now - before) for before, now in pairwise(shifts)), default=0.0)
+        self.usual_too.values = [*shifts, seen["policy/probe_shift_nats"]][-3:]
+        if "learning_rate" in seen:
+            self.kept["rate"] = seen["learning_rate"]
+        if not self.usual.values or (moved <= self.options.nats and self.state == "ok"):
+            return None
+        self.kept["moved"] = max(moved, self.kept.get("moved", 0.0))
+        entropy, reward, looping = seen["entropy/sampled"], seen["reward/mean"], seen.get("replies/looping", 0.0)
+        usual, had = statistics.median(self.usual.values), self.kept["reward"]
+        same = self.options.fall * usual <= entropy <= usual + self.options.rise_nats
+        fell = had - reward > 0.5 * abs(had) and self.kept["moved"] > FAR * self.options.nats
+        if same and not fell and looping <= self.kept["looping"] + 0.4:
+            return None
+        return (
+            f"replies are garbage after an update that moved a logprob of the policy by {self.kept['moved']:.3g} nats: the entropy of "
+            f"what is sampled is {entropy:.3g} nats a token, and was {usual:.3g}; the mean reward is {reward:.3g}, and was {had:.3g}"
+            + (f"; the learning rate is {self.kept['rate']:g}" if self.kept.get("rate") else "")
+        )
+
+    def do(self, seen: Numbers) -> str:
+        rate = self.kept.get("rate")
+        return self.remedy.replace("NUMBER", f"{rate / 100:g}" if rate else "a hundredth of it")
+
+    def learn(self, seen: Numbers) -> None:
+        self.usual.add(seen["entropy/sampled"])
+        self.kept |= {"reward": seen["reward/mean"], "looping": seen.get("replies/looping", 0.0)}
+        self.kept.pop("moved", None)
 
 
 class PolicyCollapse(Check[options.Collapse]):
@@ -201,6 +386,7 @@ class PolicyCollapse(Check[options.Collapse]):
     the nearest and the farthest are kept, since no update may follow."""
 
     name = "policy_collapse"
+    explained_by = ("broken_policy",)
     needs = ("reward/mean", "policy/probe_shift_nats", "learning_rate")
     remedy = (
         "The updates break the policy: lower trainer.learning_rate, to a tenth of it first. To go back, move the newer of "
@@ -406,13 +592,26 @@ class Silence(Check[options.Silence]):
             self.usual.add(seen["time/waiting_s"])
 
 
-CHECKS: tuple[type[Check], ...] = (  # type: ignore[type-arg] # of different options
-    RewardDeterminism, RewardDrift, RewardCollapse, RewardExplosion, FailedRewards, FailedRollouts, PartialGroups, StaleShare,
-    Advantages, Entropy, Length, CutOff, PolicyCollapse, DeadGradients, FrozenWeights, NotFinite, LogprobDrift, SampledAsClaimed, Unchecked,
-    ClaimedLogprobs, SlowDisk, Throughput, Silence,
+CHECKS: tuple[type[Check], ...] = (  # type: ignore[type-arg] # of different options; those that explain others come first
+    BrokenPolicy, PolicyCollapse, ChatTemplate, CutOff, AnswerFormat, LengthReward, RewardDeterminism, RewardDrift, RewardCollapse,
+    RewardExplosion, FailedRewards, FailedRollouts, PartialGroups, StaleShare, Advantages, Entropy, Length, DeadGradients, FrozenWeights,
+    NotFinite, LogprobDrift, SampledAsClaimed, Unchecked, ClaimedLogprobs, SlowDisk, Throughput, Silence,
 )  # fmt: skip
 
 
-def checks(section: options.HealthSection) -> list[Check[options.Check]]:
+def checks(section: options.HealthSection, run: Settings | None = None) -> list[Check[options.Check]]:
     """Return the checks that are not off."""
-    return [kind(getattr(section, kind.name)) for kind in CHECKS if section.action_of(kind.name) != "off"]
+    return [kind(getattr(section, kind.name), run) for kind in CHECKS if section.action_of(kind.name) != "off"]
+
+
+def judge(every: Sequence[Check[options.Check]], step: int, seen: Numbers) -> list[Change]:
+    """Return the changes that a step causes. A check does not look while another one names the cause of what it would find. Step 0 is
+    the evaluation before step 1."""
+    wrong: set[str] = set()
+    changes = []
+    for check in every:
+        if wrong.isdisjoint(check.explained_by):
+            changes += [change] if (change := check.look(step, seen)) is not None else []
+        if check.state != "ok":
+            wrong.add(check.name)
+    return changes

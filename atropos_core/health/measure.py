@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from atropos_core.health.replies import measure_replies
 from atropos_core.types import Metrics, ScoredGroup
 
 MOST_ROLLOUTS = 32  # of the step, whose tokens say how sure the policy is
@@ -27,6 +28,7 @@ def measure(raw: Sequence[ScoredGroup], trained: Sequence[ScoredGroup], failed: 
     metrics["rollouts/failed_play"] = float(len(where) - where.count("reward"))
     if every:
         metrics["groups/partial"] = sum(bool(group.failed and group.episodes) for group in every) / len(every)
+    metrics |= measure_replies(raw)
     entropy = _sampled_entropy(raw)
     return metrics if entropy is None else metrics | {"entropy/sampled": entropy}
 

@@ -6,29 +6,46 @@ import asyncio
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from atropos_core import console
 from atropos_core.config.health_options import HealthSection
 from atropos_core.errors import Interrupted, RunDirectoryError, RunIll, RunPaused
-from atropos_core.health.check import LEVELS, Change
-from atropos_core.health.checks import CutOff, PolicyCollapse, Silence, checks
+from atropos_core.health.check import LEVELS, Change, Settings
+from atropos_core.health.checks import BEFORE_TRAINING, EXPLAINS_EQUAL_REWARDS, Silence, checks, judge
 from atropos_core.health.measure import causes, measure
+from atropos_core.health.replies import Reply, example, measure_replies, replies
 from atropos_core.health.rescoring import Rescoring
 from atropos_core.storage.atomic import append_lines, unwritable, write_whole
 from atropos_core.storage.run_directory import RunDirectory
 from atropos_core.storage.run_records import HEALTH, HealthChange, RunRecords, health_rows
 from atropos_core.types import Metrics, ScoredGroup
 
+# Numbers of the evaluation before step 1 that are recorded for its checks.
+OF_EVALUATION = (
+    "rollouts/count", "rollouts/cut_off", "rollouts/cut_off_lowest", "reward/mean", "reward/std", "accuracy", "replies/empty",
+    "replies/other_turn", "replies/looping", "replies/needed_tokens", "replies/answered", "replies/right_unscored",
+)  # fmt: skip
+
 
 class Health:
     """Call `look` after each step, and `act` once the step is complete. `directory` is the run's own."""
 
-    def __init__(self, section: HealthSection, directory: Path, rescoring: Rescoring | None = None) -> None:
+    def __init__(
+        self,
+        section: HealthSection,
+        directory: Path,
+        rescoring: Rescoring | None = None,
+        run: Settings | None = None,
+        formats: Mapping[str, str] | None = None,
+    ) -> None:
+        """`formats`: how an answer is to be written, by environment (`Environment.answer_format`)."""
         self._section = section
         self._directory = directory
-        self._checks = checks(section)
+        self._formats = formats or {}
+        self._checks = checks(section, run)
         self._silence = next((one for one in self._checks if isinstance(one, Silence)), None)
         self._rescoring = rescoring
         self._due: Change | None = None  # whose action ends the run
@@ -48,19 +65,29 @@ class Health:
         if self._rescoring is not None:
             found |= await self._rescoring.look(step, raw)
         seen = {**metrics, **found}
-        why: Mapping[str, str] | None = None
-        for check in self._checks:
-            if (change := check.look(step, seen)) is not None:
-                why = causes([*failed, *raw]) if why is None else why
-                self._notify(_with(change, why.get(check.name)))
+        self._look_at(step, seen, [*failed, *raw])
         return found | {f"health/{check.name}": LEVELS[check.state] for check in self._checks}
+
+    def look_before_training(self, evaluation: Metrics, groups: Sequence[ScoredGroup]) -> None:
+        """Look at the evaluation before step 1, whose metrics are those of `before_training`."""
+        self._look_at(0, before_training(evaluation), groups)
+
+    def _look_at(self, step: int, seen: Metrics, groups: Sequence[ScoredGroup]) -> None:
+        if not (changes := judge(self._checks, step, seen)):
+            return
+        why, found = causes(groups), replies(groups)
+        for change in changes:
+            shown = with_example(_with(change, why.get(change.check)), found, self._formats)
+            check = next(one for one in self._checks if one.name == change.check)
+            check.says, check.remedy_now = shown.says, shown.remedy
+            self._notify(shown)
 
     def act(self) -> None:
         """Raises RunPaused or RunIll if a check that became ill since the last call has that action."""
         due, self._due = self._due, None
         if due is None:
             return
-        says = f"health.{due.check}: since step {due.since}, {due.says}."
+        says = f"health.{due.check}: {due.when}, {due.says}."
         if self._section.action_of(due.check) == "pause":
             raise RunPaused(f"{says} The run is saved and paused at step {due.step}.",
                             remedy=f"{due.remedy} Then: atropos resume {console.quoted(self._directory)}")  # fmt: skip
@@ -72,8 +99,10 @@ class Health:
     def blamed(self) -> Change | None:
         """Return a check's explanation for equal rewards, if there is one."""
         for check in self._checks:
-            if isinstance(check, CutOff | PolicyCollapse) and check.state != "ok":
-                return Change(check.since, check.name, check.state, check.since, check.says, check.remedy)
+            if check.name in EXPLAINS_EQUAL_REWARDS and check.state != "ok":
+                return Change(
+                    check.since, check.name, check.state, check.since, check.says, check.remedy_now or check.remedy
+                )
         return None
 
     @contextmanager
@@ -114,10 +143,37 @@ class Health:
         write(self._directory, change.row())
         if change.state != "ill":
             return
-        console.warn(f"health.{change.check}: since step {change.since}, {change.says}.\n  {change.remedy}")
+        console.warn(f"health.{change.check}: {change.when}, {change.says}.\n  {change.remedy}")
         if self._section.action_of(change.check) in ("pause", "stop"):
             stops = self._due is not None and self._section.action_of(self._due.check) == "stop"
             self._due = self._due if stops else change
+
+
+def measured_before_training(groups: Sequence[ScoredGroup], metrics: Metrics) -> Metrics:
+    """Return numbers of the evaluation before step 1 for its checks, under names that begin with eval/. `metrics` are numbers of its
+    groups as of a step."""
+    found = metrics | measure_replies(groups)
+    return {f"eval/{name}": value for name, value in found.items() if name in OF_EVALUATION}
+
+
+def before_training(evaluation: Mapping[str, float]) -> Metrics:
+    """Return the numbers that the checks look at, from the metrics of the evaluation before step 1."""
+    found = {name: evaluation[f"eval/{name}"] for name in OF_EVALUATION if f"eval/{name}" in evaluation}
+    return found | {BEFORE_TRAINING: 1.0}
+
+
+def with_example(change: Change, found: Sequence[Reply], formats: Mapping[str, str]) -> Change:
+    """Add the end of a reply to a finding about replies, and to its remedy what is known from that reply."""
+    shown = None if change.state == "ok" else example(change.check, found)
+    if shown is None:
+        return change
+    remedy = change.remedy.replace("HEADER", json.dumps("\n" + (shown.header or "User:")))
+    stated = formats.get(shown.environment, "").replace("{name}", shown.environment)
+    return replace(
+        change,
+        says=f"{change.says}. One reply ends: {shown.end}",
+        remedy=" ".join(remedy.replace("FORMAT", stated).split()),
+    )
 
 
 def write(directory: Path, row: Mapping[str, Any]) -> None:

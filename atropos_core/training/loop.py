@@ -15,8 +15,9 @@ from atropos_core.config.run_file import RunConfig
 from atropos_core.console.waits import waited
 from atropos_core.errors import Interrupted, NoProgress, RunPaused
 from atropos_core.guards.open_component import in_one_line
+from atropos_core.health.check import Settings
 from atropos_core.health.rescoring import Rescoring
-from atropos_core.health.watch import Health
+from atropos_core.health.watch import Health, measured_before_training
 from atropos_core.interfaces import ModelInfo, StepRecord
 from atropos_core.rollouts.evaluation import Evaluation
 from atropos_core.rollouts.runner import RolloutRunner
@@ -83,7 +84,9 @@ class Loop:
             groups=section.rescore_groups,
             deterministic=config.deterministic,
         )
-        self._health = Health(section, directory, rescoring)
+        shown = Settings(config.sampling.max_tokens, config.evaluation.max_tokens or 0)
+        formats = {name: environment.answer_format for name, environment in parts.environments.items()}
+        self._health = Health(section, directory, rescoring, shown, formats)
         self._gatherer = GroupGatherer(config.training, parts, source, self._health, self._unless_stopped)
 
     async def run(self) -> None:
@@ -95,6 +98,7 @@ class Loop:
             if self.progress.step == 0 and not self.progress.first:
                 await self._first_evaluation()
                 self._snapshot.take(self.progress)
+                self._health.act()
             while self.progress.step < steps:
                 if self._stop.is_set():
                     raise Interrupted("stopped")
@@ -347,7 +351,9 @@ class Loop:
         with self._profile.span("evaluation", self._config.evaluation.problems):
             evaluation = await self._unless_stopped(self._evaluations.run(0, self._engines_at))
         self.progress.first = evaluation.metrics
-        metrics = evaluation.metrics | {
+        measured = group_metrics([group for group in evaluation.groups if group.episodes])
+        metrics = measured_before_training(evaluation.groups, measured) | evaluation.metrics
+        metrics |= {
             **supervised,
             **await self._compared(evaluation),
             "policy/probe_shift_nats": 0.0,
@@ -357,6 +363,7 @@ class Loop:
             "tokens/s": evaluation.tokens / evaluation.seconds,
         }
         await self._record(StepRecord(0, metrics, []))
+        self._health.look_before_training(metrics, evaluation.groups)
         await self._alignment.check(0, metrics, evaluation.groups)
 
     async def _compared(self, evaluation: Evaluation) -> Metrics:
@@ -371,7 +378,7 @@ class Loop:
         says = "Most often every rollout of a task gets the same reward"
         remedy = "Look at rollouts/ in the run directory: easier or harder tasks, a larger group_size or a finer reward help."
         if (blamed := self._health.blamed()) is not None:
-            says, remedy = f"Since step {blamed.since}, {blamed.says}", blamed.remedy
+            says, remedy = f"{blamed.when.capitalize()}, {blamed.says}", blamed.remedy
         raise NoProgress(
             f"no group of the last {EMPTY_STEPS} steps was left to train on: the transforms dropped all of them. {says}.",
             remedy=remedy,

@@ -33,7 +33,7 @@ from atropos_core.types import Task
 from atropos_testing.samples import make_group, make_groups
 from tests.conftest import REPOSITORY
 from tests.contract import observed
-from tests.unit.health.test_checks import SICK, healthy
+from tests.unit.health.test_checks import FROM_THE_START, SICK, healthy
 
 ROOT = Path(__file__).parents[2]
 CURRICULA = ("easy_first", "competence", "learning_progress", "prioritized", "window")
@@ -414,10 +414,13 @@ def test_an_option_that_does_nothing_beside_another_is_refused(component, option
 BOUNDS = {  # of a check of health: what is tried in place of the default
     "steps": (1, 5), "share": (0.001, 0.99), "ratio": (1.01, 1e6), "tolerance": (1e6,), "floor_nats": (0.0, 1e6), "fall": (0.01, 0.99),
     "cut_off": (0.01, 1.0), "floor_s": (0.0, 1e6), "after_s": (1.0, 1e6), "nats": (0.001, 1e6), "action": ("off",), "z": (0.1, 1e6),
+    "correlation": (0.01, 0.99), "rise_nats": (0.1, 1e6),
 }  # fmt: skip
 FURTHER = {
     "policy_collapse": {"reward/mean": 0.3, "policy/probe_shift_nats": 30.0},
     "length": {"rollouts/cut_off": 0.3},
+    "broken_policy": {"entropy/sampled": 0.05, "policy/probe_shift_nats": 30.0},
+    "answer_format": {"replies/answered": 0.03},
     "entropy": {"entropy/sampled": 0.002},
     "stale_share": {"groups/stale": 3.0},
 }
@@ -426,7 +429,9 @@ HEALTH = [option for option in every_option() if re.fullmatch(r"run\.health\.\w+
 
 def looked_at(section: HealthSection, name: str, numbers: dict[str, float]) -> list[str]:
     looks = [check for check in checks(section) if check.name == name]
-    before = [] if name == "cut_off" else [healthy(step) for step in range(1, 7)]  # which is about the first step on
+    before = (
+        [] if name in FROM_THE_START else [healthy(step) for step in range(1, 7)]
+    )  # which are about the first step on
     after = before + [healthy(0) | numbers] * 4
     return [repr(check.look(step, seen)) for check in looks for step, seen in enumerate(after, 1)]
 

@@ -17,13 +17,16 @@ from atropos_core import console
 from atropos_core.config.health_options import Check, HealthSection
 from atropos_core.errors import CheckpointError, RunDirectoryError
 from atropos_core.guards.patience import look_at
-from atropos_core.health.check import Change
-from atropos_core.health.checks import Silence, checks
+from atropos_core.health import check as health_check
+from atropos_core.health.check import Change, Settings, when
+from atropos_core.health.checks import Silence, checks, judge
+from atropos_core.health.replies import recorded_replies
+from atropos_core.health.watch import before_training, with_example
 from atropos_core.interfaces import Finding
 from atropos_core.storage.checkpoint import Checkpoints
 from atropos_core.storage.reading import last_line
 from atropos_core.storage.run_directory import RunDirectory
-from atropos_core.storage.run_records import RunRecords, is_step, json_rows, metric_rows
+from atropos_core.storage.run_records import ROLLOUTS, RunRecords, is_step, json_rows, metric_rows
 
 LOG_CHARACTERS = 300  # of a log's last line
 
@@ -107,30 +110,33 @@ def _checked(records: RunRecords, section: HealthSection, steps: list[dict[str, 
     everything = {name: {"action": "warn"} for name, value in section if isinstance(value, Check)}
     thresholds = section.model_dump()
     on = {name: thresholds[name] | everything[name] for name in everything}
-    judging = checks(HealthSection.model_validate(on))
+    judging = checks(HealthSection.model_validate(on), _settings(records))
     changes: dict[str, list[Change]] = {}
-    for seen in steps:
-        if seen["step"] < 1:  # the evaluation before training
-            continue
-        for check in judging:
-            if check.name != Silence.name and (change := check.look(int(seen["step"]), seen)) is not None:
-                changes.setdefault(check.name, []).append(change)
+    for row in steps:
+        step = int(row["step"])
+        seen = row if step else before_training(row)  # step 0: the evaluation before training
+        for change in judge([check for check in judging if check.name != Silence.name], step, seen):
+            changes.setdefault(change.check, []).append(change)
     recorded = records.health()
-    noted = {(change.check, change.state, change.since): change.says for change in recorded}
+    noted = {(change.check, change.state, change.since): change for change in recorded}
     found, well, blind = [], 0, 0
     for check in judging:
         ill = [change for change in changes.get(check.name, ()) if change.state == "ill"]
-        noted_says = noted.get((check.name, check.state, check.since))
-        says = noted_says or check.says + _cause(records, check.name, check.since)
+        said = noted.get((check.name, check.state, check.since))
+        if said is not None:
+            says, remedy = said.says, said.remedy
+        elif check.state != "ok":
+            says, remedy = _with_example(records, check, check.remedy_now or check.remedy)
         if check.state == "ill":
             off = getattr(section, check.name).action == "off"  # by its own name: the run is meant to be so
-            when = f"since step {check.since}{', and the run has this check off' if off else ''}"
-            found.append(Finding(check.name, None if off else False, f"{when}: {says}", check.remedy))
+            since = f"{when(check.since)}{', and the run has this check off' if off else ''}"
+            found.append(Finding(check.name, None if off else False, f"{since}: {says}", remedy))
         elif check.state == "suspect":
-            found.append(Finding(check.name, None, f"suspect since step {check.since}: {says}", check.remedy))
+            found.append(Finding(check.name, None, f"suspect {when(check.since)}: {says}", remedy))
         elif ill:
-            detail = f"was ill from step {ill[-1].since} to {check.since - 1}, and is as it should be: {ill[-1].says}"
-            found.append(Finding(check.name, None, detail, check.remedy))
+            until = f"from step {ill[-1].since} to {check.since - 1}" if ill[-1].since else when(0)
+            detail = f"was ill {until}, and is as it should be: {ill[-1].says}"
+            found.append(Finding(check.name, None, detail, ill[-1].remedy))
         elif check.looked or check.name == Silence.name:
             well += 1
         else:
@@ -147,6 +153,22 @@ def _checked(records: RunRecords, section: HealthSection, steps: list[dict[str, 
         ]
     unseen = f"; {blind} had nothing to look at" if blind else ""
     return [*found, Finding("checks", True, f"{well} of {len(judging)} found nothing{unseen}")]
+
+
+def _settings(records: RunRecords) -> Settings:
+    """Return the options that findings name."""
+    limits = [records.config.get(section, {}) for section in ("sampling", "evaluation")]
+    run, evaluation = (one.get("max_tokens") or 0 if isinstance(one, dict) else 0 for one in limits)
+    return Settings(run if is_step(run) else 0, evaluation if is_step(evaluation) else 0)
+
+
+def _with_example(records: RunRecords, check: health_check.Check[Check], remedy: str) -> tuple[str, str]:
+    """Return the finding and the remedy of a check that the run itself did not make, with an example from rollouts/."""
+    path = records.rollouts_path(check.since) if check.since else records.directory / ROLLOUTS / "eval-000000.jsonl"
+    says = check.says + _cause(records, check.name, check.since)
+    change = Change(check.since, check.name, check.state, check.since, says, remedy)
+    shown = with_example(change, recorded_replies(json_rows(path)), {})
+    return shown.says, shown.remedy
 
 
 def _cause(records: RunRecords, check: str, step: int) -> str:

@@ -24,6 +24,11 @@ class Dataset(Environment):
         self._model = model
         self._tasks: dict[Split, Sequence[Task]] | None = None
         self._scorer = scorer(options)
+        if options.pattern is not None:
+            self.answer_format = (
+                f"It is what environment.{{name}}.pattern finds, {options.pattern!r}; environment.{{name}}.instruction may show "
+                "an example."
+            )
 
     def source(self) -> str:
         return str(self._options.tasks or f"{self._options.hub} from the hub")

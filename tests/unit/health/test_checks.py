@@ -31,9 +31,16 @@ HEALTHY = {
     "rollouts/cut_off": 0.1, "grad_norm": 0.5, "alignment/max_abs_logprob_diff": 1e-6,
     "alignment/surprise_z": 1.0, "alignment/surprise_nats": 0.01, "alignment/unchecked_share": 0.1, "alignment/unexplained_nats": 2.0,
     "time/step_s": 2.0, "time/disk_s": 0.01,
+    "replies/other_turn": 0.0, "replies/empty": 0.0, "replies/answered": 0.6, "reward/length_correlation": 0.3,
     "tokens/s": 1000.0, "time/waiting_s": 1.0, "rescore/difference": 0.0, "rescore/shift": 0.0,
 }  # fmt: skip
 SICK: dict[str, dict[str, float]] = {
+    "broken_policy": {"entropy/sampled": 9.0, "policy/probe_shift_nats": 30.0},
+    "policy_collapse": {"reward/mean": 0.0, "policy/probe_shift_nats": 30.0},
+    "chat_template": {"replies/other_turn": 0.9},
+    "cut_off": {"rollouts/cut_off": 0.94, "rollouts/cut_off_lowest": 0.9},
+    "answer_format": {"replies/answered": 0.0},
+    "length_reward": {"reward/mean": 0.7, "tokens/mean": 150.0, "reward/length_correlation": 0.9},
     "reward_determinism": {"rescore/difference": 0.1},
     "reward_drift": {"rescore/shift": -0.1},
     "reward_collapse": {"reward/std": 0.0},
@@ -45,8 +52,6 @@ SICK: dict[str, dict[str, float]] = {
     "advantages": {"advantage/max_abs": 21.0},
     "entropy": {"entropy/sampled": 0.05},
     "length": {"tokens/mean": 260.0},
-    "cut_off": {"rollouts/cut_off": 0.94, "rollouts/cut_off_lowest": 0.9},
-    "policy_collapse": {"reward/mean": 0.0, "policy/probe_shift_nats": 30.0},
     "dead_gradients": {"grad_norm": 0.0},
     "frozen_weights": {"policy/probe_shift_nats": 0.1},
     "not_finite": {"loss": math.nan},
@@ -58,6 +63,7 @@ SICK: dict[str, dict[str, float]] = {
     "throughput": {"time/step_s": 9.0, "tokens/s": 200.0},
     "silence": {"silence/silent_s": 130.0},
 }
+FROM_THE_START = ("chat_template", "cut_off")
 
 
 def healthy(step: int) -> dict[str, float]:
@@ -77,13 +83,13 @@ def test_each_check_falls_ill_by_its_own_numbers_and_gets_well_again(name):
     for step in range(1, 7):
         assert [check.look(step, healthy(step)) for check in every] == [None] * len(every)
     [check] = [check for check in every if check.name == name]
-    if name == "cut_off":  # it speaks of what was so from the first step on
+    if name in FROM_THE_START:  # it speaks of what was so from the first step on
         check.usual.values = []
     changes = [check.look(step, healthy(0) | SICK[name]) for step in range(7, 12)]
     ill = [change for change in changes if change is not None and change.state == "ill"]
     assert len(ill) == 1, "reported once"
     first = (
-        8 if name in ("frozen_weights", "policy_collapse") else 7
+        8 if name in ("frozen_weights", "policy_collapse", "broken_policy") else 7
     )  # the first step with that shift has moved, after its rewards
     assert (ill[0].since, ill[0].step) == (first, first + check.options.steps - 1)
     well = [check.look(step, healthy(step)) for step in range(12, 12 + check.options.steps)]
@@ -218,6 +224,7 @@ def test_measure_counts_where_rollouts_failed_and_reads_entropy_off_the_samples(
     assert found == {
         "reward/max_abs": 1.0, "advantage/max_abs": 3.0, "rollouts/failed_reward": 2.0, "rollouts/failed_play": 1.0,
         "groups/partial": pytest.approx(1 / 3), "entropy/sampled": pytest.approx(0.5),
+        "replies/empty": 1.0, "replies/other_turn": 0.0, "replies/looping": 0.0,
     }  # fmt: skip
     assert causes([lost, part]) == {
         "failed_rewards": "DataError: nan", "failed_plays": "RuntimeError: no", "partial_groups": "RuntimeError: no",
