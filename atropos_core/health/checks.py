@@ -22,6 +22,7 @@ EXPLAINS_EQUAL_REWARDS = (
     "answer_format",
     "length_reward",
 )
+BY_TEXT = "A base model without one can be ended by its text: sampling.stop = [HEADER]. "
 BEFORE_TRAINING = "before_training"  # among the numbers of the evaluation before step 1
 
 # -- rewards
@@ -220,6 +221,9 @@ class ChatTemplate(Check[options.ChatTemplate]):
         if other <= self.options.share:
             return None
         return f"{other:.0%} of the replies do not end, but continue with another turn of the conversation"
+
+    def do(self, seen: Numbers) -> str:
+        return self.remedy.replace(BY_TEXT, "") if seen["replies/empty"] > self.options.share else self.remedy
 
     def learn(self, seen: Numbers) -> None:
         self.usual.add(seen["replies/other_turn"])

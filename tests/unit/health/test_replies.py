@@ -175,6 +175,11 @@ def test_the_evaluation_before_training_names_one_cause_at_once(numbers, cause):
     assert ill_after({}) == [], "healthy"
 
 
+def test_empty_replies_are_not_told_to_end_at_a_text():
+    [empty], [other] = ill_after({"replies/empty": 0.9}), ill_after({"replies/other_turn": 0.9})
+    assert "sampling.stop" not in empty.remedy and "sampling.stop = [HEADER]" in other.remedy
+
+
 def test_a_few_replies_are_too_few_to_judge_by_before_training():
     assert ill_after(CUT | {"rollouts/count": 15.0}) == []
     assert [change.check for change in ill_after(CUT | {"rollouts/count": 16.0})] == ["cut_off"]
