@@ -1,4 +1,4 @@
-"""What the replies of a step look like: numbers for the checks that explain missing rewards, and one reply as an example.
+"""Numbers about the replies of a step, for the checks that explain missing rewards, and one reply as an example.
 
 Only the last reply of an episode counts. A reply is looked at as text, since checks know no tokenizer, except for its length and
 for a passage that it repeats to its end.

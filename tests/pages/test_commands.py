@@ -61,6 +61,18 @@ def test_the_evaluations_on_the_page_run(a_run):
     assert "accuracy" in typed.type(of_a_run.replace("--step 50", "--step 2") + " --set evaluation.problems=8")
 
 
+def test_the_commands_of_the_page_about_rewards_run(a_run):
+    typed, _ = a_run
+    page = "docs/my-rewards-are-all-0.md"
+    doctor, view = the_block(page, "atropos doctor").commands
+    [evaluation] = the_block(page, "atropos eval").commands
+    assert "finished: all 2 steps" in typed.type(doctor.replace("runs/mine", "runs/gsm8k-20260131-120000"))
+    typed.type(view.replace("runs/mine", "runs/gsm8k-20260131-120000"))
+    assert (typed.folder / "mine.html").is_file()
+    shorter = evaluation.replace("problems=64", "problems=4").replace("max_tokens=512", "max_tokens=64")
+    assert "accuracy" in typed.type(shorter.replace("runs/mine", "runs/gsm8k-20260131-120000"))
+
+
 def test_the_commands_beside_the_readme_example_run(typed):
     (typed.folder / "sums.py").write_text(the_block("README.md", "import random").text)
     check, run, new = the_block("README.md", "atropos check ./sums.py").commands

@@ -129,6 +129,7 @@ EXECUTED = (
     ("plugins/trainer_grpo/README.md", "from atropos_trainer_grpo.losses", HERE + "test_a_loss_of_ones_own_is_checked"),
     ("plugins/trajectory_api/README.md", "atropos serve", HERE + "test_a_server_for_others_answers_who_has_the_token"),
     ("plugins/viewer/README.md", "atropos view", "plugins/viewer/tests/test_command.py::test_it_serves_until_ctrl_c_and_ends_with_0"),
+    ("docs/my-rewards-are-all-0.md", "atropos", HERE + "test_the_commands_of_the_page_about_rewards_run"),
     ("docs/view.md", "atropos view", "plugins/viewer/tests/test_command.py::test_"),
     ("plugins/trajectory_api/README.md", "(umask 077", HERE + "test_a_server_for_others_answers_who_has_the_token"),
 )  # fmt: skip

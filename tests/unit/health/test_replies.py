@@ -1,4 +1,4 @@
-"""What is measured of replies, and which check names the cause when several look wrong."""
+"""Numbers about replies, and the one check that names the cause when several look wrong."""
 
 from __future__ import annotations
 
