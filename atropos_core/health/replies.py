@@ -134,7 +134,7 @@ def measure_replies(groups: Sequence[ScoredGroup]) -> Metrics:
     metrics["replies/other_turn"] = _share(bool(one.header) for one in chosen)
     cut = [episode for episode, one in zip(episodes, chosen, strict=True) if one.cut_off]
     metrics["replies/looping"] = sum(map(_loops, cut)) / len(chosen)
-    if (tokens := _needed_tokens(episodes)) is not None:
+    if (tokens := needed_tokens(episodes)) is not None:
         metrics["replies/needed_tokens"] = tokens
     answered = [one.metrics[ANSWERED] for one in chosen if ANSWERED in one.metrics]
     if answered:
@@ -169,7 +169,7 @@ def _loops(episode: Episode) -> bool:
     )
 
 
-def _needed_tokens(episodes: Sequence[Episode]) -> float | None:
+def needed_tokens(episodes: Sequence[Episode]) -> float | None:
     """Estimate how many tokens 80 % of the replies need to end, if some were cut off. Lengths are taken as exponentially
     distributed, of which a censored sample has the mean (sum of all lengths) / (number that ended); with none that ended, as if
     one had."""

@@ -103,7 +103,7 @@ def test_everything_is_cut_off(atropos: Callable[..., Any], tmp_path: Path) -> N
         ended,
         "cut_off",
         0,
-        "100% of the rollouts are cut off at sampling.max_tokens = 4",
+        "of the rollouts are cut off at sampling.max_tokens = 4",
         "raise sampling.max_tokens to 32",
     )
 
@@ -129,7 +129,7 @@ def test_all_rewards_are_0_without_another_cause(atropos: Callable[..., Any], ne
 
 def test_replies_never_reach_the_answer_format(atropos: Callable[..., Any], tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    ended = atropos("run", "--env", "dataset:rows.jsonl", "--steps", "1", "--dir", "run",
+    ended = atropos("run", "--env", "dataset", "--set", "environment.dataset.tasks=rows.jsonl", "--steps", "1", "--dir", "run",
                     "--set", "environment.dataset.pattern=<answer>(.*)</answer>", "--set", "environment.dataset.held_out=0.6",
                     "--set", "evaluation.problems=32", "--set", "training.groups_per_step=2")  # fmt: skip
     assert ended.code == 0, ended.err

@@ -11,7 +11,7 @@ import pytest
 from atropos_core.config.health_options import HealthSection
 from atropos_core.health.check import Change, Settings
 from atropos_core.health.checks import BEFORE_TRAINING, checks, judge
-from atropos_core.health.replies import Reply, example, measure_replies, recorded_replies, replies
+from atropos_core.health.replies import Reply, example, measure_replies, needed_tokens, recorded_replies, replies
 from atropos_core.health.watch import with_example
 from atropos_core.rollouts.evaluation import Evaluation
 from atropos_core.training.metrics import group_metrics
@@ -80,14 +80,12 @@ def test_a_reply_that_is_cut_off_while_it_repeats_a_passage_is_counted(ids, loop
     assert measure_replies([tokens_of(*ids, finish="stop")])["replies/looping"] == 0.0
 
 
-def test_needed_tokens_are_the_censored_estimate():
+def testneeded_tokens_are_the_censored_estimate():
     """Of exponential lengths of which a part is cut off, the estimate is the true quantile, within sampling error."""
     lengths = np.random.default_rng(0).exponential(300.0, 4000)
     made = [tokens_of(*([0] * int(min(n, 128))), finish="length" if n > 128 else "stop") for n in lengths]
-    assert measure_replies(made[:64] * 1)["replies/needed_tokens"] > 256
-    from atropos_core.health.replies import _needed_tokens
-
-    assert _needed_tokens([one.episodes[0] for one in made]) == pytest.approx(300 * np.log(5), rel=0.06)
+    assert measure_replies(made[:64])["replies/needed_tokens"] > 256
+    assert needed_tokens([one.episodes[0] for one in made]) == pytest.approx(300 * np.log(5), rel=0.06)
 
 
 def test_right_answers_that_earn_nothing_are_counted_and_others_are_not():
