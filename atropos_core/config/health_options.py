@@ -125,9 +125,6 @@ class BrokenPolicy(AtOnce):
     rise_nats: float = Field(
         2.0, gt=0, description="nats by which the entropy of what is sampled must have risen after it"
     )
-    fall: float = Field(
-        0.1, ge=0, lt=1, description="or share of the entropy, from 0 to 1, below which it must have fallen"
-    )
 
 
 class Collapse(Soon):

@@ -158,7 +158,6 @@ class StaleShare(Check[options.ShareAbove]):
 
 class Entropy(Check[options.Entropy]):
     name = "entropy"
-    explained_by = ("broken_policy",)
     needs = ("entropy/sampled",)
     remedy = (
         "The policy says one thing only, and explores no more: lower trainer.learning_rate, raise the temperature, or add an "
@@ -365,9 +364,10 @@ class BrokenPolicy(Check[options.BrokenPolicy]):
         self.kept["moved"] = max(moved, self.kept.get("moved", 0.0))
         entropy, reward, looping = seen["entropy/sampled"], seen["reward/mean"], seen.get("replies/looping", 0.0)
         usual, had = statistics.median(self.usual.values), self.kept["reward"]
-        same = self.options.fall * usual <= entropy <= usual + self.options.rise_nats
+        noise = entropy > usual + self.options.rise_nats
+        loops = looping > self.kept["looping"] + 0.4 and reward <= had
         fell = had - reward > 0.5 * abs(had) and self.kept["moved"] > FAR * self.options.nats
-        if same and not fell and looping <= self.kept["looping"] + 0.4:
+        if not (noise or loops or fell):
             return None
         return (
             f"replies are garbage after an update that moved a logprob of the policy by {self.kept['moved']:.3g} nats: the entropy of "

@@ -419,7 +419,6 @@ BOUNDS = {  # of a check of health: what is tried in place of the default
 FURTHER = {
     "policy_collapse": {"reward/mean": 0.3, "policy/probe_shift_nats": 30.0},
     "length": {"rollouts/cut_off": 0.3},
-    "broken_policy": {"entropy/sampled": 0.05, "policy/probe_shift_nats": 30.0},
     "answer_format": {"replies/answered": 0.03},
     "entropy": {"entropy/sampled": 0.002},
     "stale_share": {"groups/stale": 3.0},

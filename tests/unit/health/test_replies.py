@@ -214,6 +214,7 @@ def test_what_was_so_before_training_is_not_said_again_and_gets_well_in_training
             [(0.03, 0.9, 0.0, 10.5), (0.07, 0.9, 0.0, 12.6), (0.25, 0.66, 0.0, 13.3), (0.5, 0.46, 0.6, 13.1)],
             None,
         ),  # it learns to be long
+        ([(0.6, 3.6, 0.0, 16.8), (1.0, 0.0, 0.9, 16.9)], None),  # it found one reply that earns all
         ([(0.4, 1.0, 0.0, 0.5), (0.1, 1.0, 0.0, 1.0)], None),
         ([(0.4, 1.0, 0.0, 8.0), (0.1, 1.1, 0.0, 8.1)], None),  # harder tasks
     ],
