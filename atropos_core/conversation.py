@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
 from atropos_core.errors import DataError
 from atropos_core.seeds import derive
-from atropos_core.types import ABSTAINED, Completion, Episode, Message, Rollout, Sampling, Score, Tokens
+from atropos_core.types import ABSTAINED, Completion, Episode, Kept, Message, Rollout, Sampling, Score, Tokens
 
 
 class Policy(Protocol):
@@ -129,4 +129,11 @@ class Conversation:
             policy_version=versions,
             temperature=completions[-1].temperature,
             truncated=any(completion.truncated for completion in completions),
+            kept=Kept.joined(len(sampled), self._kept()),
         )
+
+    def _kept(self) -> Iterator[tuple[int, Kept | None]]:
+        start = 0
+        for ids, completion in zip(self._ids, self._sampled, strict=True):
+            yield start, None if completion is None else completion.kept
+            start += len(ids)

@@ -21,11 +21,14 @@ from numpy.typing import NDArray
 
 from atropos_core.errors import DataError
 from atropos_core.types import (
+    MOST_KEPT,
+    MOST_TIES,
     Bools,
     Draw,
     Episode,
     Failed,
     Floats,
+    Kept,
     Rollout,
     Sampling,
     ScoredGroup,
@@ -125,6 +128,19 @@ def check_group(group: Any, vocabulary: int = 0, *, episodes: bool = True) -> No
                 check_greedy(_rollout_name(given, number), columns_of(rollout), sft=rollout.sft)
 
 
+def check_kept_is_known(group: ScoredGroup) -> None:
+    """Raises DataError for a truncated rollout to train that does not say which tokens were kept."""
+    rollouts = [rollout for episode in group.episodes for rollout in episode.rollouts]
+    for number, one in enumerate(rollouts):
+        if one.truncated and not one.sft and one.trained.any() and (one.kept is None or not len(one.kept.token_ids)):
+            raise DataError(
+                f"{_rollout_name(group.episodes, number)} was sampled with top_p, top_k or min_p, and does not say which tokens "
+                "these kept. Its logprobs are renormalised over them: without them, the update would be biased.",
+                remedy="Send the rollout's `kept`, a Kept(sizes, token_ids): how many tokens were kept at each position, and their ids. "
+                "Or sample with top_p = 1, top_k = 0 and min_p = 0.",
+            )
+
+
 def check_episode(episode: Any, vocabulary: int = 0) -> None:
     """Check one episode as `check_group` does, but allow greedy ones, which evaluations sample. Raises DataError."""
     _check_scored("episode", episode)
@@ -187,6 +203,10 @@ def check_sampling(sampling: Any) -> None:
     check_temperature("sampling.temperature", sampling.temperature)
     if not _is_number(sampling.top_p, 0.0, 1.0) or not sampling.top_p:
         _refuse("sampling.top_p", sampling.top_p, "must be a number above 0 and at most 1")
+    if not _is_number(sampling.min_p, 0.0, 1.0):
+        _refuse("sampling.min_p", sampling.min_p, "must be a number from 0 to 1")
+    if sampling.top_k > MOST_KEPT:
+        _refuse("sampling.top_k", sampling.top_k, f"must be 0 or at most {MOST_KEPT}: what is kept is recorded")
     stops = sampling.stop_ids
     if (
         type(stops) is not tuple
@@ -361,6 +381,8 @@ def _check_rollouts(rollouts: Sequence[Any], vocabulary: int, name_of: Callable[
             greedy = True
         if not rollout.sft and rollout.trained.tobytes() != rollout.sampled.tobytes():
             _check_trained(rollout, name_of(number))
+        if rollout.kept is not None:
+            _check_kept(rollout, vocabulary, name_of(number))
         tokens.append(rollout.tokens)
         closer |= rollout.teacher is not None
         if (column := rollout.logprobs) is not None:
@@ -401,6 +423,7 @@ def _has_its_types(rollout: Rollout) -> bool:
         and (advantages is None or (type(advantages) is np.ndarray and advantages.dtype is _FLOAT))
         and type(rollout.temperature) in (float, int)
         and rollout.teacher is None
+        and rollout.kept is None
         and type(rollout.truncated) is bool
         and type(rollout.sft) is bool
     )
@@ -423,12 +446,42 @@ def _refuse_types(rollout: Any, where: str) -> None:
         raise DataError(
             f"{where}: truncated is {brief(rollout.truncated)} and sft {brief(rollout.sft)}, and a flag is a bool"
         )
+    kept = rollout.kept
+    if not (kept is None or (isinstance(kept, Kept) and kept.sizes.dtype == kept.token_ids.dtype == _INT)):
+        raise DataError(f"{where}.kept must be a Kept of two columns of int32")
     if (teacher := rollout.teacher) is not None:
         if not isinstance(teacher, TopK):
             raise DataError(f"{where}.teacher is a {type(teacher).__name__}, not a TopK")
         columns = (teacher.offsets.dtype, teacher.token_ids.dtype, teacher.logprobs.dtype)
         if columns != _TEACHER:
             raise DataError(f"{where}.teacher must be int64, int32 and float32, not {', '.join(map(str, columns))}")
+
+
+def _check_kept(rollout: Rollout, vocabulary: int, where: str) -> None:
+    """Raises DataError for kept tokens that cannot be."""
+    kept = rollout.kept
+    if kept is None or not len(kept.token_ids):
+        return
+    if not rollout.truncated:
+        raise DataError(f"{where}.kept names tokens, but truncated is False: set it to True, or send no kept tokens")
+    if (most := kept.sizes.max()) > MOST_KEPT + MOST_TIES:
+        at = int(kept.sizes.argmax())
+        what = f"at most {MOST_KEPT} tokens are kept at a position, and {MOST_TIES} that are as likely as the last: set top_k"
+        _refuse(f"{where}.kept.sizes[{at}]", int(most), what)
+    if (unsampled := (kept.sizes > 0) & ~rollout.sampled).any():
+        raise DataError(f"{where}.kept.sizes[{unsampled.argmax()}] is not 0, and that token was not sampled")
+    highest = int(kept.token_ids.view(np.uint32).argmax())
+    if not 0 <= kept.token_ids.item(highest) < (vocabulary or ID_BOUND):
+        _refuse_token(f"{where}.kept.token_ids[{highest}]", kept.token_ids.item(highest), vocabulary)
+    cut = np.flatnonzero(kept.sizes)
+    starts = np.cumsum(kept.sizes[cut]) - kept.sizes[cut]
+    own = kept.token_ids == np.repeat(rollout.tokens[cut], kept.sizes[cut])
+    if not (found := np.logical_or.reduceat(own, starts)).all():
+        at = int(cut[found.argmin()])
+        raise DataError(
+            f"{where}.tokens[{at}] is {rollout.tokens[at]}, which is not among the tokens that were kept at that position.",
+            remedy="A token can only be sampled from those: look at the order of the kept tokens, and at their sizes.",
+        )
 
 
 def _check_trained(rollout: Rollout, where: str) -> None:

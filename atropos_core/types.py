@@ -8,7 +8,7 @@ the same position is 0 and has no meaning.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -26,6 +26,8 @@ Metrics = dict[str, float]
 
 ABSTAINED = "abstained"  # metric, 1 for an episode that its environment did not score (`Score.abstains`)
 UNKNOWN_VERSION = -1  # of a token whose client did not report a version
+MOST_KEPT = 512  # tokens that top_p, top_k and min_p leave at a position, so that what is recorded of them is bounded
+MOST_TIES = 64  # tokens that an engine may keep beyond them, being as likely as the last
 
 Split = Literal["train", "test"]
 Finish = Literal["stop", "length"]
@@ -37,7 +39,11 @@ def tokens(values: Sequence[int] | Tokens) -> Tokens:
 
 @dataclass(frozen=True)
 class Sampling:
-    """How to sample. `temperature` 0 is greedy."""
+    """How to sample. `temperature` 0 is greedy.
+
+    Logits are divided by the temperature. Then, in this order and as in vLLM: `min_p` keeps tokens with at least this share of the
+    likeliest one's probability; `top_k` keeps this many of the likeliest; `top_p` keeps the fewest of these that hold this share of
+    their joint probability. Each of them keeps at most MOST_KEPT tokens."""
 
     max_tokens: int = 256
     temperature: float = 1.0
@@ -45,16 +51,22 @@ class Sampling:
     top_k: int = 0  # 0: all
     stop_ids: tuple[int, ...] = ()  # end a completion, in addition to the model's own end tokens; only for one call
     stop: tuple[str, ...] = ()  # texts that end a reply; a policy's `sample` handles them, since engines see only ids
+    min_p: float = 0.0  # 0: none
 
     @property
     def truncated(self) -> bool:
-        """True if the distribution was cut, so that logprobs are renormalised over the tokens that were kept."""
-        return self.top_p < 1.0 or self.top_k > 0
+        """True if the distribution is cut, so that logprobs are renormalised over the tokens that are kept."""
+        return self.temperature > 0 and (self.top_p < 1.0 or self.top_k > 0 or self.min_p > 0)
+
+    @property
+    def most_kept(self) -> int:
+        """The most tokens that are kept at a position; 0: all."""
+        return min(self.top_k or MOST_KEPT, MOST_KEPT) if self.truncated else 0
 
     def of_run(self) -> dict[str, Any]:
-        """The values that a run sets, by name, as JSON; `stop` only if it is not empty."""
-        kept = {name: value for name, value in vars(self).items() if name not in ("stop_ids", "stop")}
-        return kept | ({"stop": list(self.stop)} if self.stop else {})
+        """The values that a run sets, by name, as JSON; `stop` and `min_p` only if they are set, since older ends know neither."""
+        kept = {name: value for name, value in vars(self).items() if name not in ("stop_ids", "stop", "min_p")}
+        return kept | ({"stop": list(self.stop)} if self.stop else {}) | ({"min_p": self.min_p} if self.min_p else {})
 
     @classmethod
     def from_run(cls, values: Mapping[str, Any]) -> Sampling:
@@ -83,6 +95,42 @@ class Draw:
 
 
 @dataclass(frozen=True)
+class Kept:
+    """The tokens that `top_p`, `top_k` and `min_p` kept at each of T positions: the ids of one position after those of another.
+    A position without any was sampled from the whole distribution, or not sampled."""
+
+    sizes: NDArray[np.int32]  # [T]
+    token_ids: Tokens  # [K]
+
+    def __post_init__(self) -> None:
+        if self.sizes.ndim != 1 or self.sizes.min(initial=0) < 0 or self.token_ids.shape != (self.sizes.sum(),):
+            raise DataError(
+                f"sizes of kept tokens must be whole numbers that add up to the {self.token_ids.size} token ids"
+            )
+
+    @property
+    def size_bytes(self) -> int:
+        return self.sizes.nbytes + self.token_ids.nbytes
+
+    def part(self, length: int) -> Kept:
+        """Return what was kept at the first `length` positions."""
+        sizes = self.sizes[:length]
+        return Kept(sizes, self.token_ids[: sizes.sum()])
+
+    @classmethod
+    def joined(cls, length: int, parts: Iterable[tuple[int, Kept | None]]) -> Kept | None:
+        """Return what was kept at `length` positions: in each part, from this position on. Parts are in order and do not overlap.
+        None if nothing was cut in any of them."""
+        there = [(start, kept) for start, kept in parts if kept is not None]
+        if not there:
+            return None
+        sizes = np.zeros(length, np.int32)
+        for start, kept in there:
+            sizes[start : start + len(kept.sizes)] = kept.sizes
+        return cls(sizes, np.concatenate([kept.token_ids for _, kept in there]))
+
+
+@dataclass(frozen=True)
 class Completion:
     """One sampled continuation of a prompt."""
 
@@ -92,6 +140,7 @@ class Completion:
     finish: Finish
     temperature: float
     truncated: bool = False
+    kept: Kept | None = None  # of T positions; None if nothing was cut, or if the engine does not say what was kept
 
 
 @dataclass(frozen=True)
@@ -138,6 +187,7 @@ class Rollout:
     ref_logprobs: Floats | None = None  # [T] of a reference model
     teacher: TopK | None = None  # of T positions
     sft: bool = False  # supervised data, not sampled: trained with an imitation loss
+    kept: Kept | None = None  # of T positions; a truncated rollout can be trained only with it
 
     def __post_init__(self) -> None:
         length = len(self.tokens)
@@ -151,12 +201,14 @@ class Rollout:
                 raise DataError(f"a rollout has a number in {name!r} that is not finite")
         if self.teacher is not None and len(self.teacher.offsets) != length + 1:
             raise DataError(f"a teacher has {len(self.teacher.offsets) - 1} positions, but there are {length} tokens")
+        if self.kept is not None and len(self.kept.sizes) != length:
+            raise DataError(f"kept tokens of {len(self.kept.sizes)} positions, but there are {length} tokens")
 
     @property
     def size_bytes(self) -> int:
         columns = [getattr(self, name) for name in ROLLOUT_COLUMNS]
         size: int = sum(column.nbytes for column in columns if column is not None)
-        return size + (0 if self.teacher is None else self.teacher.size_bytes)
+        return size + sum(more.size_bytes for more in (self.teacher, self.kept) if more is not None)
 
 
 @dataclass(frozen=True)
@@ -288,6 +340,20 @@ class Batch:
         return np.diff(self.offsets)
 
     @property
+    def kept_sizes(self) -> NDArray[np.int64]:
+        """[N] How many tokens top_p, top_k and min_p kept; 0 where nothing was cut, or where that is not known."""
+        kept = self.ragged.get(KEPT)
+        return np.zeros(len(self.tokens), np.int64) if kept is None else np.diff(kept.offsets)
+
+    @property
+    def unknown_cut(self) -> Bools:
+        """[S] True for a truncated sequence whose sender does not say which tokens were kept."""
+        if not self.truncated.any():
+            return self.truncated
+        unknown: Bools = self.truncated & (np.add.reduceat(self.kept_sizes, self.offsets[:-1]) == 0)
+        return unknown
+
+    @property
     def episode(self) -> NDArray[np.int32]:
         """[S]: sequences of one episode share a number, and count as one in a mean over sequences. Taken from the column
         "episode"; without that column, each sequence is its own episode."""
@@ -325,3 +391,4 @@ def offsets_of(counts: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
 ROLLOUT_COLUMNS = ("tokens", "sampled", "trained", "logprobs", "policy_version", "advantages", "ref_logprobs")
 TOKEN_COLUMNS = ("tokens", "sampled", "trained", "logprobs", "policy_version", "advantages")
 SEQUENCE_COLUMNS = ("has_logprobs", "temperature", "truncated", "group")
+KEPT = "kept_token_ids"  # a ragged column of a batch: `Rollout.kept`

@@ -28,7 +28,8 @@ MERMAID = re.compile(
 WORKER = Path(__file__).with_name("site") / "iframe-worker.js"
 NAVIGATION: Mapping[str, tuple[str, ...]] = {
     "Start": (
-        "index.md", "install.md", "recipes.md", "how-a-run-works.md", "commands.md", "multi-turn.md", "view.md", "python.md",
+        "index.md", "install.md", "recipes.md", "how-a-run-works.md", "cut-sampling.md", "commands.md", "multi-turn.md", "view.md",
+        "python.md",
         "benchmarks.md", "glossary.md", "contents.md",
     ),
     "Tutorial": tuple(

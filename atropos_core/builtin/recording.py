@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atropos_core.interfaces import SettledGroup, StepRecord
-from atropos_core.storage.token_file import OFFSETS
+from atropos_core.storage.token_file import KEPT_IDS, KEPT_SIZES, OFFSETS
 from atropos_core.types import UNKNOWN_VERSION, Floats, Rollout, TopK, offsets_of
 
 NOTHING = np.float32(np.nan)
@@ -104,6 +104,11 @@ def token_columns(record: StepRecord) -> dict[str, NDArray[Any]] | None:
     columns["advantages"] = np.where(columns["trained"], columns["advantages"], NOTHING)
     if any(rollout.teacher is not None for rollout in rollouts):
         columns["teacher_logprobs"] = np.concatenate([_of_own(one.tokens, one.teacher) for one in rollouts])
+    if kept := [one.kept for one in rollouts if one.kept is not None]:
+        columns[KEPT_SIZES] = np.concatenate(
+            [np.zeros(len(one.tokens), np.int32) if one.kept is None else one.kept.sizes for one in rollouts]
+        )
+        columns[KEPT_IDS] = np.concatenate([one.token_ids for one in kept])
     if any(rollout.ref_logprobs is not None for rollout in rollouts):
         columns["ref_logprobs"] = _joined(rollouts, [rollout.ref_logprobs for rollout in rollouts])
     return columns

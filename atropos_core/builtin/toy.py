@@ -22,7 +22,7 @@ from atropos_core.processes.endpoints import LocalEndpoint
 from atropos_core.rollouts.tokenizer import ChatTokenizer
 from atropos_core.storage.checkpoint import taking_up
 from atropos_core.storage.reading import open_file
-from atropos_core.types import Batch, Completion, Floats, Metrics, Sampling, Tokens
+from atropos_core.types import KEPT, Batch, Completion, Floats, Kept, Metrics, Ragged, Sampling, Tokens
 
 Table = NDArray[np.float64]
 
@@ -69,8 +69,10 @@ class ToyEngine(Engine):
         ends = {self._end, *sampling.stop_ids}
         ids: list[int] = []
         logprobs: list[float] = []
+        kept: list[Tokens] = []
         for uniform in uniforms:
             scaled = _cut(_log_softmax(self.weights["table"][last] / (sampling.temperature or 1.0)), sampling)
+            kept.append(np.flatnonzero(np.isfinite(scaled)).astype(np.int32))
             greedy = sampling.temperature == 0
             cumulative = np.cumsum(np.exp(scaled))
             last = int(
@@ -87,6 +89,7 @@ class ToyEngine(Engine):
             "stop" if last in ends else "length",
             sampling.temperature,
             sampling.truncated,
+            Kept(np.array([*map(len, kept)], np.int32), np.concatenate(kept)) if sampling.truncated else None,
         )
 
 
@@ -111,12 +114,14 @@ class ToyTrainer(Trainer):
         temperature = np.repeat(np.where(batch.temperature > 0, batch.temperature, 1), batch.lengths)[at]
         before, after = batch.tokens[at - 1], batch.tokens[at]
         logprobs = _log_softmax(table[before] / temperature[:, None])  # [n, vocabulary]
+        if (kept := batch.ragged.get(KEPT)) is not None:
+            logprobs = _renormalised(logprobs, kept.select(at))
         chosen = logprobs[np.arange(len(at)), after]
         recomputed = np.zeros(len(batch.tokens), np.float32)
         recomputed[at] = chosen
         scored = batch.sampled & ~starts
         entropy = np.full(len(batch.tokens), np.nan, np.float32)
-        entropy[at] = -(np.exp(logprobs) * logprobs).sum(axis=-1)
+        entropy[at] = -(np.exp(logprobs) * np.where(np.isfinite(logprobs), logprobs, 0.0)).sum(axis=-1)
         weight = (batch.advantages * batch.trained)[at] / max(int(batch.trained.sum()), 1)
         gradient = np.zeros_like(table)
         np.add.at(gradient, (before, after), weight)
@@ -153,15 +158,24 @@ class ToyTrainer(Trainer):
 
 
 def _cut(scores: Table, sampling: Sampling) -> Table:
-    """Keep the `top_k` likeliest, and of those the fewest that hold `top_p`; set the rest to minus infinity."""
+    """Set tokens that `min_p`, `top_k` and `top_p` do not keep to minus infinity, and renormalise."""
     if not sampling.truncated:
         return scores
-    order = np.argsort(-scores, kind="stable")[: sampling.top_k or len(scores)]
+    order = np.argsort(-scores, kind="stable")[: sampling.most_kept]
+    order = order[np.exp(scores[order] - scores[order[0]]) >= sampling.min_p]
     mass = np.cumsum(np.exp(scores[order]))
     order = order[: int(np.searchsorted(mass, sampling.top_p * mass[-1])) + 1]
     kept = np.full_like(scores, -np.inf)
     kept[order] = scores[order]
     return _log_softmax(kept)
+
+
+def _renormalised(logprobs: Table, kept: Ragged) -> Table:
+    """Renormalise logprobs [n, V] over the tokens that were kept at each row; a row without any stays as it is."""
+    sizes = np.diff(kept.offsets)
+    there = np.repeat(sizes[:, None] == 0, logprobs.shape[1], axis=1)
+    there[np.repeat(np.arange(len(sizes)), sizes), kept.values] = True
+    return _log_softmax(np.where(there, logprobs, -np.inf))
 
 
 def _table(tokenizer: ChatTokenizer) -> Table:

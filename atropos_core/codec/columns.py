@@ -22,6 +22,7 @@ from atropos_core.types import (
     Episode,
     Failed,
     Floats,
+    Kept,
     Message,
     Rollout,
     ScoredGroup,
@@ -73,6 +74,7 @@ class GroupColumns:
     failed: tuple[Failed, ...]
     group_advantages: Floats | None  # [G]
     wire: Mapping[str, Any]
+    kept: list[Kept | None] | None = None  # [S] written only if there are any
 
     def __post_init__(self) -> None:
         rollouts, lengths = self.rollouts, self.lengths
@@ -89,6 +91,8 @@ class GroupColumns:
         """Raises DataError for columns from outside that have a wrong type."""
         if self.teachers is not None and {*map(type, self.teachers)} - {TopK, type(None)}:
             raise DataError("a group has a teacher that is none")
+        if self.kept is not None and {*map(type, self.kept)} - {Kept, type(None)}:
+            raise DataError("a group has kept tokens that are none")
         if self.details is not None and any(type(one) is not tuple or len(one) != 3 for one in self.details):
             raise DataError("an episode has parts, metrics and messages, or nothing")
         if type(self.rewards) is not np.ndarray:
@@ -160,6 +164,7 @@ class GroupColumns:
             failed=group.failed,
             group_advantages=group.advantages,
             wire=group.wire,
+            kept=[one.kept for one in rollouts] if any(one.kept is not None for one in rollouts) else None,
             **found,
         )
 
@@ -178,7 +183,7 @@ class GroupColumns:
             return [None if lacks else row for row, lacks in zip(rows, absent, strict=True)]
 
         optional = zip(*map(cut, OPTIONAL), strict=True)
-        teachers = self.teachers or nothing
+        teachers, kept = self.teachers or nothing, self.kept or nothing
         rollouts = []
         for number, ((start, end), (logprobs, advantages, reference)) in enumerate(zip(bounds, optional, strict=True)):
             sampled = self.sampled[start:end]
@@ -195,6 +200,7 @@ class GroupColumns:
                     reference,
                     teachers[number],
                     self.sft[number],
+                    kept[number],
                 )
             )
         episodes = []

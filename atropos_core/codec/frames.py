@@ -39,13 +39,17 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 RECORDS: dict[str, type[Any]] = {
     record.__name__: record
     for record in (
-        types.Sampling, types.Task, types.Draw, types.Completion, types.TopK, types.Rollout, types.Episode, types.Failed,
+        types.Sampling, types.Task, types.Draw, types.Completion, types.TopK, types.Kept, types.Rollout, types.Episode, types.Failed,
         types.ScoredGroup, types.Column, types.Ragged, types.Batch, interfaces.ModelInfo,
     )
 }  # fmt: skip
-OPTIONAL = {
-    types.Sampling: ("stop_ids", "stop")
-}  # last fields that are written only if there are any: older ends know none
+# Last fields with their defaults. They are left out if all that follow have their defaults, since older ends do not know them.
+OPTIONAL: dict[type[Any], dict[str, Any]] = {
+    types.Sampling: {"stop_ids": (), "stop": (), "min_p": 0.0},
+    types.Completion: {"kept": None},
+    types.Rollout: {"kept": None},
+    GroupColumns: {"kept": None},
+}
 _FIELDS = {
     record: attrgetter(*(field.name for field in dataclasses.fields(record))) for record in RECORDS.values()
 }  # none has fewer than two, so each gives a tuple
@@ -118,6 +122,8 @@ def encode(value: Any) -> list[Buffer]:
         if alike:
             values[_TRAINED] = None
         values[_DRAW] = list(_FIELDS[types.Draw](columns.draw))
+        if columns.kept is None:
+            values.pop()  # older ends know no such column
         return [walk(value) for value in values]
 
     def put_implied(item: Any, dtype: np.dtype[Any]) -> Any:
@@ -134,11 +140,11 @@ def encode(value: Any) -> list[Buffer]:
             return put_array(item)
         if kind is types.ScoredGroup and (columns := GroupColumns.of(item)) is not None:
             return {"~g": put_columns(columns)}
-        if kind is types.Sampling and not item.stop:
-            fewer = -1 if item.stop_ids else -2
-            return {"~r": "Sampling", "~f": [walk(entry) for entry in _FIELDS[kind](item)[:fewer]]}
         if fields := _FIELDS.get(kind):
-            return {"~r": kind.__name__, "~f": [walk(entry) for entry in fields(item)]}
+            entries = fields(item)
+            if kind in OPTIONAL:
+                entries = entries[: _count(entries, OPTIONAL[kind])]
+            return {"~r": kind.__name__, "~f": [walk(entry) for entry in entries]}
         if kind is list:
             return [walk(entry) for entry in item]
         if kind is tuple:
@@ -224,7 +230,10 @@ def decode(frame: Buffer, *, most_bytes: int | None = None, loads: Callable[[str
         (
             draw, task, rollouts, lengths, tokens, sampled, trained, versions, logprobs, advantages, reference, lacking,
             temperature, truncated, sft, teachers, scores, correct, finish, details, rewards, parts, failed, given, wire,
+            *kept,
         ) = fields  # fmt: skip
+        if len(kept) > 1:
+            raise DataError(f"a group of {len(fields)} columns is refused")
         sequences, episodes, total = len(lengths), len(scores), sum(lengths)
         left -= 14 * total  # of the columns that nearly every group has, in bytes a token
         if left < 0 or min(lengths) < 0:
@@ -254,11 +263,14 @@ def decode(frame: Buffer, *, most_bytes: int | None = None, loads: Callable[[str
             _many(finish, episodes), None if details is None else _many(walk(details), episodes),
             np.frombuffer(body, np.float32, episodes, rewards) if type(rewards) is int else walk(rewards),
             walk(parts) if parts else parts, walk(failed), given and walk(given), walk(wire) if wire else wire,
+            _many(walk(kept[0]), sequences) if kept and kept[0] is not None else None,
         )  # fmt: skip
         if lacking != {}:
             for absent in lacking.values():
                 _many(absent, sequences)
-        if not (implied and advantages is None and reference is None and details is None and teachers is None):
+        if not (
+            implied and advantages is None and reference is None and details is None and teachers is None and not kept
+        ):
             made.refuse_other_types()
         return made.group()
 
@@ -303,6 +315,16 @@ def decode(frame: Buffer, *, most_bytes: int | None = None, loads: Callable[[str
         return walk(loads(header))
     except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError, MemoryError) as error:
         raise DataError(f"a frame that cannot be read: {error}") from error
+
+
+def _count(entries: tuple[Any, ...], optional: dict[str, Any]) -> int:
+    """Return how many entries are written: without the last ones that have their default."""
+    count = len(entries)
+    for default in reversed(optional.values()):
+        if entries[count - 1] is not default and entries[count - 1] != default:
+            return count
+        count -= 1
+    return count
 
 
 def _once(values: list[Any]) -> list[Any]:

@@ -37,6 +37,7 @@ ALIASES = {  # another library's name: the path here
     "max_response_length": "sampling.max_tokens",
     "max_steps": "training.steps",
     "max_tokens": "sampling.max_tokens",
+    "min_p": "sampling.min_p",
     "num_generations": "training.group_size",
     "num_iterations": "trainer.epochs",
     "num_train_epochs": "training.steps",

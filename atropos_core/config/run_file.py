@@ -29,7 +29,7 @@ from atropos_core.guards.patience import Patience
 from atropos_core.plugins.option_numbers import NoBooleanIsANumber
 from atropos_core.plugins.option_paths import AbsolutePath, WrittenIn
 from atropos_core.storage.reading import parse_toml, read_text
-from atropos_core.types import Sampling
+from atropos_core.types import MOST_KEPT, Sampling
 
 
 class Section(NoBooleanIsANumber):
@@ -73,10 +73,10 @@ def checked_temperature(value: float) -> float:
 Temperature = Annotated[float, AfterValidator(checked_temperature)]
 
 
-def refuse_cut_greedy(section: str, temperature: float, top_p: float, top_k: int) -> None:
-    """Raises ValueError for top_p or top_k at temperature 0: the likeliest token is the same with or without them."""
-    if temperature == 0 and (top_p, top_k) != (1.0, 0):
-        idle = "top_p" if top_p != 1.0 else "top_k"
+def refuse_cut_greedy(section: str, temperature: float, top_p: float, top_k: int, min_p: float) -> None:
+    """Raises ValueError for top_p, top_k or min_p at temperature 0: the likeliest token is the same with or without them."""
+    if temperature == 0 and (top_p, top_k, min_p) != (1.0, 0, 0.0):
+        idle = "top_p" if top_p != 1.0 else "top_k" if top_k else "min_p"
         raise ValueError(
             f"{section}.{idle} has no effect at {section}.temperature = 0, where the likeliest token is taken: remove it, or "
             "raise the temperature"
@@ -93,9 +93,21 @@ class SamplingSection(Section):
         1.0,
         gt=0,
         le=1,
-        description="sample from the likeliest tokens that together have this probability; 1: from all",
+        description=f"sample from the likeliest tokens that together have this probability, at most {MOST_KEPT}; 1: from all",
     )
-    top_k: int = Field(0, ge=0, description="sample from this many of the likeliest tokens; 0: from all")
+    top_k: int = Field(
+        0,
+        ge=0,
+        le=MOST_KEPT,
+        description=f"sample from this many of the likeliest tokens, at most {MOST_KEPT}; 0: from all",
+    )
+    min_p: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="sample from tokens with at least this share of the likeliest one's probability, at most "
+        f"{MOST_KEPT} tokens; 0: from all",
+    )
 
     stop: tuple[str, ...] = Field(
         (), description="texts at which a reply ends, also in evaluations; the text stays in the reply and its tokens"
@@ -112,7 +124,7 @@ class SamplingSection(Section):
 
     @model_validator(mode="after")
     def _refuse_cut_greedy(self) -> SamplingSection:
-        refuse_cut_greedy("sampling", self.temperature, self.top_p, self.top_k)
+        refuse_cut_greedy("sampling", self.temperature, self.top_p, self.top_k, self.min_p)
         return self
 
     def record(self) -> Sampling:
@@ -194,23 +206,24 @@ class EvaluationSection(Section):
         0.0, description="as sampling.temperature; 0: the likeliest token, which needs samples = 1"
     )
     top_p: float = Field(1.0, gt=0, le=1, description="as sampling.top_p")
-    top_k: int = Field(0, ge=0, description="as sampling.top_k")
+    top_k: int = Field(0, ge=0, le=MOST_KEPT, description="as sampling.top_k")
+    min_p: float = Field(0.0, ge=0, le=1, description="as sampling.min_p")
     max_tokens: int | None = Field(None, ge=1, description="longest reply, in tokens; unset: as sampling.max_tokens")
 
     def sampling(self, run: Sampling) -> Sampling:
         """Return the sampling of evaluations: this section's, with the run's stop texts, and the run's max_tokens unless set here.
-        At temperature 0, top_p and top_k are ignored."""
+        At temperature 0, top_p, top_k and min_p are ignored."""
         max_tokens = self.max_tokens or run.max_tokens
         if self.temperature == 0:
             return Sampling(max_tokens, 0.0, stop=run.stop)
-        return Sampling(max_tokens, self.temperature, self.top_p, self.top_k, stop=run.stop)
+        return Sampling(max_tokens, self.temperature, self.top_p, self.top_k, stop=run.stop, min_p=self.min_p)
 
     def ks(self) -> tuple[int, ...]:
         return ((self.samples,) if self.samples > 1 else ()) if self.pass_at is None else self.pass_at
 
     def check(self) -> None:
         """Raises ValueError if samples, temperature and pass_at contradict each other."""
-        refuse_cut_greedy("evaluation", self.temperature, self.top_p, self.top_k)
+        refuse_cut_greedy("evaluation", self.temperature, self.top_p, self.top_k, self.min_p)
         if self.samples > 1 and self.temperature == 0:
             raise ValueError(
                 f"evaluation.samples = {self.samples} at evaluation.temperature = 0 would be one reply {self.samples} "

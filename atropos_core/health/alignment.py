@@ -16,10 +16,11 @@ Correct logprobs do not prove that tokens were sampled with them: the temperatur
 tokens that were sampled from p, -log p is the entropy of p on average. Over fresh tokens, the sum of the differences is a
 martingale that stays within a few of its own standard errors. `surprise_z` counts these.
 
-Truncated rollouts (top_p, top_k) have logprobs of another distribution, q / Z, where Z <= 1 is the mass that was kept. They are
-never below q's, so one side can be checked: d <= -log Z + rounding <= rounding for fresh tokens, and exp(d) has a mean of at most
-1 for older ones (a supermartingale, for which Ville's inequality also holds). The other side and surprise cannot be checked.
-Rollouts without logprobs are not compared.
+Truncated rollouts (top_p, top_k, min_p) say which tokens were kept. Then p and q are both renormalised over these, and all of the
+above holds for them. If that is not known (records of older versions), q is q' / Z of the whole distribution q', where Z <= 1 is the
+mass that was kept. It is never below q', so one side can be checked: d <= -log Z + rounding <= rounding for fresh tokens, and exp(d)
+has a mean of at most 1 for older ones (a supermartingale, for which Ville's inequality also holds). Rollouts without logprobs are not
+compared.
 """
 
 from __future__ import annotations
@@ -58,10 +59,11 @@ def bound_of(rounding: float | None, dtype: str) -> float:
 
 def compare(batch: Batch, recomputed: Floats, compared: Bools, exact: Bools, entropy: Floats | None = None) -> Metrics:
     """Compare logprobs of a batch. `recomputed` [N] is log p where `compared` [N] is True. `exact` [N] is True if p has the weights
-    before any optimizer step of this batch, not after one or more. `entropy` [N] is of the whole distribution p, NaN if unknown.
-    Tokens without a claimed logprob are skipped; those that top_p or top_k cut are compared on one side."""
+    before any optimizer step of this batch, not after one or more. `entropy` [N] is of the distribution p, NaN if unknown. Both are
+    of p renormalised over the tokens that were kept, where the batch has these. Tokens without a claimed logprob are skipped; those
+    that were cut to unknown tokens are compared on one side."""
     claimed = batch.sampled & np.repeat(batch.has_logprobs, batch.lengths)
-    cut = claimed & np.repeat(batch.truncated, batch.lengths)
+    cut = claimed & np.repeat(batch.unknown_cut, batch.lengths)
     compared = compared & claimed
     difference = np.where(compared, recomputed.astype(np.float64) - batch.logprobs, 0.0)
     new = compared & exact & (batch.policy_version == batch.version - 1)

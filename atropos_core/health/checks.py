@@ -513,7 +513,7 @@ class Unchecked(Check[options.ShareAbove]):
     )
 
     def wrong(self, seen: Numbers) -> str | None:
-        # Tokens that top_p or top_k cut are compared on one side: `health.alignment`.
+        # Tokens that were cut to unknown tokens are compared on one side: `health.alignment`.
         share = seen["alignment/unchecked_share"] - seen.get("alignment/truncated_share", 0.0)
         if share <= self.options.share:
             return None

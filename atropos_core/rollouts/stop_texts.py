@@ -14,7 +14,7 @@ import numpy as np
 from atropos_core.conversation import Policy
 from atropos_core.group_schema import MOST_STOP_IDS
 from atropos_core.seeds import derive
-from atropos_core.types import Completion, Sampling, Tokens
+from atropos_core.types import Completion, Kept, Sampling, Tokens
 
 MOST_CONTINUED = 8  # times, in one reply: an engine may compute the prompt again each time
 
@@ -70,6 +70,7 @@ def first_tokens(sampled: Completion, size: int) -> Completion:
         logprobs=sampled.logprobs[:size],
         policy_version=sampled.policy_version[:size],
         finish="stop",
+        kept=None if sampled.kept is None else sampled.kept.part(size),
     )
 
 
@@ -116,4 +117,5 @@ def _joined(sampled: Completion, more: Completion) -> Completion:
         tokens=np.concatenate([sampled.tokens, more.tokens]),
         logprobs=np.concatenate([sampled.logprobs, more.logprobs]),
         policy_version=np.concatenate([sampled.policy_version, more.policy_version]),
+        kept=Kept.joined(len(sampled.tokens) + len(more.tokens), [(0, sampled.kept), (len(sampled.tokens), more.kept)]),
     )

@@ -18,6 +18,10 @@ TOKEN_COLUMNS = {  # [N]
     "ids": "I32", "sampled": "BOOL", "trained": "BOOL", "logprobs": "F32", "versions": "I32", "advantages": "F32",
 }  # fmt: skip
 OPTIONAL_COLUMNS = ("trainer_logprobs", "entropy", "teacher_logprobs", "ref_logprobs")  # [N] float32
+KEPT_SIZES, KEPT_IDS = (
+    "kept_sizes",
+    "kept_ids",
+)  # int32: [N] how many tokens top_p, top_k, min_p kept, and [K] their ids
 SEQUENCE_COLUMNS = {"episodes": "I32", "temperature": "F32", "truncated": "BOOL"}  # [S]
 OFFSETS = "sequence_offsets"  # [S + 1] int64
 

@@ -56,7 +56,7 @@ class AlignmentCheck:
             where = worst.get("alignment/worst_truncated", "a rollout")
             raise Misaligned(
                 f"step {step}: {where} was not sampled from the weights that the trainer published. It was sampled with "
-                f"top_p or top_k, which only raise the logprobs of what they keep, and one of its tokens has {excess:.3g} nats less "
+                f"top_p, top_k or min_p, which only raise the logprobs of what they keep, and one of its tokens has {excess:.3g} nats less "
                 f"than the trainer's own logprob; the bound is {self._max_diff:g}.",
                 remedy="Check the bridge first; with workers elsewhere, check the worker that sent it.",
             )

@@ -8,15 +8,15 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from atropos_core.errors import DataError
-from atropos_core.types import Batch, Column, Floats, Ragged, Rollout, ScoredGroup, TopK, offsets_of
+from atropos_core.types import KEPT, Batch, Column, Floats, Ragged, Rollout, ScoredGroup, TopK, offsets_of
 
 
 def to_batch(groups: Sequence[ScoredGroup], version: int) -> Batch:
     """Return the batch. `version` is the policy version that it will produce: `version - 1` samples while it is trained.
 
     A rollout's own per-token advantages take precedence over its episode's. Raises DataError if there are neither. Optional values
-    are columns if any rollout of the batch has them: `ref_logprobs`, `sft`, `teacher_*`; and `episode`, if an episode has several
-    rollouts.
+    are columns if any rollout of the batch has them: `ref_logprobs`, `sft`, `teacher_*`, `kept_token_ids`; and `episode`, if an
+    episode has several rollouts.
     """
     rollouts: list[Rollout] = []
     advantages: list[Floats] = []
@@ -90,14 +90,25 @@ def _columns(rollouts: Sequence[Rollout]) -> dict[str, Column]:
 
 
 def _ragged(rollouts: Sequence[Rollout]) -> Mapping[str, Ragged]:
+    made = _kept(rollouts)
     if all(rollout.teacher is None for rollout in rollouts):
-        return {}
+        return made
     teachers = [rollout.teacher or _silent(len(rollout.tokens)) for rollout in rollouts]
     offsets = offsets_of(np.concatenate([np.diff(teacher.offsets) for teacher in teachers]))
-    return {
+    return made | {
         "teacher_token_ids": Ragged(offsets, np.concatenate([teacher.token_ids for teacher in teachers])),
         "teacher_logprobs": Ragged(offsets, np.concatenate([teacher.logprobs for teacher in teachers])),
     }
+
+
+def _kept(rollouts: Sequence[Rollout]) -> dict[str, Ragged]:
+    if all(rollout.kept is None for rollout in rollouts):
+        return {}
+    sizes = [
+        np.zeros(len(rollout.tokens), np.int32) if rollout.kept is None else rollout.kept.sizes for rollout in rollouts
+    ]
+    ids = np.concatenate([rollout.kept.token_ids for rollout in rollouts if rollout.kept is not None])
+    return {KEPT: Ragged(offsets_of(np.concatenate(sizes)), ids)}
 
 
 def _silent(length: int) -> TopK:

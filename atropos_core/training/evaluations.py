@@ -15,7 +15,12 @@ from atropos_core.storage.reading import numbered
 from atropos_core.training.alignment_check import check_one_version
 
 AFFECTS_EVALUATION = frozenset(
-    {*(f"evaluation.{name}" for name in ("problems", "samples", "temperature", "top_p", "top_k", "max_tokens"))}
+    {
+        *(
+            f"evaluation.{name}"
+            for name in ("problems", "samples", "temperature", "top_p", "top_k", "min_p", "max_tokens")
+        )
+    }
     | {"sampling.max_tokens", "sampling.stop"}
 )
 

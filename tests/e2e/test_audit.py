@@ -218,7 +218,7 @@ def test_what_cannot_be_compared_is_counted(atropos, tmp_path):
     finish(tmp_path / "run", "run", *RUN, *arguments)
     code, text, faults = audited(atropos, tmp_path / "run")
     assert (code, faults) == (0, []), text
-    assert "not compared: 128 sequences were sampled with top_p or top_k" in text
+    assert "not compared: 128 sequences were sampled with top_p, top_k or min_p" in text
     assert "compared with those of versions" in text, "the trainer's own, which are of the whole distribution"
 
 

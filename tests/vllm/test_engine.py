@@ -56,10 +56,33 @@ async def test_logprobs_of_what_it_samples_are_those_of_transformers(served: Hos
         assert (best > np.log(1 / VOCABULARY)).all()
 
 
-async def test_truncated_sampling_is_reported_and_its_logprobs_are_renormalised(served: Hosted) -> None:
-    [one] = await served.engine.sample(PROMPT, 1, Sampling(20, 1.0, top_k=1), [1], LONG_S)
-    assert one.truncated
-    np.testing.assert_allclose(one.logprobs, 0.0, atol=1e-6)
+def probabilities(directory: Path, prompt: Any, reply: Any, temperature: float) -> Any:
+    """[T, V] at each token of the reply, by transformers."""
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, local_files_only=True).eval()
+    with torch.inference_mode():
+        logits = model(torch.from_numpy(np.concatenate([prompt, reply]).astype(np.int64))[None]).logits[0].double()
+    return torch.softmax(logits[len(prompt) - 1 : -1] / temperature, -1).numpy()
+
+
+@pytest.mark.parametrize(
+    "cut", [{"top_k": 1}, {"top_k": 20, "top_p": 0.95}, {"top_p": 0.5}, {"min_p": 0.3}, {"min_p": 0.1, "top_k": 50, "top_p": 0.7}],
+    ids=str,
+)  # fmt: skip
+async def test_what_a_cut_keeps_is_what_the_definition_keeps(served: Hosted, cut: dict[str, Any]) -> None:
+    """Of transformers' probabilities, in the order of `types.Sampling`. A token at the very boundary may go either way."""
+    [one] = await served.engine.sample(PROMPT, 1, Sampling(20, 0.8, **cut), [1], LONG_S)
+    assert one.truncated and one.kept is not None and len(one.kept.sizes) == len(one.tokens)
+    whole = probabilities(served.model, PROMPT, one.tokens, 0.8)
+    sampling = Sampling(1, **cut)
+    parts = np.split(one.kept.token_ids, np.cumsum(one.kept.sizes)[:-1])
+    for p, kept, token, logprob in zip(whole, parts, one.tokens, one.logprobs, strict=True):
+        order = np.argsort(-p, kind="stable")
+        order = order[p[order] >= sampling.min_p * p[order[0]]][: sampling.most_kept]
+        mass = np.cumsum(p[order]) / p[order].sum()
+        expected = order[: int(np.searchsorted(mass, sampling.top_p)) + 1]
+        differs = set(expected.tolist()) ^ set(kept.tolist())
+        assert len(differs) <= 1, "only a token at the boundary"
+        assert token in kept and float(np.log(p[token] / p[kept].sum())) == pytest.approx(float(logprob), abs=1e-4)
 
 
 async def test_the_same_seed_draws_the_same_tokens_whoever_samples_beside_it(served: Hosted) -> None:

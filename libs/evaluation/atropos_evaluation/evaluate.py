@@ -29,7 +29,7 @@ from atropos_evaluation.policies import checkpoint_policy
 if TYPE_CHECKING:
     from atropos_evaluation.chat_model import ChatModel
 
-SECTION = ("problems", "samples", "pass_at", "temperature", "top_p", "top_k", "max_tokens")
+SECTION = ("problems", "samples", "pass_at", "temperature", "top_p", "top_k", "min_p", "max_tokens")
 USES = Uses(
     "atropos eval",
     (*ROLLOUT_SECTIONS, *(f"evaluation.{name}" for name in SECTION), "training.rollout_deadline_s"),
@@ -138,8 +138,10 @@ def _remote_model(
 
 def _refuse_unfit(plan: Plan, remote: ChatModel) -> None:
     """Raise ConfigError for what a model behind a chat URL cannot do."""
-    if plan.config.evaluation.sampling(plan.config.sampling.record()).top_k:
-        raise ConfigError("evaluation.top_k: OpenAI's API has none.", remedy="Leave it at 0 with --model-url.")
+    sampling = plan.config.evaluation.sampling(plan.config.sampling.record())
+    for name in ("top_k", "min_p"):
+        if getattr(sampling, name):
+            raise ConfigError(f"evaluation.{name}: OpenAI's API has none.", remedy="Leave it at 0 with --model-url.")
     for name, one in plan.named["environment"].items():
         if "baseline" in type(one.options).model_fields:
             raise ConfigError(

@@ -137,10 +137,10 @@ def _claims(step: int, file: TokenFile, before: int | None, found: Audit) -> Ite
         known = _known(tokens)
         if tokens.truncated:
             found.left_out[
-                "sequences were sampled with top_p or top_k: the engine's logprobs are of another distribution"
+                "sequences were sampled with top_p, top_k or min_p: their logprobs are of what these kept"
             ] += 1
-            known[:] = False
-        elif tokens.sampled.any() and not known.any():
+            continue
+        if tokens.sampled.any() and not known.any():
             found.left_out["sequences came without logprobs"] += 1
         for version, count in zip(*np.unique(tokens.versions[known], return_counts=True), strict=True):
             if version == UNKNOWN_VERSION:

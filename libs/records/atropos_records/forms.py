@@ -34,6 +34,7 @@ ROWS: dict[str, Column] = {
     "truncated": "bool", "input_ids": "list[int32]", "response_mask": "list[bool]", "loss_mask": "list[bool]",
     "logprobs": "list[float]", "policy_versions": "list[int32]", "advantages": "list[float]", "trainer_logprobs": "list[float]",
     "entropy": "list[float]", "teacher_logprobs": "list[float]", "ref_logprobs": "list[float]",
+    "kept_sizes": "list[int32]", "kept_ids": "list[int32]",
 }  # fmt: skip
 
 
@@ -144,4 +145,6 @@ def _token_columns(sequence: SequenceTokens) -> Row:
         "entropy": sequence.entropy,
         "teacher_logprobs": sequence.teacher_logprobs,
         "ref_logprobs": sequence.ref_logprobs,
+        "kept_sizes": None if sequence.kept is None else sequence.kept.sizes,
+        "kept_ids": None if sequence.kept is None else sequence.kept.token_ids,
     }

@@ -12,8 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atropos_core.errors import DataError
-from atropos_core.storage.token_file import FORMAT, OFFSETS, OPTIONAL_COLUMNS, SEQUENCE_COLUMNS, TOKEN_COLUMNS
-from atropos_core.types import Bools, Floats, Tokens, Versions
+from atropos_core.storage.token_file import (
+    FORMAT,
+    KEPT_IDS,
+    KEPT_SIZES,
+    OFFSETS,
+    OPTIONAL_COLUMNS,
+    SEQUENCE_COLUMNS,
+    TOKEN_COLUMNS,
+)
+from atropos_core.types import Bools, Floats, Kept, Tokens, Versions, offsets_of
 
 
 @dataclass(frozen=True)
@@ -32,7 +40,8 @@ class SequenceTokens:
     ref_logprobs: Floats | None  # [T]
     episode: int  # its line in the file of texts, from 0
     temperature: float
-    truncated: bool  # sampled with top_p or top_k: logprobs are of what these left
+    truncated: bool  # sampled with top_p, top_k or min_p: logprobs, the trainer's too, are of what these kept
+    kept: Kept | None  # of T positions; None if nothing was cut, or if it was not recorded
 
     @property
     def replies(self) -> list[tuple[int, int]]:
@@ -44,6 +53,7 @@ class SequenceTokens:
 def sequences_of(columns: Mapping[str, NDArray[Any]]) -> list[SequenceTokens]:
     """Return all sequences of columns that are in memory."""
     offsets = columns[OFFSETS]
+    kept_offsets = offsets_of(columns[KEPT_SIZES]) if KEPT_SIZES in columns else None
 
     def cut(name: str, number: int) -> Any:
         return columns[name][offsets[number] : offsets[number + 1]] if name in columns else None
@@ -54,6 +64,12 @@ def sequences_of(columns: Mapping[str, NDArray[Any]]) -> list[SequenceTokens]:
             episode=int(columns["episodes"][number]),
             temperature=float(columns["temperature"][number]),
             truncated=bool(columns["truncated"][number]),
+            kept=None
+            if kept_offsets is None
+            else Kept(
+                cut(KEPT_SIZES, number),
+                columns[KEPT_IDS][kept_offsets[offsets[number]] : kept_offsets[offsets[number + 1]]],
+            ),
         )
         for number in range(len(offsets) - 1)
     ]
@@ -74,6 +90,7 @@ class TokenFile:
         except (OSError, SafetensorError) as error:
             raise _damaged(path, str(error)) from error
         self.column = cache(self._column)
+        self._kept_offsets = cache(lambda: offsets_of(self._file.get_tensor(KEPT_SIZES)))
 
     @property
     def sequences(self) -> int:
@@ -104,7 +121,15 @@ class TokenFile:
             episode=int(self._row("episodes", number)),
             temperature=float(self._row("temperature", number)),
             truncated=bool(self._row("truncated", number)),
+            kept=self._kept(start, end),
         )
+
+    def _kept(self, start: int, end: int) -> Kept | None:
+        if KEPT_SIZES not in self.names:
+            return None
+        offsets = self._kept_offsets()
+        ids = self._file.get_slice(KEPT_IDS)[int(offsets[start]) : int(offsets[end])]
+        return Kept(np.diff(offsets[start : end + 1]).astype(np.int32), ids)
 
     def of_episode(self, line: int) -> list[int]:
         """Return the numbers of an episode's sequences."""
@@ -123,9 +148,10 @@ class TokenFile:
             raise _damaged(path, f"it says format {metadata.get('format')!r:.40}, and this program reads {FORMAT!r}")
         self.names = frozenset(file.keys())
         wanted = {OFFSETS: "I64", **TOKEN_COLUMNS, **SEQUENCE_COLUMNS}
+        wanted |= {name: "F32" for name in OPTIONAL_COLUMNS if name in self.names}
+        wanted |= {name: "I32" for name in (KEPT_SIZES, KEPT_IDS) if {KEPT_SIZES, KEPT_IDS} & self.names}
         if lacking := sorted(wanted.keys() - self.names):
             raise _damaged(path, f"it has no {', '.join(lacking)}")
-        wanted |= {name: "F32" for name in OPTIONAL_COLUMNS if name in self.names}
         shapes = {}
         for name, dtype in wanted.items():
             part = file.get_slice(name)
@@ -139,6 +165,8 @@ class TokenFile:
             raise _damaged(path, f"{OFFSETS} do not rise from 0")
         for name in wanted.keys() - {OFFSETS}:
             length = self.sequences if name in SEQUENCE_COLUMNS else self.tokens
+            if name == KEPT_IDS:
+                length = int(file.get_tensor(KEPT_SIZES).sum())
             if shapes[name] != length:
                 raise _damaged(path, f"{name} has {shapes[name]} entries, and {OFFSETS} say {length}")
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atropos_core.errors import TrainingDiverged
-from atropos_core.types import Completion, Sampling, Tokens
+from atropos_core.types import Completion, Kept, Sampling, Tokens
 from atropos_engine_hf.decoder import Decoder, Logits, chunks
 from atropos_engine_hf.sampler import BLOCK, choose, uniforms
 
@@ -34,6 +34,7 @@ class SequenceState:
     stop_ids: frozenset[int] = frozenset()  # those of its call, in addition to the model's
     logprobs: NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))  # of the sampled tokens
     versions: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
+    kept: list[Tokens | None] = field(default_factory=list)  # of each sampled token; empty if the call cuts nothing
 
     @property
     def end(self) -> int:
@@ -48,7 +49,12 @@ class SequenceState:
             finish="stop" if stopped else "length",
             temperature=self.sampling.temperature,
             truncated=self.sampling.truncated,
+            kept=self._kept() if self.sampling.truncated else None,
         )
+
+    def _kept(self) -> Kept:
+        sizes = np.array([0 if ids is None else len(ids) for ids in self.kept], np.int32)
+        return Kept(sizes, np.concatenate([np.zeros(0, np.int32), *(ids for ids in self.kept if ids is not None)]))
 
 
 Finished = tuple[SequenceState, Completion]
@@ -75,6 +81,7 @@ class RunningBatch:
             "temperature": np.zeros(max_rows),
             "top_p": np.zeros(max_rows),
             "top_k": np.zeros(max_rows, np.int64),
+            "min_p": np.zeros(max_rows),
             "uniform": np.zeros((max_rows, BLOCK)),
             "tokens": np.zeros((max_rows, 0), np.int64),
             "logprobs": np.zeros((max_rows, 0), np.float32),
@@ -179,7 +186,9 @@ class RunningBatch:
         columns["start"][slot], columns["length"][slot], columns["end"][slot] = start, length, row.end
         columns["has_stop_ids"][slot] = bool(row.stop_ids)
         columns["temperature"][slot] = row.sampling.temperature
-        columns["top_p"][slot], columns["top_k"][slot] = row.sampling.top_p, row.sampling.top_k
+        cut = row.sampling.truncated
+        columns["top_p"][slot], columns["min_p"][slot] = (row.sampling.top_p, row.sampling.min_p) if cut else (1.0, 0.0)
+        columns["top_k"][slot] = row.sampling.most_kept
         columns["uniform"][slot] = uniforms(row.seed, (length - start) // BLOCK)
         columns["tokens"][slot, :length] = row.tokens
         columns["logprobs"][slot, start:length] = row.logprobs
@@ -201,8 +210,8 @@ class RunningBatch:
             for slot in at[fresh]:
                 columns["uniform"][slot] = uniforms(self.rows[slot].seed, int(sampled[slot - slots.start]) // BLOCK)
         uniform = columns["uniform"][at, sampled % BLOCK]
-        tokens, logprobs = choose(
-            logits, uniform, *(columns[name][slots] for name in ("temperature", "top_p", "top_k"))
+        tokens, logprobs, kept = choose(
+            logits, uniform, *(columns[name][slots] for name in ("temperature", "top_p", "top_k", "min_p"))
         )
         if not np.isfinite(logprobs).all():
             raise TrainingDiverged.in_logits(version)
@@ -210,6 +219,9 @@ class RunningBatch:
         columns["logprobs"][at, length] = logprobs
         columns["versions"][at, length] = version
         length += 1
+        for row, ids in zip(self.rows[slots], kept, strict=True):
+            if row.sampling.truncated:
+                row.kept.append(ids)
 
     def _finish(self) -> list[Finished]:
         count, columns = len(self.rows), self._columns

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from atropos_core.errors import AtroposError, DataError, DeadlineExceeded, ProcessDied
+from atropos_core.group_schema import check_sampling
 from atropos_core.interfaces import Engine, ModelInfo
 from atropos_core.rollouts.tokenizer import fingerprint
 from atropos_core.types import Completion, Floats, Sampling, Tokens, TopK
@@ -284,8 +285,7 @@ class HFEngine(Engine):
         self._check_ids(prompt)
         if len(seeds) < n:
             raise DataError(f"{n} continuations were requested with {len(seeds)} seeds: each needs its own")
-        if sampling.max_tokens < 1 or sampling.temperature < 0 or not 0 < sampling.top_p <= 1 or sampling.top_k < 0:
-            raise DataError(f"{sampling} is impossible: max_tokens >= 1, temperature >= 0, 0 < top_p <= 1, top_k >= 0")
+        check_sampling(sampling)
         if self._longest is not None and len(prompt) + sampling.max_tokens > self._longest:
             raise DataError(
                 f"a prompt of {len(prompt)} tokens and max_tokens = {sampling.max_tokens} make"

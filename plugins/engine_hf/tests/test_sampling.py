@@ -97,7 +97,38 @@ async def test_cut_distributions_are_renormalised_over_what_is_kept(engine: Any,
         token = int(completion.tokens[0])
         assert completion.truncated and token in kept
         assert completion.logprobs[0] == pytest.approx(np.log(kept[token] / sum(kept.values())), abs=1e-4)
+        assert completion.kept is not None and completion.kept.sizes.tolist() == [len(kept)]
+        assert completion.kept.token_ids.tolist() == sorted(kept)
     assert 1 < len({int(completion.tokens[0]) for completion in made}) <= len(kept)
+
+
+async def test_kept_tokens_of_a_reply_are_those_of_each_of_its_positions(engine: Any) -> None:
+    """Also for rows that begin and end beside others; over the kept tokens, the model's probabilities give the logprob."""
+    calls = [
+        engine.sample(prompt, 3, Sampling(12 + 5 * at, top_p=0.8, min_p=0.02), range(3), 30)
+        for at, prompt in enumerate(PROMPTS)
+    ]
+    plain = engine.sample(PROMPTS[0], 2, Sampling(20), range(2), 30)
+    *made, whole = await asyncio.gather(*calls, plain)
+    assert all(one.kept is None and not one.truncated for one in whole)
+    for prompt, completions in zip(PROMPTS, made, strict=True):
+        for one in completions:
+            ids = torch.from_numpy(np.concatenate([prompt, one.tokens]).astype(np.int64))[None]
+            with torch.no_grad():
+                logits = engine.model(input_ids=ids).logits[0, len(prompt) - 1 : -1].double()
+            parts = np.split(one.kept.token_ids, np.cumsum(one.kept.sizes)[:-1])
+            assert len(parts) == len(one.tokens)
+            for row, kept, token, logprob in zip(logits, parts, one.tokens, one.logprobs, strict=True):
+                assert token in kept
+                own = row[int(token)] - row[torch.from_numpy(kept.astype(np.int64))].logsumexp(0)
+                assert float(own) == pytest.approx(float(logprob), abs=1e-4)
+
+
+async def test_a_greedy_call_cuts_nothing(engine: Any) -> None:
+    [one] = await engine.sample(PROMPTS[0], 1, Sampling(6, temperature=0.0, top_p=0.5), [0], 30)
+    [plain] = await engine.sample(PROMPTS[0], 1, Sampling(6, temperature=0.0), [0], 30)
+    assert one.kept is None and not one.truncated
+    assert one.logprobs.tolist() == plain.logprobs.tolist()
 
 
 async def test_rescoring_agrees_with_sampling(engine: Any) -> None:
@@ -192,7 +223,7 @@ async def test_impossible_calls_are_refused_with_numbers(engine: Any) -> None:
         await engine.sample(tokens([3, 64]), 1, Sampling(4), [0], 30)
     with pytest.raises(DataError, match="3 continuations were requested with 2 seeds"):
         await engine.sample(PROMPTS[0], 3, Sampling(4), [0, 1], 30)
-    with pytest.raises(DataError, match="impossible"):
+    with pytest.raises(DataError, match="sampling.top_p is 0.0"):
         await engine.sample(PROMPTS[0], 1, Sampling(4, top_p=0.0), [0], 30)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from atropos_core.errors import DataError, FitError
 from atropos_core.plugins.provider import RunContext
+from atropos_core.types import MOST_KEPT, MOST_TIES
 from atropos_engine_vllm.api import Api, Refused
 from atropos_engine_vllm.command import EXTENSION, WHOLE_PROMPTS, announced_adapters, possible_rank
 from atropos_engine_vllm.generate import PATH
@@ -98,6 +99,7 @@ def _check_same_model(url: str, root: Path, config: Mapping[str, Any]) -> None:
 def _how_to_start(context: RunContext) -> str:
     variables = ["VLLM_SERVER_DEV_MODE=1"]
     flags = ["--enable-scale-out", "--logprobs-mode processed_logprobs", f"--worker-extension-cls {EXTENSION}"]
+    flags += [f"--max-logprobs {MOST_KEPT + MOST_TIES}"]
     if context.devices[0] == "cpu":
         flags += [WHOLE_PROMPTS]
     if lora := announced_adapters(context):

@@ -9,6 +9,7 @@ from typing import Any
 
 from atropos_core.errors import ConfigError, FitError
 from atropos_core.plugins.provider import RunContext
+from atropos_core.types import MOST_KEPT, MOST_TIES
 from atropos_engine_vllm.access import KEY_VARIABLE
 from atropos_engine_vllm.config import VLLMOptions
 
@@ -30,6 +31,7 @@ def flags(options: VLLMOptions, context: RunContext, dtype: str) -> list[str]:
     made = ["--model", str(context.model.resolve()), "--served-model-name", SERVED]
     made += ["--dtype", dtype, "--generation-config", "vllm", "--seed", str(context.seed % 2**31)]
     made += ["--logprobs-mode", "processed_logprobs", "--enable-scale-out"]
+    made += ["--max-logprobs", str(MOST_KEPT + MOST_TIES)]  # of what top_p, top_k and min_p keep
     made += ["--max-num-seqs", str(options.max_num_seqs), "--tensor-parallel-size", str(len(context.devices))]
     made += ["--enable-prefix-caching" if options.prefix_caching else "--no-enable-prefix-caching"]
     made += ["--middleware", "atropos_engine_vllm.access.OnlyOurs", "--disable-uvicorn-access-log"]

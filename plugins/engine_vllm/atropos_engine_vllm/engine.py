@@ -135,7 +135,8 @@ class VLLMEngine(Engine):
         """Sample a token, greedily and not, so that unsupported features and compilation show before the run begins."""
         last, deadline_s = tokens([self._vocabulary - 1]), self._options.start_timeout_s
         bodies = [
-            generate.request(last, Sampling(1, temperature), 0, self._stops, "warm-up") | {"model": self._served}
+            generate.request(last, Sampling(1, temperature), 0, self._stops, "warm-up", self._vocabulary)
+            | {"model": self._served}
             for temperature in (0.0, 1.0)
         ]
         try:
@@ -174,7 +175,7 @@ class VLLMEngine(Engine):
         async with self._adapters.using() as adapter, self._with_cache():
             await self._running.wait()  # a pause may have come before the cache was there
             version = adapter.version if adapter else self.version
-            body = generate.request(prompt, sampling, seed, self._stops, f"v{version}")
+            body = generate.request(prompt, sampling, seed, self._stops, f"v{version}", self._vocabulary)
             body["model"] = adapter.name if adapter else self._served
             answer = await self._opened.post(generate.PATH, body, deadline_s=deadline_s)
         return generate.completion(answer, sampling, adapter.version if adapter else None)

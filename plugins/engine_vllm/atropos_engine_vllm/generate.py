@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 
 from atropos_core.errors import DataError, RemoteError, TrainingDiverged
-from atropos_core.types import Completion, Floats, Sampling, Tokens, TopK, Versions, offsets_of
+from atropos_core.group_schema import check_sampling
+from atropos_core.types import MOST_TIES, Completion, Floats, Kept, Sampling, Tokens, TopK, Versions, offsets_of
 
 PATH = "/inference/v1/generate"
 _SEEDS = 2**63  # vLLM's are 64-bit, signed
+_MASS_ROUNDING = 1e-3  # by which the probabilities of all kept tokens may differ from 1
 _NOT_FINITE = -9999.0  # what vLLM sends in place of a logprob that JSON cannot hold
 
 
@@ -27,8 +29,7 @@ def check(prompt: Tokens, n: int, sampling: Sampling, seeds: Sequence[int], voca
         )
     if len(seeds) < n:
         raise DataError(f"{n} continuations were requested with {len(seeds)} seeds: each needs its own")
-    if sampling.max_tokens < 1 or sampling.temperature < 0 or not 0 < sampling.top_p <= 1 or sampling.top_k < 0:
-        raise DataError(f"{sampling} is impossible: max_tokens >= 1, temperature >= 0, 0 < top_p <= 1, top_k >= 0")
+    check_sampling(sampling)
     if len(prompt) + sampling.max_tokens > longest:
         raise DataError(
             f"a prompt of {len(prompt)} tokens and max_tokens = {sampling.max_tokens} make"
@@ -37,7 +38,9 @@ def check(prompt: Tokens, n: int, sampling: Sampling, seeds: Sequence[int], voca
         )
 
 
-def request(prompt: Tokens, sampling: Sampling, seed: int, stops: Sequence[int], salt: str) -> dict[str, Any]:
+def request(
+    prompt: Tokens, sampling: Sampling, seed: int, stops: Sequence[int], salt: str, vocabulary: int
+) -> dict[str, Any]:
     """Build the request for one reply. It lists all stop ids, so that it does not depend on the server's defaults.
 
     With `--logprobs-mode processed_logprobs`, logprobs refer to the distribution that was sampled from. For greedy requests,
@@ -48,8 +51,10 @@ def request(prompt: Tokens, sampling: Sampling, seed: int, stops: Sequence[int],
         "max_tokens": sampling.max_tokens,
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
-        "top_k": sampling.top_k,
-        "logprobs": 0,  # only the sampled token's
+        "top_k": sampling.most_kept,
+        "min_p": sampling.min_p,
+        # 0: only the sampled token's. Otherwise, of all that are kept: their logprobs are finite.
+        "logprobs": min(sampling.most_kept + MOST_TIES, vocabulary) if sampling.truncated else 0,
         "stop_token_ids": [*stops, *sampling.stop_ids],
         "ignore_eos": True,  # stop_token_ids already has the EOS ids
         "detokenize": False,
@@ -85,7 +90,27 @@ def completion(answer: Mapping[str, Any], sampling: Sampling, version: int | Non
         finish=finish,
         temperature=sampling.temperature,
         truncated=sampling.truncated,
+        kept=_kept(choice["logprobs"]["content"]) if sampling.truncated else None,
     )
+
+
+def _kept(content: Sequence[Mapping[str, Any]]) -> Kept:
+    """Return the tokens with a probability at each position. Raises RemoteError if they are not all that vLLM sampled from."""
+    found = [
+        sorted((one["token_id"], one["logprob"]) for one in entry["top_logprobs"] if one["logprob"] > _NOT_FINITE)
+        for entry in content
+    ]
+    flat = [one for position in found for one in position]
+    sizes = np.array([len(position) for position in found], np.int32)
+    mass = np.add.reduceat(np.exp([logprob for _, logprob in flat]), np.cumsum(sizes) - sizes) if flat else np.ones(0)
+    if not sizes.all() or (np.abs(mass - 1) > _MASS_ROUNDING).any():
+        at = int(np.abs(mass - 1).argmax()) if sizes.all() else int(sizes.argmin())
+        raise RemoteError(
+            f"vLLM named {sizes[at]} tokens at position {at} of a reply, and these are not all that it sampled from: more than "
+            f"{MOST_TIES} tokens are as likely as the last that top_k keeps, or the server's --logprobs-mode is another.",
+            remedy="Set a lower sampling.top_k.",
+        )
+    return Kept(sizes, np.array([token for token, _ in flat], np.int32))
 
 
 def versions_of(spans: Sequence[Mapping[str, Any]] | None, count: int) -> Versions:

@@ -19,7 +19,7 @@ from atropos_core.errors import (
     TrainingDiverged,
     WeightsMismatch,
 )
-from atropos_core.types import Sampling, tokens
+from atropos_core.types import MOST_KEPT, MOST_TIES, Sampling, tokens
 from atropos_engine_vllm import command, generate
 from atropos_engine_vllm.api import Api, Refused
 from atropos_engine_vllm.attach import check_attached
@@ -41,9 +41,9 @@ def answer(**different: Any) -> dict[str, Any]:
 
 
 def test_a_completion_has_the_version_of_each_token() -> None:
-    made = generate.completion(answer(), Sampling(8, 0.7, top_p=0.9), None)
+    made = generate.completion(answer(), Sampling(8, 0.7), None)
     assert made.policy_version.tolist() == [1, 2, 2] and made.tokens.tolist() == [4, 5, 2]
-    assert (made.finish, made.temperature, made.truncated) == ("stop", 0.7, True)
+    assert (made.finish, made.temperature, made.truncated) == ("stop", 0.7, False)
     assert generate.completion(answer(), Sampling(8), 9).policy_version.tolist() == [9, 9, 9], "an adapter's"
 
 
@@ -75,11 +75,54 @@ def test_an_answer_that_is_none_is_named() -> None:
 
 
 def test_a_request_says_all_that_decides_what_is_sampled() -> None:
-    made = generate.request(tokens([4, 5]), Sampling(8, 0.5, 0.9, 3), 2**63 + 5, [2, 7], "v3")
+    made = generate.request(tokens([4, 5]), Sampling(8, 0.5, 0.9, 3), 2**63 + 5, [2, 7], "v3", 9000)
     assert made["token_ids"] == [4, 5] and made["cache_salt"] == "v3"
     sampling = made["sampling_params"]
     assert (sampling["seed"], sampling["stop_token_ids"], sampling["ignore_eos"]) == (5, [2, 7], True)
     assert (sampling["max_tokens"], sampling["temperature"], sampling["top_p"], sampling["top_k"]) == (8, 0.5, 0.9, 3)
+    assert (sampling["min_p"], sampling["logprobs"]) == (0.0, 3 + MOST_TIES)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "top_k", "logprobs"),
+    [
+        (Sampling(8), 0, 0),
+        (Sampling(8, 0.0, 0.9), 0, 0),
+        (Sampling(8, top_p=0.9), MOST_KEPT, MOST_KEPT + MOST_TIES),
+        (Sampling(8, min_p=0.1, top_k=20), 20, 20 + MOST_TIES),
+    ],
+)
+def test_a_request_asks_for_all_tokens_that_are_kept(sampling: Sampling, top_k: int, logprobs: int) -> None:
+    made = generate.request(tokens([4]), sampling, 0, [], "v0", 9000)["sampling_params"]
+    assert (made["top_k"], made["logprobs"], made["min_p"]) == (top_k, logprobs, sampling.min_p)
+
+
+def kept_answer(*positions: dict[int, float]) -> dict[str, Any]:
+    """An answer whose positions have these tokens, with their probabilities; the first is the sampled one."""
+    content = [
+        {
+            "logprob": float(np.log(next(iter(one.values())))),
+            "top_logprobs": [
+                {"token_id": token, "logprob": float(np.log(p)) if p else -9999.0, "rank": 1}
+                for token, p in one.items()
+            ],
+        }
+        for one in positions
+    ]
+    spans = [{"version": "1", "start": 0, "end": len(positions)}]
+    ids = [next(iter(one)) for one in positions]
+    return answer(token_ids=ids, logprobs={"content": content}, weight_versions=spans)
+
+
+def test_kept_tokens_are_those_with_a_probability() -> None:
+    made = generate.completion(kept_answer({7: 0.25, 3: 0.75, 9: 0.0}, {2: 1.0, 1: 0.0}), Sampling(8, top_p=0.9), None)
+    assert made.truncated and made.kept is not None
+    assert made.kept.sizes.tolist() == [2, 1] and made.kept.token_ids.tolist() == [3, 7, 2]
+
+
+def test_an_answer_that_leaves_out_a_kept_token_is_refused() -> None:
+    with pytest.raises(RemoteError, match="vLLM named 2 tokens at position 1 of a reply, and these are not all"):
+        generate.completion(kept_answer({2: 1.0}, {7: 0.25, 3: 0.7}), Sampling(8, top_k=2), None)
 
 
 def test_scores_are_of_the_tokens_that_were_given() -> None:

@@ -16,7 +16,7 @@ from atropos_core.group_schema import check_metric_name
 from atropos_core.interfaces import Environment
 from atropos_core.plugins.provider import RunContext
 from atropos_core.processes.child import Child
-from atropos_core.rollouts.stop_texts import end_at_stop
+from atropos_core.rollouts.stop_texts import end_at_stop, first_tokens
 from atropos_core.rollouts.tokenizer import ChatTokenizer
 from atropos_core.seeds import derive
 from atropos_core.types import Completion, Episode, Failed, Metrics, Sampling, Split, Task, Tokens
@@ -239,6 +239,7 @@ class AtroposlibEnvironment(Environment):
             temperature=float(settings.get("temperature", usual.temperature)),
             top_p=float(settings.get("top_p", usual.top_p)),
             top_k=max(int(settings.get("top_k", usual.top_k)), 0),
+            min_p=float(settings.get("min_p", usual.min_p)),
         )
 
     async def _cut(self, completion: Completion, stops: Sequence[str]) -> Completion:
@@ -248,10 +249,7 @@ class AtroposlibEnvironment(Environment):
             return self._tokenizer.decode(tokens, keep_special=True)
 
         size, stop = await end_at_stop(completion.tokens, stops, text) if stops else (0, "")
-        if not stop:
-            return completion
-        columns = {name: getattr(completion, name)[:size] for name in ("tokens", "logprobs", "policy_version")}
-        return replace(completion, **columns, finish="stop")
+        return first_tokens(completion, size) if stop else completion
 
     # -- results
 

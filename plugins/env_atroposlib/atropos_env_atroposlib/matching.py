@@ -14,7 +14,18 @@ from typing import Any
 import numpy as np
 
 from atropos_core.errors import DataError
-from atropos_core.types import UNKNOWN_VERSION, Bools, Completion, Episode, Failed, Floats, Rollout, Tokens, Versions
+from atropos_core.types import (
+    UNKNOWN_VERSION,
+    Bools,
+    Completion,
+    Episode,
+    Failed,
+    Floats,
+    Kept,
+    Rollout,
+    Tokens,
+    Versions,
+)
 
 MASKED = -100
 
@@ -29,6 +40,7 @@ class History:
     versions: Versions
     temperature: float
     truncated: bool
+    kept: Kept | None
 
 
 @dataclass
@@ -51,12 +63,22 @@ class Sampled:
         columns[2][size:] = completion.policy_version
         tokens = np.concatenate([prompt, completion.tokens]).astype(np.int32)
         truncated = completion.truncated or (before is not None and before.truncated)
-        self.histories.append(History(tokens, *columns, completion.temperature, truncated))
+        cuts = Kept.joined(len(tokens), [(0, None if before is None else before.kept), (size, completion.kept)])
+        self.histories.append(History(tokens, *columns, completion.temperature, truncated, cuts))
 
     def rollouts(self) -> tuple[Rollout, ...]:
         """Each history as a rollout without trained tokens, to record an evaluation."""
         return tuple(
-            Rollout(one.tokens, one.sampled, one.sampled, one.logprobs, one.versions, one.temperature, one.truncated)
+            Rollout(
+                one.tokens,
+                one.sampled,
+                one.sampled,
+                one.logprobs,
+                one.versions,
+                one.temperature,
+                one.truncated,
+                kept=one.kept,
+            )
             for one in self.histories
         )
 
@@ -105,7 +127,20 @@ class Matcher:
                 else "each is masked"
             )
             raise DataError(f"sequence {at} of a group has no token to train: {why}")
-        rollout = self._rollout(tokens, trained, sampled, bool(overrides.get("sft")))
+        sft = bool(overrides.get("sft"))
+        rollout = self._rollout(tokens, trained, sampled, sft)
+        if (
+            rollout is not None
+            and rollout.logprobs is None
+            and not sft
+            and any(one.truncated for one in sampled.histories)
+        ):
+            return Failed(
+                f"sequence {at} is not among the replies that were sampled for it, and those were sampled with top_p, top_k or min_p: "
+                "which tokens these kept is not known for it. Have the environment return the tokens that it got, or sample with "
+                "top_p = 1",
+                "rollout_group",
+            )
         if rollout is None:
             return Failed(
                 f"sequence {at} has no reply: what is to be trained of it is part of a prompt", "rollout_group"
@@ -201,7 +236,10 @@ class Matcher:
         if not counted.any():
             return None
         setattr(self.counts, how, getattr(self.counts, how) + 1)
-        return Rollout(tokens, columns[0], counted, columns[1], columns[2], history.temperature, history.truncated)
+        kept = None if history.kept is None else Kept.joined(len(tokens), [(0, history.kept.part(size))])
+        return Rollout(
+            tokens, columns[0], counted, columns[1], columns[2], history.temperature, history.truncated, kept=kept
+        )
 
 
 def _columns(length: int) -> tuple[Any, Any, Any]:

@@ -7,10 +7,10 @@ LOGITS_IN_ONE_PASS = 1 << 28  # 512 MiB in 16 bits
 LEAST_ROWS = 64  # below these the products of a chunk with the head wait for its weights
 
 
-def in_one_pass(device: str, double: bool, others: bool) -> bool:
+def in_one_pass(device: str, double: bool, more: bool) -> bool:
     """Return True if Triton kernels process the logits, which then exist once and in the model's dtype: on a GPU, not in float64, and
-    not if logprobs of other tokens than the targets are wanted."""
-    return device != "cpu" and not double and not others
+    not with `more`: logprobs of other tokens than the targets, or a distribution over kept tokens."""
+    return device != "cpu" and not double and not more
 
 
 def rows_at_once(chunk: int, vocabulary: int, device: str, *, one_pass: bool = False) -> int:

@@ -23,9 +23,9 @@ class Columns:
 
     trained: Bools  # [N] the loss counts it
     scored: Bools  # [N] its logprob is computed: trained or sampled
-    claimed: Bools  # [N] sampled, and the sender says with which logprob: of the whole distribution or of a cut one
+    claimed: Bools  # [N] sampled, and the sender says with which logprob
     from_rollout: Bools  # [N] the ratio's denominator is the engine's logprob; elsewhere the trainer's own
-    known: Bools  # [N] the engine's logprob is there, and of the whole distribution: neither top_p nor top_k cut it
+    cut: Bools  # [N] trained, and its distribution is over the tokens that top_p, top_k and min_p kept
     temperature: Floats  # [S]
 
 
@@ -43,26 +43,31 @@ def columns_of(batch: Batch, options: GrpoOptions) -> Columns:
             remedy='Have the environment send no groups with "sft" in their overrides, leave them out in a transform, or '
             "train on such data before the run: [warmup].",
         )
+    if (unknown := batch.unknown_cut & np.logical_or.reduceat(batch.trained, batch.offsets[:-1])).any():
+        raise DataError(
+            f"{unknown.sum()} of {batch.sequences} sequences were sampled with top_p, top_k or min_p, and do not say which tokens "
+            "these kept. Their logprobs are renormalised over them: without them, the update would be biased.",
+            remedy="Have the engine, or the client that sends them, give the kept tokens (`kept` of a completion and of a rollout). Or "
+            "sample with top_p = 1, top_k = 0 and min_p = 0.",
+        )
     follows = np.ones(len(batch.tokens), dtype=np.bool_)
     follows[batch.offsets[:-1]] = False
     trained = batch.trained & follows
     sampled = batch.sampled & follows
     claimed = sampled & np.repeat(batch.has_logprobs, batch.lengths)
-    known = claimed & ~np.repeat(batch.truncated, batch.lengths)
     takes_engines = options.old_logprobs != "recompute" and options.correction is None
-    if options.old_logprobs != "recompute" and options.missing_logprobs == "refuse" and (trained & ~known).any():
-        missing, cut = (~batch.has_logprobs).sum(), (batch.has_logprobs & batch.truncated).sum()
+    if options.old_logprobs != "recompute" and options.missing_logprobs == "refuse" and (trained & ~claimed).any():
         raise DataError(
-            f"of {batch.sequences} sequences {missing} came without logprobs and {cut} were sampled with top_p or top_k, which "
-            'renormalise them, and trainer.missing_logprobs = "refuse".',
-            remedy='Set it to "recompute"; or have the client send logprobs, and sample with top_p = 1 and top_k = 0.',
+            f"of {batch.sequences} sequences {(~batch.has_logprobs).sum()} came without logprobs, and "
+            'trainer.missing_logprobs = "refuse".',
+            remedy='Set it to "recompute"; or have the client send logprobs.',
         )
     return Columns(
         trained=trained,
         scored=trained | sampled,
         claimed=claimed,
-        from_rollout=known if takes_engines else np.zeros_like(known),
-        known=known,
+        from_rollout=claimed if takes_engines else np.zeros_like(claimed),
+        cut=trained & (batch.kept_sizes > 0),
         temperature=np.where(batch.temperature > 0, batch.temperature, 1.0).astype(np.float32),
     )
 

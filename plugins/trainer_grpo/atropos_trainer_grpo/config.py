@@ -242,8 +242,7 @@ class GrpoOptions(Options):
     )
     missing_logprobs: Literal["recompute", "refuse"] = Field(
         "recompute",
-        description="for sequences without logprobs, or with logprobs that top_p or top_k renormalised; not with old_logprobs = "
-        "recompute",
+        description="for sequences without logprobs; not with old_logprobs = recompute",
     )
 
     correction: CorrectionOptions | None = Field(None, description="unset: none, except what old_logprobs = auto adds")

@@ -2,9 +2,9 @@
 
 The engine's logprobs of its own samples are off by rounding, by other kernels, or by versions. With `old_logprobs =
 "recompute"` the ratio is taken against the trainer's own logprobs, and what is left, rho = exp(old - rollout), is a weight
-on each token's loss, without gradient. This does not hold for sequences that were sampled with top_p or top_k. The
-engine's logprobs are then of another, renormalised distribution, and the mean of rho is the mass that was kept, not 1.
-Their weight is 1, as for sequences without logprobs.
+on each token's loss, without gradient. Of tokens that were sampled with top_p, top_k or min_p, both logprobs are renormalised over the
+tokens that were kept. Against the whole distribution, the mean of rho would be the mass that was kept, not 1. Sequences without
+logprobs have weight 1.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from atropos_trainer_grpo.attention import attention_of
 from atropos_trainer_grpo.columns import columns_of, token_positions
 from atropos_trainer_grpo.distillation import Taught
 from atropos_trainer_grpo.episodes import Episodes, side_by_side
+from atropos_trainer_grpo.kept_tokens import kept_rows
 from atropos_trainer_grpo.logprobs import Scored
 from atropos_trainer_grpo.model import language_model, score, score_empty
 from atropos_trainer_grpo.packed_rows import microbatches, pack
@@ -37,6 +38,7 @@ class ForwardPasses:
         self.batch = batch = side_by_side(batch)
         self.episodes = Episodes.of(batch)
         self.columns = columns_of(batch, options)
+        self.kept_sizes = batch.kept_sizes  # [N]
         self.owner = np.repeat(np.arange(batch.sequences), batch.lengths)  # [N] the sequence of each token
         self.group = group
         self._model = model
@@ -77,7 +79,8 @@ class ForwardPasses:
         )
         rows = np.flatnonzero(columns.scored[at])
         temperature = np.repeat(columns.temperature[sequences], batch.lengths[sequences])[rows]
-        once, of = distinct_rows(packing.slots[rows], temperature, worth=taught is None)
+        kept = kept_rows(batch, at[rows], self._device)  # rows that share their tokens may differ in what was kept
+        once, of = distinct_rows(packing.slots[rows], temperature, worth=taught is None and kept is None)
         scored = score(
             model,
             packing,
@@ -86,6 +89,7 @@ class ForwardPasses:
             None if (temperature == 1).all() else self.tensor(temperature[once]),
             self._options.logprob_chunk,
             None if taught is None else self.tensor(taught.rows(at[rows])[0]),
+            kept,
         )
         if of is not None:
             each = self.tensor(of)

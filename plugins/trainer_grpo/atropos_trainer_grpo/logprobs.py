@@ -15,19 +15,22 @@ import torch
 from torch import Tensor
 
 from atropos_trainer_grpo.chunks import in_one_pass, rows_at_once
+from atropos_trainer_grpo.kept_tokens import KeptRows, renormalise_
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None  # torch for CUDA on Linux brings it
 
 
 class Scored(NamedTuple):
-    """Per row [R], all with a gradient."""
+    """Per row [R], all but the mass with a gradient. Of the distribution that the token was sampled from: where the sampler kept only
+    some tokens, it is renormalised over these."""
 
     logprobs: Tensor
-    entropy: Tensor  # of the whole distribution, in nats
+    entropy: Tensor  # of that distribution, in nats
     others: Tensor | None = None  # [R, K] of the further tokens that were requested
     outside: Tensor | None = (
         None  # [R] log of the probability of all but those: from the logits, not as what is missing to 1
     )
+    mass: Tensor | None = None  # [R] of the kept tokens in the whole distribution, 1 where nothing was cut
 
 
 def token_logprobs(
@@ -37,34 +40,43 @@ def token_logprobs(
     temperature: Tensor | None,  # f32[R]; None: 1 throughout
     chunk: int,
     others: Tensor | None = None,  # i64[R, K] further tokens at each position; one may be named twice
+    kept: KeptRows | None = None,  # of R rows
 ) -> Scored:
     """Compute log softmax(head(hidden) / temperature)[targets] in fp32 (fp64 for a float64 model), and the same for `others`
-    and for all tokens outside them (-inf if there are none)."""
+    and for all tokens outside them (-inf if there are none). With `kept`, the softmax is over the kept tokens of each row."""
     if not len(targets):
         empty = hidden.sum(dim=1)  # keeps the graph: backward() on a loss of nothing gives zeros
         if others is None:
             return Scored(empty, empty.detach())
         return Scored(empty, empty.detach(), others.to(empty.dtype), empty.detach())
-    if in_one_pass(hidden.device.type, hidden.dtype == torch.float64, others is not None) and HAS_TRITON:
+    if (
+        in_one_pass(hidden.device.type, hidden.dtype == torch.float64, others is not None or kept is not None)
+        and HAS_TRITON
+    ):
         return Scored(*by_kernels(hidden, head.weight, head.bias, targets, temperature, chunk))
-    return Scored(*by_torch(hidden, head.weight, head.bias, targets, temperature, chunk, others))
+    return Scored(*by_torch(hidden, head.weight, head.bias, targets, temperature, chunk, others, kept))
 
 
 class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, temperature: Tensor | None, chunk: int,
-        others: Tensor | None,
-    ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:  # fmt: skip
+        others: Tensor | None, kept_tokens: KeptRows | None,
+    ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
         chunk = rows_at_once(chunk, len(weight), hidden.device.type)
         made: list[tuple[Tensor, Tensor]] = []
         further: list[Tensor] = []
         beyond: list[Tensor] = []
+        masses: list[Tensor] = []
         kept: Tensor | None = None
         for begin in range(0, len(targets), chunk):
             part = slice(begin, begin + chunk)
             logits = _logits(hidden[part], weight, bias, temperature, part)  # [r, V]
             logs = torch.log_softmax(logits, dim=-1)
+            if kept_tokens is not None:
+                outside = kept_tokens.outside(part, len(weight))
+                masses.append(logs.new_ones(len(logs)) if outside is None else renormalise_(logs, outside))
+                del outside
             logprobs = logs.gather(1, targets[part, None])[:, 0]
             if others is not None:
                 further.append(logs.gather(1, others[part]))
@@ -76,15 +88,19 @@ class _TokenLogprobs(torch.autograd.Function):
             kept = probabilities if len(targets) <= chunk else None
             del logits, logs, probabilities  # before the next chunk's are made
         logprobs, entropy = (torch.cat(parts) for parts in zip(*made, strict=True))
-        ctx.chunk = chunk
+        ctx.chunk, ctx.kept_tokens = chunk, kept_tokens
         ctx.save_for_backward(hidden, weight, bias, targets, temperature, kept, entropy, others)
         ctx.set_materialize_grads(False)  # most losses ask nothing of the entropy
-        return logprobs, entropy, torch.cat(further) if further else None, torch.cat(beyond) if beyond else None
+        mass = torch.cat(masses) if masses else None
+        if mass is not None:
+            ctx.mark_non_differentiable(mass)
+        return logprobs, entropy, torch.cat(further) if further else None, torch.cat(beyond) if beyond else None, mass
 
     @staticmethod
     def backward(
-        ctx: Any, grad: Tensor | None, of_entropy: Tensor | None, of_others: Tensor | None, of_outside: Tensor | None
-    ) -> tuple[Tensor | None, ...]:
+        ctx: Any, grad: Tensor | None, of_entropy: Tensor | None, of_others: Tensor | None, of_outside: Tensor | None,
+        _: Tensor | None,
+    ) -> tuple[Tensor | None, ...]:  # fmt: skip
         hidden, weight, bias, targets, temperature, kept, entropy, others = ctx.saved_tensors
         gradients = _Gradients(hidden, weight, bias, ctx.needs_input_grad)
         for begin in range(0, len(targets), ctx.chunk):
@@ -92,6 +108,9 @@ class _TokenLogprobs(torch.autograd.Function):
             p, rest = kept, None
             if p is None or of_outside is not None:
                 logits = _logits(hidden[part], weight, bias, temperature, part)
+                if ctx.kept_tokens is not None and (cut := ctx.kept_tokens.outside(part, len(weight))) is not None:
+                    logits.masked_fill_(cut, -torch.inf)
+                    del cut
                 if of_outside is not None:  # d log outside / d logits = softmax over the others' others - p
                     rest = logits.scatter(1, others[part], -torch.inf).softmax(dim=-1).nan_to_num_(0.0)
                 p = torch.softmax(logits, dim=-1) if p is None else p
@@ -121,7 +140,7 @@ class _TokenLogprobs(torch.autograd.Function):
                 logits -= extra
             gradients.add(part, logits.to(hidden.dtype))
             del p, logits, extra, rest
-        return *gradients.of_inputs(), None, None, None, None
+        return *gradients.of_inputs(), None, None, None, None, None
 
 
 class _InOnePass(torch.autograd.Function):
@@ -189,7 +208,7 @@ class _Gradients:
 
 
 # torch leaves apply untyped
-by_torch: Callable[..., tuple[Tensor, Tensor, Tensor | None, Tensor | None]] = _TokenLogprobs.apply
+by_torch: Callable[..., tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]] = _TokenLogprobs.apply
 by_kernels: Callable[..., tuple[Tensor, Tensor]] = _InOnePass.apply
 
 

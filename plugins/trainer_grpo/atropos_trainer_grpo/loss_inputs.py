@@ -35,7 +35,7 @@ class Targets:
         self.learns = np.zeros(len(batch.tokens), np.bool_)  # a trained token that the teacher scored
         self.behind = np.zeros(len(batch.tokens), np.float32)  # teacher's - policy's logprob, in reverse
         if taught is not None:
-            self.learns = columns.trained & (taught.counts > 0)
+            self.learns = columns.trained & (taught.counts > 0) & ~columns.cut  # teachers have the whole distribution
         self._passes = passes
         self._options = options
 
@@ -92,7 +92,8 @@ class Targets:
         given = batch.columns.get("ref_logprobs")
         wanting, known = self._passes.columns.trained, np.zeros(len(batch.tokens), np.float32)
         if given is not None:
-            wanting, known = wanting & ~given.present, given.values
+            # What a sender gives is of the whole distribution. KL is between both renormalised over the kept tokens.
+            wanting, known = wanting & ~(given.present & ~self._passes.columns.cut), given.values
         if not wanting.any():
             self.reference = known
             return
@@ -104,7 +105,7 @@ class Targets:
         """Add the teacher's score of each sampled token to its advantage: on-policy distillation."""
         assert self.taught is not None, "the options ask for it"
         own, known = self.taught.of_own(self._passes.batch.tokens)
-        self.learns = self._passes.columns.trained & known
+        self.learns = self._passes.columns.trained & known & ~self._passes.columns.cut
         if len(self.taught.token_ids) and not self.learns.any():
             raise DataError(
                 'trainer.distillation.kind = "reverse" needs the teacher\'s logprobs of the sampled tokens, but the teacher sent none '

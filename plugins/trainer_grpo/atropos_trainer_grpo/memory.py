@@ -43,6 +43,7 @@ class Rows(NamedTuple):
     scored: int  # tokens whose logits are taken
     mask: int  # elements of the attention masks, if beginnings are shared
     several: bool  # True if an update has several micro-batches
+    cut: bool = False  # True if distributions are over the tokens that the sampler kept
 
 
 def parts_of(workload: Workload) -> int:
@@ -212,9 +213,11 @@ def _largest_moment(
     rest = (
         options.distillation is not None and options.distillation.kind == "forward"
     )  # logits without the teacher's tokens
-    once = in_one_pass(device, element > FP32, rest)
+    once = in_one_pass(device, element > FP32, rest or rows.cut)
     one_chunk = logit_rows(options, model, rows, device, one_pass=once) * model.vocabulary
-    chunks = one_chunk * (element if once else (4 if rest else 2) * FP32)
+    chunks = one_chunk * (
+        element if once else (4 if rest else 2) * FP32 + rows.cut
+    )  # a mask of kept tokens: a byte each
     inside = rows.packed * 3 * model.intermediate * element  # gradients in an MLP whose activations still exist
     inside += _whole_weight(options, model)
     moments = [
@@ -253,6 +256,7 @@ def rows_of(options: GrpoOptions, workload: Workload, model: ModelSize, *, flash
         scored=int(sequences * reply),
         mask=int(sequences * reply * (prompt + reply)) if shares and not flash else 0,
         several=all_rows > options.tokens_per_microbatch,
+        cut=workload.truncated,
     )
 
 

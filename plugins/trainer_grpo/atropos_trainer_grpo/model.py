@@ -14,6 +14,7 @@ from transformers.utils import logging
 from atropos_core.errors import FitError, WeightsMismatch
 from atropos_torch_models.model_directory import OWN_CODE_REMEDY, needs_own_code
 from atropos_trainer_grpo.attention import NAME, attention_of, register
+from atropos_trainer_grpo.kept_tokens import KeptRows
 from atropos_trainer_grpo.logprobs import Scored, token_logprobs
 from atropos_trainer_grpo.packed_rows import Packing, pack
 
@@ -96,17 +97,18 @@ def score(
     temperature: Tensor | None,
     chunk: int,
     others: Tensor | None = None,
+    kept: KeptRows | None = None,
 ) -> Scored:
     """One forward pass over a packing: logprobs of `targets` [R], and of `others` [R, K], at the packed positions `predicts`
-    [R] before them."""
+    [R] before them; of the distribution over the `kept` tokens of each."""
     if isinstance(model, Scorer):
-        return model.scored(packing, predicts, targets, temperature, chunk, others)
+        return model.scored(packing, predicts, targets, temperature, chunk, others, kept)
     whole = language_model(model)
     hidden = whole.base_model(
         input_ids=packing.tokens, position_ids=packing.positions, use_cache=False, packing=packing
     ).last_hidden_state[0]
     head = whole.get_output_embeddings()
-    return token_logprobs(hidden.index_select(0, predicts), head, targets, temperature, chunk, others)
+    return token_logprobs(hidden.index_select(0, predicts), head, targets, temperature, chunk, others, kept)
 
 
 class Scorer(nn.Module):

@@ -163,32 +163,12 @@ def check(options: GrpoOptions, workload: Workload) -> None:
 
 
 def _refuse_truncation(options: GrpoOptions) -> None:
-    """Raises ConfigError for options that need the engine's logprobs of whole distributions. sampling.top_p or top_k truncates them, so
-    ratios are to the trainer's own logprobs."""
-    from atropos_trainer_grpo.config import TABLES
-
-    cut = "sampling.top_p or top_k leaves tokens out, and the engine's logprobs are renormalised over the rest"
-    whole = "or sample with top_p = 1 and top_k = 0."
-    if options.old_logprobs == "rollout":
+    """Raises ConfigError for distillation: a teacher's logprobs are of its whole distribution, and only of its likeliest tokens."""
+    if options.distillation is not None:
         raise ConfigError(
-            f'trainer.old_logprobs = "rollout" takes ratios to the engine\'s logprobs, but {cut}: such a ratio is biased.',
-            remedy=f'Set trainer.old_logprobs = "auto", which recomputes them; {whole}',
-        )
-    if options.correction is not None:
-        raise ConfigError(
-            f"trainer.correction compares the trainer's logprobs with the engine's, but {cut}: such a weight is biased.",
-            remedy=f"Leave trainer.correction out; {whole}",
-        )
-    if options.missing_logprobs == "refuse":
-        raise ConfigError(
-            f'trainer.missing_logprobs = "refuse" would end the run at its first step: {cut}.',
-            remedy=f'Set trainer.missing_logprobs = "recompute"; {whole}',
-        )
-    if options.updates_once and (idle := options.changed("clip_low", "clip_high", "dual_clip", *TABLES)):
-        raise ConfigError(
-            f"trainer.{idle[0]} has no effect: {cut}. So the ratio is to the trainer's own logprobs, and is 1 with one "
-            "update a batch.",
-            remedy=f"Remove it; raise trainer.epochs or trainer.minibatches; {whole}",
+            "trainer.distillation compares the policy with a teacher over the whole vocabulary, but sampling.top_p, top_k or min_p "
+            "leaves tokens out: the comparison would be biased.",
+            remedy="Sample with top_p = 1, top_k = 0 and min_p = 0, or remove [trainer.distillation].",
         )
 
 

@@ -6,13 +6,17 @@ from collections.abc import Mapping
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from atropos_core.types import Metrics
 from atropos_trainer_grpo.process_group import ProcessGroup
 
-SUMS = ("ratio", "weight", "clipped", "correction", "corrected", "gap", "reference", "entropy", "k3", "distill", "mass")
-COUNTS = ("trained", "known", "taught")
+SUMS = (
+    "ratio", "weight", "clipped", "correction", "corrected", "gap", "reference", "entropy", "k3", "distill", "mass",
+    "kept_mass",
+)  # fmt: skip
+COUNTS = ("trained", "known", "taught", "cut", "kept", "single")
 
 
 class Tally:
@@ -28,6 +32,12 @@ class Tally:
         for name, value in sums.items():
             self._sums[name] = self._sums[name] + value.detach() if name in self._sums else value.detach()
 
+    def count_kept(self, sizes: NDArray[np.int64]) -> None:
+        """Count trained tokens by how many tokens the sampler kept at their position; 0: it cut nothing."""
+        self.counts["cut"] += int((sizes > 0).sum())
+        self.counts["kept"] += int(sizes.sum())
+        self.counts["single"] += int((sizes == 1).sum())
+
     def means(self, group: ProcessGroup, *, taught: bool) -> Metrics:
         """Return the metrics over all optimiser steps and ranks. `taught` is True if there is a teacher. Collective."""
         sums, seen = self._over_all_ranks(group)
@@ -41,6 +51,13 @@ class Tally:
             "entropy": sums["entropy"] / per["trained"],
             "kl/rollout_k3": sums["k3"] / per["known"],
         }
+        if seen["cut"]:
+            metrics |= {
+                "truncation/share": seen["cut"] / per["trained"],
+                "truncation/kept_tokens": seen["kept"] / seen["cut"],
+                "truncation/kept_mass": sums["kept_mass"] / seen["cut"],
+                "truncation/single_share": seen["single"] / seen["cut"],
+            }
         if taught:
             metrics["distill/positions"] = seen["taught"] / per["trained"]
         for name, of, count in (

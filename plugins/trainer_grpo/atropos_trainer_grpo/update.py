@@ -186,17 +186,18 @@ class Update:
         options, columns, targets, tensor = self._options, self._passes.columns, self._targets, self._passes.tensor
         distilled = self._distilled(scored, positions, learning)
         trained = np.flatnonzero(columns.trained[positions])
-        new, entropy = scored.logprobs, scored.entropy
+        new, entropy, mass = scored.logprobs, scored.entropy, scored.mass
         if len(trained) < len(positions):
-            kept = tensor(trained)
-            positions, new, entropy = positions[trained], new[kept], entropy[kept]
+            counted = tensor(trained)
+            positions, new, entropy = positions[trained], new[counted], entropy[counted]
+            mass = None if mass is None else mass[counted]
         rows = Rows(
             logprobs=new,
             old=torch.where(tensor(targets.has_old[positions]), tensor(targets.old[positions]), new.detach()),
             advantages=tensor(targets.advantages[positions]),
             sequence=tensor(self._passes.episodes.counted(self._passes.owner[positions])),
         )
-        known, rollout = tensor(columns.known[positions]), tensor(self._passes.batch.logprobs[positions])
+        known, rollout = tensor(columns.claimed[positions]), tensor(self._passes.batch.logprobs[positions])
         surrogate = self._loss(rows, self._clip)
         values, sums = surrogate.values, {"ratio": surrogate.ratio.sum()}
         if targets.forward_kl is not None and targets.forward_kl.alone:
@@ -221,8 +222,12 @@ class Update:
         with torch.no_grad():
             drift = divergence("k3", torch.where(known, rollout, new), new)  # of KL(rollout || policy)
             self.tally.add(sums | {"entropy": entropy.sum(), "k3": drift.sum()})
+            if mass is not None:
+                sizes = self._passes.kept_sizes[positions]
+                self.tally.add({"kept_mass": torch.where(tensor(sizes > 0), mass, 0.0).sum()})
+                self.tally.count_kept(sizes)
         self.tally.counts["trained"] += len(positions)
-        self.tally.counts["known"] += int(columns.known[positions].sum())
+        self.tally.counts["known"] += int(columns.claimed[positions].sum())
         return (values * tensor(weights[positions])).sum() + distilled
 
     def _distilled(self, scored: Scored, positions: Indices, learning: Floats) -> Tensor:

@@ -9,13 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from atropos_core.errors import ConfigError
-from atropos_core.plugins.model_provider import Workload
-from atropos_core.plugins.provider import RunContext
 from atropos_trainer_grpo.config import BOUNDS, GrpoOptions
 from atropos_trainer_grpo.corrections import importance_weights
 from atropos_trainer_grpo.losses import Rows
-from atropos_trainer_grpo.plugin import check
 
 
 def oracle(kind, old, rollout, known, lengths, low, high):
@@ -178,40 +174,6 @@ async def test_the_gap_and_the_share_of_tokens_that_were_cut_are_measured(open_t
     assert metrics["correction/gap"] == pytest.approx(np.abs(shift[at]).mean(), rel=1e-4)
     assert metrics["correction/fraction"] == pytest.approx((np.exp(shift[at]) > 2).mean(), abs=1e-6)
     assert metrics["ratio/mean"] == pytest.approx(1.0, abs=1e-6)
-
-
-@pytest.mark.parametrize("run", [{}, ASYNCHRONOUS], ids=str)
-async def test_truncated_sampling_is_trained_whichever_the_default_is(open_trainer, make_batch, gate, run):
-    trainer = await open_trainer(run=run)
-    batch = make_batch()
-    metrics = await trainer.step(replace(batch, truncated=np.ones(batch.sequences, np.bool_)), gate)
-    assert metrics["ratio/mean"] == 1.0 and metrics["grad_norm"] > 0
-    assert metrics.get("correction/mean", 1.0) == 1.0
-
-
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        ({"old_logprobs": "rollout"}, 'old_logprobs = "rollout"'),
-        ({"old_logprobs": "recompute", "correction": {"kind": "tis"}}, "trainer.correction"),
-        ({"missing_logprobs": "refuse"}, "missing_logprobs"),
-        ({"clip_high": 0.3}, "trainer.clip_high has no effect"),
-        ({"loss": "cispo", "clip_low": 0.3}, "trainer.clip_low has no effect"),
-        ({"loss": "sapo", "sapo": {"temperature_pos": 2.0}}, "trainer.sapo has no effect"),
-    ],
-    ids=str,
-)
-def test_options_that_need_whole_distributions_are_refused_before_a_run_that_cuts_them(tmp_path, options, named):
-    load = Workload(RunContext(tmp_path, tmp_path), 1, 2, 8, 2)
-    check(GrpoOptions(**options), load)
-    with pytest.raises(ConfigError, match=named) as refused:
-        check(GrpoOptions(**options), replace(load, truncated=True))
-    assert "top_p = 1" in str(refused.value)
-
-
-@pytest.mark.parametrize("options", [{}, {"old_logprobs": "recompute"}, {"minibatches": 2, "clip_high": 0.3}], ids=str)
-def test_a_run_that_cuts_distributions_may_begin_otherwise(tmp_path, options):
-    check(GrpoOptions(**options), Workload(RunContext(tmp_path, tmp_path), 1, 2, 8, 2, truncated=True))
 
 
 def test_a_correction_of_ones_own_asks_for_recompute_under_auto_too():

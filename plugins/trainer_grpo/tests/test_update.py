@@ -226,46 +226,6 @@ async def test_entropy_is_that_of_the_policy(open_trainer, make_batch, gate):
     assert metrics["entropy"] == pytest.approx(total / count, abs=1e-4)
 
 
-@pytest.mark.parametrize("options", [{}, {"minibatches": 2, "epochs": 2}, {"loss": "gspo"}, {"loss": "cispo"}], ids=str)
-async def test_truncated_sampling_is_trained_against_the_trainers_own_logprobs(open_trainer, make_batch, gate, options):
-    batch = replace(make_batch(), truncated=np.ones(12, np.bool_))
-    auto, recomputed = await open_trainer(**options), await open_trainer(old_logprobs="recompute", **options)
-    metrics, expected = await auto.step(batch, gate), await recomputed.step(batch, gate)
-    assert metrics["alignment/fresh_tokens"] == 0
-    assert {name: metrics[name] for name in ("loss", "grad_norm", "ratio/mean")} == {
-        name: expected[name] for name in ("loss", "grad_norm", "ratio/mean")
-    }
-    for one, other in zip(auto.model.parameters(), recomputed.model.parameters(), strict=True):
-        assert torch.equal(one, other)
-
-
-async def test_in_a_mixed_batch_only_what_was_truncated_is_recomputed(open_trainer, make_batch, gate):
-    trainer = await open_trainer()
-    batch = await on_policy(trainer, make_batch())
-    cut = np.arange(12) % 3 == 0  # some of each group
-    of_cut = np.repeat(cut, batch.lengths) & batch.trained
-    claimed = np.where(batch.sampled, batch.logprobs + np.where(np.repeat(cut, batch.lengths), 0.5, 0.1), 0)
-    mixed = replace(batch, truncated=cut, logprobs=np.minimum(claimed, 0).astype(np.float32))
-    metrics = await trainer.step(mixed, gate)
-    ratio = np.exp(batch.logprobs - mixed.logprobs)  # to the engine's logprobs, for sequences that have usable ones
-    assert metrics["ratio/mean"] == pytest.approx(np.where(of_cut, 1.0, ratio)[batch.trained].mean(), rel=1e-5)
-    assert metrics["alignment/truncated_share"] == pytest.approx(
-        (np.repeat(cut, batch.lengths) & batch.sampled).sum() / batch.sampled.sum()
-    )
-    assert metrics["alignment/truncated_excess_nats"] < 1e-4
-    values = await trainer.token_values()
-    np.testing.assert_allclose(values["trainer_logprobs"][of_cut], batch.logprobs[of_cut], atol=1e-4)
-
-
-async def test_truncated_sequences_are_refused_where_missing_logprobs_are(open_trainer, make_batch, gate):
-    batch = replace(make_batch(), truncated=np.arange(12) < 5)
-    with pytest.raises(
-        DataError, match="of 12 sequences 0 came without logprobs and 5 were sampled with top_p or top_k"
-    ):
-        await (await open_trainer(missing_logprobs="refuse")).step(batch, gate)
-    assert gate.entered == 0
-
-
 async def test_missing_logprobs_are_recomputed_or_refused(open_trainer, make_batch, gate):
     batch = make_batch()
     batch = replace(batch, has_logprobs=np.zeros(12, np.bool_), logprobs=np.zeros_like(batch.logprobs))
@@ -369,15 +329,6 @@ async def test_corrections_weigh_the_trainers_own_logprobs_against_the_engines(o
     assert metrics["correction/mean"] == pytest.approx(weights.mean(), rel=1e-4)
     assert metrics["correction/fraction"] == pytest.approx((rho > 2).mean(), abs=1e-6)
     assert metrics["loss"] == pytest.approx(-(weights * advantages).mean(), rel=1e-4)
-
-
-@pytest.mark.parametrize("kind", ["tis", "mis", "icepop", "kpop", "sequence_tis", "sequence_mis", "geometric_mis"])
-async def test_truncated_sequences_have_a_correction_of_one(open_trainer, make_batch, gate, kind):
-    trainer = await open_trainer(old_logprobs="recompute", correction={"kind": kind})
-    batch = await on_policy(trainer, make_batch())
-    far = np.where(batch.sampled, np.minimum(batch.logprobs + 3, 0), 0).astype(np.float32)
-    metrics = await trainer.step(replace(batch, logprobs=far, truncated=np.ones(12, np.bool_)), gate)
-    assert metrics["correction/mean"] == 1.0 and metrics["correction/fraction"] == 0.0
 
 
 async def test_a_loss_of_ones_own_is_named_by_its_file(open_trainer, make_batch, gate, tmp_path):

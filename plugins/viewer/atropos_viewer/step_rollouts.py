@@ -91,7 +91,11 @@ class StepRollouts:
 
 def _sequence(one: SequenceTokens, texts: TokenTexts) -> dict[str, Any]:
     """One branch, as columns over its tokens."""
-    differs = None if one.trainer_logprobs is None or one.truncated else one.trainer_logprobs - one.logprobs
+    differs = (
+        None
+        if one.trainer_logprobs is None or (one.truncated and one.kept is None)
+        else one.trainer_logprobs - one.logprobs
+    )
     versions = [None if version == UNKNOWN_VERSION else version for version in one.versions.tolist()]
     ids = one.ids.tolist()
     return {

@@ -14,6 +14,7 @@ SAMPLING: Mapping[str, Wish] = {
     "temperature": number(0, 2),
     "top_p": number(0, 1),
     "top_k": number(-1, 2**31),
+    "min_p": number(0, 1),
     "seed": number(-(2**63), 2**63),
     "frequency_penalty": number_but(0, -2, 2),
     "presence_penalty": number_but(0, -2, 2),

@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from atropos_agent_api.tokens.token_tree import Reply, Turn, is_orphan, paths
-from atropos_core.types import Message, Rollout, Tokens
+from atropos_core.types import Kept, Message, Rollout, Tokens
 
 Fate = Literal["trained", "context", "dropped"]
 
@@ -112,11 +112,13 @@ def _rollout(path: Sequence[Reply], spans: Sequence[Span]) -> Rollout:
     trained = np.zeros(len(tokens), np.bool_)
     logprobs = np.zeros(len(tokens), np.float32)
     versions = np.zeros(len(tokens), np.int32)
+    kept: list[tuple[int, Kept | None]] = []
     for reply, span in zip(path, spans[1::2], strict=True):
         if span.fate == "trained":
             trained[span.start : span.stop] = True
             logprobs[span.start : span.stop] = reply.completion.logprobs
             versions[span.start : span.stop] = reply.completion.policy_version
+            kept.append((span.start, reply.completion.kept))
     return Rollout(
         tokens=tokens,
         sampled=trained,
@@ -125,4 +127,5 @@ def _rollout(path: Sequence[Reply], spans: Sequence[Span]) -> Rollout:
         policy_version=versions,
         temperature=path[-1].completion.temperature,
         truncated=any(reply.completion.truncated for reply in path),
+        kept=Kept.joined(len(tokens), kept),
     )

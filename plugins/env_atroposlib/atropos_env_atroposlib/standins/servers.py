@@ -14,7 +14,7 @@ from atropos_env_atroposlib.standins.link import Reply, link
 
 UNKNOWN = (  # arguments that the policy ignores; any other unknown argument is refused
     "model extra_body stream timeout user seed logprobs top_logprobs tool_choice parallel_tool_calls response_format split "
-    "frequency_penalty presence_penalty repetition_penalty min_p skip_special_tokens include_stop_str_in_output "
+    "frequency_penalty presence_penalty repetition_penalty skip_special_tokens include_stop_str_in_output "
     "reasoning_effort extra_headers metadata store add_generation_prompt echo best_of"
 ).split()
 
@@ -157,7 +157,7 @@ async def sampled(ids: Sequence[int], text: str, given: dict[str, Any]) -> list[
     stop = given.pop("stop", None) or []
     most = given.pop("max_tokens", None) or given.pop("max_completion_tokens", None)
     settings = {"max_tokens": int(most)} if most is not None and int(most) > 0 else {}
-    for name in ("temperature", "top_p", "top_k"):
+    for name in ("temperature", "top_p", "top_k", "min_p"):
         if (value := given.pop(name, None)) is not None:
             settings[name] = value
     if odd := sorted(given.keys() - set(UNKNOWN) - {"max_completion_tokens"}):

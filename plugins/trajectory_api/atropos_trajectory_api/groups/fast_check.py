@@ -77,6 +77,7 @@ class FrameColumns(NamedTuple):
     failed: Any
     group_advantages: None
     wire: Any
+    kept: None = None  # a group in which something was cut is read the full way
 
 
 _validate: Callable[[Any], FrameColumns] = TypeAdapter(FrameColumns).validator.validate_python
@@ -111,6 +112,7 @@ def _checked(frame: bytes, vocabulary: int, newest_version: int | None) -> tuple
         and sum(columns.rollouts) * (1 if len(columns.rollouts) == episodes else episodes) == sequences == len(versions)
         and _ones(episodes, columns.rollouts, columns.correct, columns.finish)
         and _ones(sequences, columns.temperature, columns.truncated, columns.sft)
+        and True not in columns.truncated
         and {*map(type, fields[_TEMPERATURE])} == _REAL
     ):
         return None

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from atropos_core.codec import PREFIX, PREFIX_BYTES, Buffer, decode
 from atropos_core.errors import DataError
-from atropos_core.group_schema import check_group
+from atropos_core.group_schema import check_group, check_kept_is_known
 from atropos_core.guards.worker_threads import loads_in_turns
 from atropos_core.hub.records import Label
 from atropos_core.rollouts.policy_versions import check_versions
@@ -85,4 +85,5 @@ def read_group(frame: Buffer, vocabulary: int, *, episodes: bool = True) -> Scor
     group = read_frame(frame, most_bytes=SPARE_BYTES + EXPANSION * len(frame))
     check_group(group, vocabulary, episodes=episodes)
     assert isinstance(group, ScoredGroup), "checked"
+    check_kept_is_known(group)
     return group
