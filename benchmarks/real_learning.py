@@ -8,7 +8,7 @@ show if it has learned the rule or only the words. Two earlier turns, with words
 are numbers from the start (`answered`). What grows is the choice and not the form.
 
 The run file is benchmarks/real_learning.toml. The greedy accuracy on held-out words, before and after, goes into
-benchmarks/results/real_learning.json, a row for each seed as it ends, and the page of the first seed into real_learning.html beside
+benchmarks/results/real_learning.json, a row for each seed as it ends, and the page of the first seed into real_learning.html next to
 it. Ends with 1 if a seed gained less than GAIN.
 """
 

@@ -1,4 +1,4 @@
-"""A real model beside TRL's GRPOTrainer: python -m benchmarks.real_model --model DIRECTORY, at most six minutes.
+"""Compares a run of a real model with TRL's GRPOTrainer: python -m benchmarks.real_model --model DIRECTORY, at most six minutes.
 
 Both train the model of a directory (measured: SmolLM2-135M-Instruct) on the same questions: 4 tasks x 4 rollouts a step, replies of
 at most 48 tokens, every group trained, float32, strictly on-policy, each with one thread for every core, at a learning rate of

@@ -400,7 +400,7 @@ class RunConfig(Section):
             )
         if self.api and self.warmup:
             raise ValueError(
-                "[warmup] is for rollouts in this process: with [api], workers would sample meanwhile. Run the warm start alone, "
+                "[warmup] is for rollouts in this process: with [api], workers would sample meanwhile. Run the warm start first, "
                 "with training.steps = 0, and start from the policy that it exports"
             )
         if self.api:

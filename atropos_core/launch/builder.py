@@ -202,7 +202,7 @@ class Builder:
         for name, environment in environments.items():
             check_named_tasks(name, environment, "train")
         check_first_tasks(environments, self.plan.tokenizer())
-        if config.api is None and sizes:  # a warm start alone needs none
+        if config.api is None and sizes:  # a run with only a warm start has none
             sources = {name: TaskSource(size["train"], config.environment[name].weight) for name, size in sizes.items()}
             with_weight(sources)
         if config.evaluation.problems and sizes:

@@ -214,7 +214,7 @@ class LocalSource(Source):
             name: TaskSource(size, self._weights[name], environments[name].tasks("train"))
             for name, size in self._sizes.items()
         }
-        if not sources:  # of a warm start alone
+        if not sources:  # the run has only a warm start
             return
         with in_one_line("the curriculum could not open"):
             self.curriculum.open(sources)

@@ -1,8 +1,8 @@
 """How this process gets memory from the system and gives it back, with glibc. Has no effect with another C library.
 
 By default glibc maps each large block anew. The kernel then fills it with zeros page by page, which took 4 of 14 CPU seconds in an
-update of a model of 135 M parameters (1,008 packed tokens, fp32), and 8 of 10 ms in the sampling of 16 tokens of 49,152. It also spreads
-blocks over one heap for each thread, where they leave gaps. Here blocks come from one heap that keeps what is freed, until it is
+update of a model of 135 M parameters (1,008 packed tokens, fp32), and 8 of 10 ms in the sampling of 16 tokens of 49,152. It also
+spreads blocks over one heap for each thread, which leaves gaps. Here blocks come from one heap that keeps what is freed, until it is
 returned at once.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 import ctypes
 
 LARGE = 10_000_000  # parameters from which this pays; a smaller model's blocks are not mapped one by one anyway
-OWN_MAPPING_BYTES = 32 << 20  # from here on a block is mapped by itself: a gap of that size would be expensive
+OWN_MAPPING_BYTES = 32 << 20  # larger blocks are mapped one by one, since a gap of that size would be expensive
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # glibc's malloc.h
 
 
