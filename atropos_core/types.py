@@ -341,7 +341,7 @@ class Batch:
 
     @property
     def kept_sizes(self) -> NDArray[np.int64]:
-        """[N] How many tokens top_p, top_k and min_p kept; 0 where nothing was cut, or where that is not known."""
+        """[N] How many tokens top_p, top_k and min_p kept; 0 if nothing was cut, or if that is not known."""
         kept = self.ragged.get(KEPT)
         return np.zeros(len(self.tokens), np.int64) if kept is None else np.diff(kept.offsets)
 

@@ -1,4 +1,4 @@
-"""A pretrained model of 135 million parameters learns from rewards alone on a CPU, under several seeds.
+"""A pretrained model of 135 million parameters learns from rewards on a CPU, under several seeds.
 
     python -m benchmarks.real_learning --model SmolLM2-135M-Instruct [--seeds 3]
 

@@ -3,7 +3,7 @@
 Both train the model of a directory (measured: SmolLM2-135M-Instruct) on the same questions: 4 tasks x 4 rollouts a step, replies of
 at most 48 tokens, every group trained, float32, strictly on-policy, each with one thread for every core, at a learning rate of
 1e-9, so that the policy stays what it is. Atropos has its defaults for all else. TRL puts the 16 sequences through the model at once.
-Each run is a process of its own; ours is before and after TRL's. Start-up and the first step are left out. Of Atropos' step,
+Each run is a separate process; ours is before and after TRL's. Start-up and the first step are left out. Of Atropos' step,
 the update includes what follows it: the logprobs that show how far the policy has moved. Tokens/s are sampled tokens over the seconds
 of sampling, and the same tokens over the rest of a step. Memory: the most at once, of all processes of a run (shared pages once).
 Writes benchmarks/results/real_model.json.

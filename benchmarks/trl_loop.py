@@ -41,7 +41,7 @@ class Clock(TrainerCallback):
 
 
 class Timed(GRPOTrainer):
-    """Measures its sampling: the tokens, and not their rewards or the logprobs of the model that is trained."""
+    """Measures its sampling: the tokens, without their rewards or the logprobs of the trained model."""
 
     sampling: list[float] = []  # noqa: RUF012 - there is one trainer
 

@@ -60,7 +60,7 @@ def bound_of(rounding: float | None, dtype: str) -> float:
 def compare(batch: Batch, recomputed: Floats, compared: Bools, exact: Bools, entropy: Floats | None = None) -> Metrics:
     """Compare logprobs of a batch. `recomputed` [N] is log p where `compared` [N] is True. `exact` [N] is True if p has the weights
     before any optimizer step of this batch, not after one or more. `entropy` [N] is of the distribution p, NaN if unknown. Both are
-    of p renormalised over the tokens that were kept, where the batch has these. Tokens without a claimed logprob are skipped; those
+    of p renormalised over the tokens that were kept, if the batch has them. Tokens without a claimed logprob are skipped; those
     that were cut to unknown tokens are compared on one side."""
     claimed = batch.sampled & np.repeat(batch.has_logprobs, batch.lengths)
     cut = claimed & np.repeat(batch.unknown_cut, batch.lengths)

@@ -205,7 +205,7 @@ SCAFFOLDS = {"loss": "trainer_grpo", "sandbox": "agent_api"}  # kinds that a plu
 
 
 def test_core_and_libraries_name_no_plugin_and_no_plugin_another_in_a_string_either():
-    """Except the templates of `atropos new` for a kind that one plugin takes, which name that plugin."""
+    """Except the templates of `atropos new` for a kind that one plugin takes, and recipes, which are run files for plugins."""
     own = {LIBRARIES["testing"] / "templates" / kind: plugin for kind, plugin in SCAFFOLDS.items()}
     named = {path: names_a_plugin(path, also=LIBRARIES) for path in CORE.rglob("*.py")}
     for name, package in LIBRARIES.items():
@@ -216,7 +216,7 @@ def test_core_and_libraries_name_no_plugin_and_no_plugin_another_in_a_string_eit
                 set(LIBRARIES) - {name, *BELOW.get(name, ())},
             )
             for path in package.rglob("*")
-            if path.suffix in (".py", ".tmpl", ".toml", ".md")
+            if path.suffix in (".py", ".tmpl", ".toml", ".md") and path.parent != LIBRARIES["recipes"] / "run_files"
         }
     for name, package in PACKAGES.items():
         named |= {path: names_a_plugin(path, name) for path in package.rglob("*.py")}

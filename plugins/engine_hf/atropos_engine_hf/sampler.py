@@ -24,7 +24,7 @@ def uniforms(seed: int, block: int) -> NDArray[np.float64]:
 
 
 class SampledRows(NamedTuple):
-    """What was sampled for each of B rows."""
+    """The tokens sampled for each of B rows."""
 
     tokens: NDArray[np.int64]
     logprobs: NDArray[np.float64]

@@ -18,7 +18,7 @@ from atropos_core.types import KEPT, Batch
 
 
 class KeptRows(NamedTuple):
-    """What was kept at each of R scored rows. A row without kept tokens has its whole distribution."""
+    """The tokens kept at each of R scored rows. A row without kept tokens has its whole distribution."""
 
     offsets: list[int]  # [R + 1] on the host
     rows: Tensor  # i64[K] the row of each kept token

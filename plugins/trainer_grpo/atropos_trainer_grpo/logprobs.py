@@ -21,7 +21,7 @@ HAS_TRITON = importlib.util.find_spec("triton") is not None  # torch for CUDA on
 
 
 class Scored(NamedTuple):
-    """Per row [R], all but the mass with a gradient. Of the distribution that the token was sampled from: where the sampler kept only
+    """Per row [R], all but the mass with a gradient. Of the distribution that the token was sampled from: if the sampler kept only
     some tokens, it is renormalised over these."""
 
     logprobs: Tensor
@@ -30,7 +30,7 @@ class Scored(NamedTuple):
     outside: Tensor | None = (
         None  # [R] log of the probability of all but those: from the logits, not as what is missing to 1
     )
-    mass: Tensor | None = None  # [R] of the kept tokens in the whole distribution, 1 where nothing was cut
+    mass: Tensor | None = None  # [R] of the kept tokens in the whole distribution, 1 if nothing was cut
 
 
 def token_logprobs(
