@@ -22,7 +22,7 @@ EXPLAINS_EQUAL_REWARDS = (
     "answer_format",
     "length_reward",
 )
-BY_TEXT = "A base model without one can be ended by its text: sampling.stop = [HEADER]. "
+BY_TEXT = "A base model without one can be ended by its text: add HEADER to sampling.stop. "
 BEFORE_TRAINING = "before_training"  # among the numbers of the evaluation before step 1
 
 # -- rewards
@@ -204,9 +204,7 @@ class ChatTemplate(Check[options.ChatTemplate]):
     needs = ("replies/other_turn", "replies/empty", "rollouts/count")
     remedy = (
         "The model does not follow its chat template. Train the instruct version of the model, or give this one the template that it "
-        "was trained with. A base model without one can be ended by its text: sampling.stop = [HEADER]. See "
-        + PAGE
-        + "."
+        f"was trained with. {BY_TEXT}See {PAGE}."
     )
     explained_by = ("broken_policy", "policy_collapse")
     first_replies = 16
@@ -301,7 +299,7 @@ class LengthReward(Check[options.LengthReward]):
     needs = ("reward/length_correlation", "reward/mean", "tokens/mean")
     remedy = (
         "The reward pays for length. Have it score what an answer says, or take the gain back with the reward `length`, which costs 1 "
-        f"at reward.length.limit_tokens, and nothing up to reward.length.free_tokens = NUMBER. See {PAGE}."
+        f"at reward.length.limit_tokens, and nothing up to reward.length.free_tokens, for example NUMBER. See {PAGE}."
     )
     explained_by = ("broken_policy", "policy_collapse")
 

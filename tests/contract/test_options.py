@@ -272,7 +272,7 @@ IN_A_RUN: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # what is seen o
     "run.sampling.max_tokens": ({}, {"sampling.max_tokens": 9}),
     "run.sampling.stop": ({}, {"sampling.stop": [" ", "e"]}),
     "run.sampling.temperature": ({}, {"sampling.temperature": 0.1}),
-    "run.sampling.min_p": ({}, {"sampling.min_p": 0.9}),
+    "run.sampling.min_p": (HF, {"sampling.min_p": 0.9}),
     "run.sampling.top_k": ({}, {"sampling.top_k": 2}),
     "run.sampling.top_p": ({}, {"sampling.top_p": 0.1}),
     "run.sink.use": ({}, {"sink.jsonl.use": "csv"}),

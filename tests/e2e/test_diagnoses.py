@@ -144,7 +144,7 @@ def test_replies_continue_with_another_turn(atropos: Callable[..., Any], never: 
     ended = atropos("run", "--env", "./never.py:Never", *TOY, "--trainer", "turns", "--steps", "1", "--dir", "run",
                     "--set", "sampling.max_tokens=32", "--set", "evaluation.problems=16", PYTHONPATH=in_front(never))  # fmt: skip
     assert ended.code == 0, ended.err
-    named(never / "run", ended, "chat_template", 0, "100% of the replies do not end", 'sampling.stop = ["\\nUser:"]')
+    named(never / "run", ended, "chat_template", 0, "100% of the replies do not end", 'add "\\nUser:" to sampling.stop')
 
 
 def test_the_reward_only_grows_with_length(atropos: Callable[..., Any], never: Path) -> None:

@@ -34,6 +34,11 @@ EXECUTED = (
     ("libs/adapter_kit/README.md", "from atropos_adapter_kit", LIBRARY + "test_an_adapters_doctor_says_what_is_not_installed"),
     ("libs/chat_client/README.md", "from atropos_chat_client", CHAT_CLIENT),
     ("libs/server_watch/README.md", "import asyncio", LIBRARY + "test_a_server_that_never_answers_is_given_up"),
+    (
+        "libs/torch_models/README.md",
+        "model: SmolLM2",
+        "libs/torch_models/tests/test_gguf.py::test_two_processes_convert_a_file_once_and_a_damaged_directory_is_made_again",
+    ),
     ("libs/torch_models/README.md", "from atropos_torch_models", LIBRARY + "test_a_device_that_torch_does_not_find_is_refused"),
     ("plugins/env_dataset/README.md", "{", DATASET),
     ("plugins/env_dataset/README.md", "atropos check dataset", DATASET),

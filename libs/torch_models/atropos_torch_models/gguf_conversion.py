@@ -82,7 +82,7 @@ def checked_header(file: Path) -> tuple[Header, list[str]]:
     if isinstance(parts, int) and parts > 1:
         raise ConfigError(
             f"{file} is one of {parts} parts of a model.",
-            remedy="Join them by the program of llama.cpp: llama-gguf-split --merge FIRST-PART JOINED.gguf",
+            remedy="Join them with llama-gguf-split, a program of llama.cpp, and name the joined file.",
         )
     if not header.tensors:
         raise ConfigError(

@@ -175,7 +175,7 @@ def test_the_evaluation_before_training_names_one_cause_at_once(numbers, cause):
 
 def test_empty_replies_are_not_told_to_end_at_a_text():
     [empty], [other] = ill_after({"replies/empty": 0.9}), ill_after({"replies/other_turn": 0.9})
-    assert "sampling.stop" not in empty.remedy and "sampling.stop = [HEADER]" in other.remedy
+    assert "sampling.stop" not in empty.remedy and "add HEADER to sampling.stop" in other.remedy
 
 
 def test_a_few_replies_are_too_few_to_judge_by_before_training():
