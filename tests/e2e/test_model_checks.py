@@ -74,7 +74,7 @@ CASES: dict[str, tuple[Callable[[Path], object], tuple[str, ...], tuple[str, ...
     "window": (add_sliding_window, (), ("see 64 tokens", "Use `--engine vllm`")),
     "vocabulary": (lambda model: edit_json(model / "config.json", vocab_size=9), (), ("only 9 embeddings", "own tokenizer")),
     "positions": (
-        lambda model: edit_json(model / "config.json", max_position_embeddings=100), (),
+        lambda model: edit_json(model / "config.json", max_position_embeddings=100), ("--set", "sampling.max_tokens=256"),
         ("leaves no room for a prompt", "sampling.max_tokens=50"),
     ),
     "no weights": (lambda model: (model / "model.safetensors").unlink(), (), ("lacks its weights", "save_pretrained")),

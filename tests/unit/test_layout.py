@@ -19,7 +19,7 @@ PLUGINS = sorted(path.parent for path in (REPOSITORY / "plugins").glob("*/pyproj
 LIBRARIES = sorted(path.parent for path in (REPOSITORY / "libs").glob("*/pyproject.toml"))
 FRAMEWORKS = {"torch", "transformers", "peft", "vllm", "skyrl", "gem", "ray", "datasets"}
 LIGHT = {"atropos_core", "numpy", "pydantic", "pluggy", "typer"}  # typer for a plugin's commands
-IN_LIBRARIES = {"torch_models": {"torch"}}  # docs/decisions/0030-libraries.md
+IN_LIBRARIES = {"torch_models": {"torch", "transformers"}}  # docs/decisions/0030-libraries.md
 LIGHT |= {f"atropos_{library.name}" for library in LIBRARIES}
 
 
