@@ -78,7 +78,9 @@ def checkout(tmp_path, monkeypatch) -> Path:
     for name in files:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(REPOSITORY / name, root / name)
-    for change in set((root / "changes").glob("*.md")) - {root / "changes/README.md"}:  # of the next release, which is not this one
+    for change in set((root / "changes").glob("*.md")) - {
+        root / "changes/README.md"
+    }:  # of the next release, which is not this one
         change.unlink()
     git(tmp_path, "init", "-q", str(root))
     (root / "CHANGELOG.md").write_text(
