@@ -107,8 +107,8 @@ def test_a_run_that_was_stopped_by_ctrl_z_goes_on_as_if_no_time_had_passed(seven
     """For longer than the event loop may be blocked and a rollout may take."""
     bounds = ("--set", "training.rollout_deadline_s=2")
     run = " ".join(command(*SLOW, "--env", sevens, "--steps", "20", *bounds))
-    script = f"{run}; echo stopped with $?; sleep 3; fg; echo ended with $?"
-    terminal = Terminal(tmp_path, ["/bin/bash", "--norc", "-mc", script], ATROPOS_BLOCKED_AFTER_S="2")
+    script = f"{run}; echo stopped with $?; sleep 5; fg; echo ended with $?"
+    terminal = Terminal(tmp_path, ["/bin/bash", "--norc", "-mc", script], ATROPOS_BLOCKED_AFTER_S="4")
     terminal.wait_for_step(3)
     terminal.type(b"\x1a")
     assert terminal.ends(60) == 0, terminal.read()
