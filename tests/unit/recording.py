@@ -77,6 +77,10 @@ class RecordingTrainer(Recorder, Trainer):
             self.note("step", batch, True)
         return {"loss": 0.25}
 
+    async def supervised_step(self, batch: Batch, learning_rate: float) -> Metrics:
+        self.note("supervised_step", batch, learning_rate)
+        return {"loss": 0.75}
+
     async def rounding(self, sequences: Sequence[Tokens], temperature: float = 1.0) -> float | None:
         self.note("rounding", list(sequences), temperature)
         return 0.125

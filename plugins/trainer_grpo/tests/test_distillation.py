@@ -136,7 +136,9 @@ def test_logprobs_of_further_tokens_pass_gradcheck(chunk):
         head = torch.nn.Linear(6, 11, bias=False, dtype=torch.float64)
         del head.weight
         head.weight = weight
-        return tuple(token_logprobs(hidden, head, targets, temperature, chunk, others))
+        scored = token_logprobs(hidden, head, targets, temperature, chunk, others)
+        assert scored.mass is None, "nothing was cut"
+        return scored[:4]
 
     assert torch.autograd.gradcheck(compute, (hidden, weight)), "of logprobs, entropies, further logprobs and the rest"
     logs = (hidden @ weight.T / temperature.double()[:, None]).log_softmax(-1)

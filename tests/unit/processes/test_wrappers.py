@@ -45,6 +45,7 @@ ENGINE: Mapping[str, tuple[Any, ...]] = {  # arguments other than the defaults, 
 TRAINER: Mapping[str, tuple[Any, ...]] = {
     "open": (),
     "step": (BATCH, None),  # the test gives its own `writing`
+    "supervised_step": (BATCH, 0.001),
     "token_values": (),
     "logprobs": (SEQUENCES, 0.7),
     "rounding": (SEQUENCES, 0.7),
