@@ -20,13 +20,15 @@ from atropos_core.group_schema import (
     LOWEST_LOGPROB,
     MAX_DEPTH,
     MOST_CHARACTERS,
+    MOST_KEPT,
     MOST_NAME,
     MOST_TEMPERATURE,
+    MOST_TIES,
     NUMBER_BOUND,
     SPLITS,
 )
 from atropos_core.rollouts.policy_versions import check_versions
-from atropos_core.types import UNKNOWN_VERSION, Draw, ScoredGroup, Task
+from atropos_core.types import UNKNOWN_VERSION, Draw, Kept, ScoredGroup, Task
 from atropos_trajectory_api.groups.fast_check import check_typical_frame
 from atropos_trajectory_api.groups.frame_check import read_group
 from tests.wrong_groups import LENGTH, VOCABULARY, column, group, nested, on_episode, on_group, on_rollout, unchecked
@@ -98,6 +100,13 @@ def token(value: int) -> ScoredGroup:
 
 def version(value: int) -> ScoredGroup:
     return on_rollout(policy_version=np.full(LENGTH, value, np.int32))(group())
+
+
+def cut(kept: int) -> ScoredGroup:
+    """The last token was sampled from this many."""
+    sizes = np.zeros(LENGTH, np.int32)
+    sizes[-1] = kept
+    return on_rollout(truncated=True, kept=Kept(sizes, np.arange(kept, dtype=np.int32)))(group())
 
 
 def data(depth: int) -> ScoredGroup:
@@ -172,6 +181,12 @@ def test_what_is_on_a_bound_passes_both_readers_and_the_next_value_beyond_passes
 def test_where_neither_vocabulary_nor_version_is_known_any_of_32_bits_passes_both_readers():
     for make in (token, version):
         assert verdicts(make(ID_BOUND - 1), 0, None) == (True, True)
+
+
+def test_the_most_tokens_that_can_be_kept_pass_the_whole_check_which_alone_reads_them_and_one_more_does_not():
+    most = MOST_KEPT + MOST_TIES
+    assert verdicts(cut(most), 0) == (False, True)
+    assert verdicts(cut(most + 1), 0) == (False, False)
 
 
 def test_no_bound_of_the_schema_is_left_out():
