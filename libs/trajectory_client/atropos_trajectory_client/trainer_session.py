@@ -12,7 +12,7 @@ from typing import Any
 from atropos_core import console
 from atropos_core.codec import decode
 from atropos_core.errors import AccessRefused, AtroposError, DataError, LeaseLost, StoreFull
-from atropos_core.group_schema import check_group
+from atropos_core.group_schema import check_group, check_kept_is_known
 from atropos_core.types import Draw, Sampling, ScoredGroup
 from atropos_trajectory_client.http import DAMAGED, LONG_POLL_S, Api, in_background
 
@@ -196,6 +196,7 @@ class TrainerSession:
             try:
                 group = decode(entry["frame"])
                 check_group(group, self.spec.vocabulary)
+                check_kept_is_known(group)
                 entries.append((number, group))
             except DataError as error:
                 draw = group.draw if isinstance(group, ScoredGroup) else None

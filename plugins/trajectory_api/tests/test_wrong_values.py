@@ -112,6 +112,7 @@ async def test_every_way_into_a_server_gives_the_same_verdict_of_the_same_value(
 def damaged_payloads() -> list[bytes]:
     """As servers let in that did not look: of workers, and of old environments."""
     native = [encode_bytes(change(group())) for change, _ in (VALUES | NATIVE).values()]
+    native.append(encode_bytes(group(truncated=True)))  # which does not say what was kept
     one = rollout()
     tokens, sampled = np.concatenate([one.tokens] * 2), np.concatenate([one.sampled] * 2)
     columns = {"inference_logprobs": np.full(len(tokens), -1, np.float32)}
@@ -165,6 +166,7 @@ async def test_damaged_groups_of_a_journal_are_dropped_by_name_and_a_run_trains_
     assert "cannot be trained: episodes[0].rollouts[0].logprobs[7] is 0.25: a logprob is at most 0" in " ".join(
         said.split()
     )
+    assert "was sampled with top_p, top_k or min_p, and does not say which tokens these kept" in " ".join(said.split())
     assert "Traceback" not in said
 
 
@@ -213,3 +215,7 @@ async def test_a_trainer_drops_by_name_what_a_server_hands_out_that_does_not_loo
         await service.close()
     said = " ".join(capsys.readouterr().err.split())
     assert "cannot be trained and is dropped: episodes[0].score is a whole number of 1329 bits" in said
+    assert (
+        "is dropped: episodes[0].rollouts[0] was sampled with top_p, top_k or min_p, and does not say which tokens"
+        in said
+    )

@@ -24,6 +24,7 @@ from atropos_core.group_schema import (
     TokenColumns,
     check_greedy,
     check_group,
+    check_kept_is_known,
     check_number,
     check_token_columns,
 )
@@ -236,6 +237,7 @@ def check_stored(payload: bytes, vocabulary: int) -> None:
             value.check(vocabulary)
         else:
             check_group(value, vocabulary)
+            check_kept_is_known(value)
     except (TypeError, ValueError, LookupError, AttributeError) as error:
         raise DataError(f"it cannot be read: {error}") from error
 
