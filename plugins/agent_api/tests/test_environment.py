@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -14,6 +15,7 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+import uvicorn
 
 from atropos_agent_api.config import AgentOptions, LimitOptions
 from atropos_agent_api.environment.agent import Agent
@@ -530,6 +532,42 @@ async def test_a_model_elsewhere_answers_in_the_policys_place_and_nothing_is_tra
     assert (episode.metrics["agent/calls"], episode.metrics["agent/baseline_tokens"]) == (1.0, 2.0)
     assert not any(rollout.trained.any() or rollout.sampled.any() for rollout in episode.rollouts)
     assert theirs.key not in (streams(tmp_path)[0] / "stdout.txt").read_text()
+
+
+@pytest.mark.parametrize(
+    ("sampling", "sent"),
+    [
+        (Sampling(), {"top_p": None, "top_k": None, "min_p": None}),
+        (Sampling(top_p=0.9, top_k=20, min_p=0.1), {"top_p": 0.9, "top_k": 20, "min_p": 0.1}),
+    ],
+)
+async def test_a_baseline_samples_as_the_run_does_where_the_run_says_how(
+    made: Made, sampling: Sampling, sent: dict[str, float | None]
+) -> None:
+    """The remote server records what its client asked of it: what an API does not know, it can refuse."""
+    bodies: list[dict[str, Any]] = []
+
+    async def theirs(scope: Any, receive: Any, send: Any) -> None:
+        bodies.append(json.loads((await receive())["body"]))
+        reply = {"choices": [{"message": {"role": "assistant", "content": "4"}, "finish_reason": "stop"}]}
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/json")]})
+        await send({"type": "http.response.body", "body": json.dumps(reply).encode()})
+
+    listening = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(theirs, log_level="error", lifespan="off"))
+    serving = asyncio.create_task(server.serve([listening]))
+    url = f"http://127.0.0.1:{listening.getsockname()[1]}/v1"
+    try:
+        async with made(baseline={"url": url, "model": "theirs"}) as agent:
+            task = agent.tasks("train")[0]
+            policy = ScriptedPolicy(FOUR, task)
+            policy.sampling = sampling
+            await agent.rollout(task, policy, seed=1)
+    finally:
+        server.should_exit = True
+        await serving
+    [body] = bodies
+    assert {name: body.get(name) for name in sent} == sent
 
 
 async def test_a_baseline_that_refuses_is_named_and_one_is_never_trained(made: Made, tmp_path: Path) -> None:

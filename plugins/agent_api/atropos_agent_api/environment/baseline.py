@@ -24,10 +24,9 @@ from atropos_chat_client.client import CallFailed, ChatClient, read_key
 from atropos_chat_client.messages import openai_messages
 from atropos_core.conversation import Policy
 from atropos_core.errors import ApiError, DataError
-from atropos_core.types import Message, Rollout, Tokens
+from atropos_core.types import Message, Rollout, Sampling, Tokens
 
 CALL_DEADLINE_S = 300.0
-NOT_COMPARED = ("logprobs", "top_k")
 
 
 class Baseline:
@@ -131,12 +130,17 @@ class BaselineSession(Session):
         return SessionRecord(account, (), self._said, self._finish, metrics)
 
     def _body(self, call: Call) -> dict[str, Any]:
-        """The request, with the run's sampling as far as the other API can express it."""
+        """The request, with the run's sampling. OpenAI's own API has neither top_k nor min_p and refuses them by name; vLLM, SGLang and
+        llama.cpp take them. So they are sent only if they are set."""
         run = self._sampling_of_run
         most = run.max_tokens if call.max_tokens is None else min(run.max_tokens, call.max_tokens)
         body: dict[str, Any] = {"model": self._baseline.model, "max_tokens": most, "temperature": run.temperature}
-        if run.top_p != 1.0:
-            body["top_p"] = run.top_p
+        usual = Sampling()
+        body |= {
+            name: getattr(run, name)
+            for name in ("top_p", "top_k", "min_p")
+            if getattr(run, name) != getattr(usual, name)
+        }
         if call.stop:
             body["stop"] = list(call.stop)
         if call.prompt is not None:
