@@ -215,8 +215,10 @@ async def test_what_the_api_cannot_carry_is_refused_with_what_to_do(scene, tmp_p
     source = source_of(scene, n=4)
     await source.open()
     generator = AtroposGenerator(source)
-    cfg = config(tmp_path, **{"generator.sampling_params.min_p": 0.1})
-    with pytest.raises(ConfigError, match=r"min_p = 0.1 has no effect: it reaches only SkyRL's own engines"):
+    cfg = config(tmp_path, **{"generator.sampling_params.repetition_penalty": 1.1})
+    with pytest.raises(
+        ConfigError, match=r"repetition_penalty = 1.1 has no effect: it reaches only SkyRL's own engines"
+    ):
         await generator.generate(given(cfg, {"sevens": Sevens()}, [1])[0])
     cfg = config(tmp_path, **{"generator.sampling_params.temperature": 0.5})
     with pytest.raises(ConfigError, match=r"all groups are 4 rollouts(.|\n)*eval_n_samples_per_prompt"):

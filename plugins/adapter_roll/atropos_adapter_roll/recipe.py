@@ -41,6 +41,11 @@ def recipe(run: RunConfig, options: AdapterOptions, model: str) -> dict[str, Any
             "sampling.stop is not carried over to ROLL, which would sample past it.",
             remedy="Remove it, and set stop_strings of actor_infer.generating_args in the written file.",
         )
+    if run.sampling.min_p:
+        raise ConfigError(
+            f"sampling.min_p={run.sampling.min_p} is not carried over: ROLL's generating_args have no min_p.",
+            remedy="Remove it; sampling.top_p and sampling.top_k are carried over.",
+        )
     batch = training.groups_per_step * training.group_size
     length = options.sequence_length or 1024 + options.max_turns * tokens
     problems = run.evaluation.problems
@@ -89,6 +94,11 @@ def _refuse(run: RunConfig) -> None:
         )
     if run.teacher:
         raise ConfigError("a teacher of a run file cannot annotate ROLL's rollouts.", remedy="Remove [teacher].")
+    if run.warmup:
+        raise ConfigError(
+            "[warmup] is not carried over to ROLL, which would train without it.",
+            remedy="Run the warm start first, with training.steps=0, and name the policy that it exports as the model.",
+        )
 
 
 def _normalization(run: RunConfig) -> dict[str, Any]:

@@ -125,6 +125,9 @@ def test_environments_share_the_groups_by_weight_and_each_has_one():
             {"teacher": {"big": {"use": "distillation", "model": "tiny-teacher"}}},
             r"teacher(.|\n)*Remove \[teacher\]\.",
         ),
+        ({"warmup": {"data": "rows.jsonl"}}, r"warmup(.|\n)*Run the warm start first"),
+        ({"sampling": {"min_p": 0.1}}, r"sampling.min_p=0.1(.|\n)*no min_p(.|\n)*Remove it; sampling.top_p"),
+        ({"sampling": {"stop": ["\n"]}}, r"sampling.stop(.|\n)*Remove it, and set stop_strings"),
     ],
 )
 def test_what_roll_cannot_take_over_is_refused(values, says):

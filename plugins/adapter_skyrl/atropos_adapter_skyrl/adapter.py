@@ -77,6 +77,11 @@ class SkyRLAdapter:
 
 def arguments(run: RunConfig, options: SkyRLOptions, model: str) -> dict[str, Any]:
     """SkyRL's key=value arguments for this run. `model`: a directory, or an id of the hub."""
+    if run.warmup:
+        raise ConfigError(
+            "[warmup] is not carried over to SkyRL, which would train without it.",
+            remedy="Run the warm start first, with training.steps=0, and name the policy that it exports as the model.",
+        )
     training, evaluation, elsewhere = run.training, run.evaluation, options.source != "here"
     evaluated, steps = evaluation.problems > 0, max(training.steps, 1)
     made: dict[str, Any] = {
@@ -128,6 +133,7 @@ def arguments(run: RunConfig, options: SkyRLOptions, model: str) -> dict[str, An
             f"generator.{name}.temperature": one.temperature,
             f"generator.{name}.top_p": one.top_p,
             f"generator.{name}.top_k": one.top_k or -1,
+            f"generator.{name}.min_p": one.min_p,
             f"generator.{name}.logprobs": 1,
         }
     return made

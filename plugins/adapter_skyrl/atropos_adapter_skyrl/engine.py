@@ -14,8 +14,8 @@ from atropos_core.errors import ConfigError, DataError
 from atropos_core.interfaces import Engine, ModelInfo
 from atropos_core.types import Completion, Sampling, Tokens, tokens
 
-_OURS = ("max_tokens", "temperature", "top_p", "top_k")
-_HARMLESS = {"stop": None, "min_p": 0.0, "repetition_penalty": 1.0}  # values that leave the distribution unchanged
+_OURS = ("max_tokens", "temperature", "top_p", "top_k", "min_p")
+_HARMLESS = {"stop": None, "repetition_penalty": 1.0}  # values that leave the distribution unchanged
 
 
 def sampling_of(params: Mapping[str, Any]) -> Sampling:
@@ -26,6 +26,7 @@ def sampling_of(params: Mapping[str, Any]) -> Sampling:
             float(params.get("temperature", 1.0)),
             float(params.get("top_p", 1.0)),
             max(int(params.get("top_k", 0)), 0),
+            min_p=float(params.get("min_p", 0.0)),
         )
     except KeyError as error:
         raise ConfigError(f"SkyRL's sampling parameters have no {error}: {dict(params)}") from None
@@ -103,10 +104,9 @@ class SkyRLEngine(Engine):
         if not ids or logprobs is None or len(logprobs) != len(ids):
             known = "no logprobs" if logprobs is None else f"{len(logprobs)} logprobs"
             raise DataError(f"SkyRL's engine gave {len(ids)} tokens and {known}")
-        truncated = sampling.truncated or bool(self._params.get("min_p"))
         return Completion(
             tokens(ids), np.asarray(logprobs, np.float32), np.full(len(ids), version, np.int32), finish,
-            sampling.temperature, truncated,
+            sampling.temperature, sampling.truncated,
         )  # fmt: skip
 
     async def pause(self) -> None:

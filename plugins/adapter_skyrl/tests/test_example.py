@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from atropos_adapter_skyrl.adapter import SkyRLAdapter
+from atropos_adapter_skyrl.adapter import SkyRLAdapter, arguments
 from atropos_adapter_skyrl.config import SkyRLOptions
-from atropos_core.config.run_file import load, read_file
+from atropos_core.config.run_file import Layer, load, read_file
+from atropos_core.errors import ConfigError
 from atropos_core.plugins.provider import RunContext
 from atropos_core.plugins.references import load_reference
 from atropos_testing import environment_contract
@@ -35,6 +36,27 @@ def test_the_examples_are_what_the_adapter_writes(name, options, tmp_path):
         )  # a relative path is relative to its file
         assert written == (folder / path.name).read_text(), path.name
         assert os.access(path, os.X_OK) == os.access(folder / path.name, os.X_OK) == (path.suffix == ".sh")
+
+
+def test_min_p_reaches_skyrl_for_training_and_for_evaluations(tmp_path):
+    given = {"environment": {"gsm8k": {}}, "sampling": {"min_p": 0.1}, "evaluation": {"temperature": 1.0, "min_p": 0.2}}
+    run = load([Layer("test", given)]).config
+    made = arguments(run, SkyRLOptions(), "tiny")
+    assert (made["generator.sampling_params.min_p"], made["generator.eval_sampling_params.min_p"]) == (0.1, 0.2)
+    assert made["generator.sampling_params.top_k"] == -1
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"warmup": {"data": "rows.jsonl"}}, r"warmup(.|\n)*Run the warm start first"),
+        ({"sampling": {"stop": ["\n"]}}, "sampling.stop is not carried over"),
+    ],
+)
+def test_what_skyrl_would_train_without_is_refused(values, says):
+    run = load([Layer("test", {"environment": {"gsm8k": {}}, **values})]).config
+    with pytest.raises(ConfigError, match=says):
+        arguments(run, SkyRLOptions(), "tiny")
 
 
 @pytest.mark.parametrize(

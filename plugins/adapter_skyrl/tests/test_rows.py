@@ -147,9 +147,10 @@ def test_a_row_of_another_data_set_is_refused_and_the_entry_point_named():
 
 def test_sampling_parameters_of_skyrl_in_our_words():
     assert sampling_of({"max_tokens": 7, "temperature": 0.5, "top_p": 0.9, "top_k": -1}) == Sampling(7, 0.5, 0.9, 0)
+    assert sampling_of({"max_tokens": 7, "top_k": 20, "min_p": 0.1}) == Sampling(7, top_k=20, min_p=0.1)
     with pytest.raises(ConfigError, match="no 'max_tokens'"):
         sampling_of({})
-    refuse_more({"stop": None, "min_p": 0.0, "max_tokens": 3})
+    refuse_more({"stop": None, "min_p": 0.1, "max_tokens": 3})
     with pytest.raises(ConfigError, match=r"sampling_params.stop = \['a'\](.|\n)*atropos.source=here"):
         refuse_more({"stop": ["a"]})
 

@@ -37,10 +37,12 @@ exec python -m skyrl.train.entrypoints.main_base \
   generator.sampling_params.temperature=1.0 \
   generator.sampling_params.top_p=1.0 \
   generator.sampling_params.top_k=-1 \
+  generator.sampling_params.min_p=0.0 \
   generator.sampling_params.logprobs=1 \
   generator.eval_sampling_params.max_generate_length=512 \
   generator.eval_sampling_params.temperature=0.0 \
   generator.eval_sampling_params.top_p=1.0 \
   generator.eval_sampling_params.top_k=-1 \
+  generator.eval_sampling_params.min_p=0.0 \
   generator.eval_sampling_params.logprobs=1 \
   "$@"
