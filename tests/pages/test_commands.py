@@ -69,7 +69,7 @@ def test_the_commands_of_the_page_about_rewards_run(a_run):
     assert "finished: all 2 steps" in typed.type(doctor.replace("runs/mine", "runs/gsm8k-20260131-120000"))
     typed.type(view.replace("runs/mine", "runs/gsm8k-20260131-120000"))
     assert (typed.folder / "mine.html").is_file()
-    shorter = evaluation.replace("problems=64", "problems=4").replace("max_tokens=512", "max_tokens=64")
+    shorter = evaluation.replace("problems=64", "problems=4").replace("max_tokens=256", "max_tokens=64")
     assert "accuracy" in typed.type(shorter.replace("runs/mine", "runs/gsm8k-20260131-120000"))
 
 

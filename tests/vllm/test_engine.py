@@ -195,7 +195,7 @@ async def running(served: Hosted) -> int:
         (tokens([]), Sampling(4), "no tokens"),
         (tokens([3, VOCABULARY]), Sampling(4), "another tokenizer"),
         (PROMPT, Sampling(POSITIONS), f"Set max_tokens to at most {POSITIONS - len(PROMPT)}"),
-        (PROMPT, Sampling(4, -1.0), "impossible"),
+        (PROMPT, Sampling(4, -1.0), "temperature is -1.0"),
     ],
 )
 async def test_a_bad_request_is_a_clear_error(served: Hosted, prompt: Any, sampling: Sampling, why: str) -> None:
