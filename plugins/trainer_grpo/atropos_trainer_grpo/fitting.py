@@ -207,7 +207,9 @@ class Fitting:
         )
         chosen = choose_sizes(_with(plan, self.wanted), given, self._directory, self._available)
         needed = plan_memory(chosen, self._directory, self._available).needed()
-        at_once = int(chosen.single["trainer"].options.model_dump()["tokens_per_microbatch"]) if chosen.sizes.fit else 0
+        at_once = 0
+        if chosen.sizes.fit:  # a sequence that is longer than the limit is a micro-batch of its own
+            at_once = max(int(chosen.single["trainer"].options.model_dump()["tokens_per_microbatch"]), self.wanted)
         return Fitted(way, bridge, context, at_once, needed, chosen.sizes.changed)
 
     def _bridges(self, way: Way) -> list[str]:

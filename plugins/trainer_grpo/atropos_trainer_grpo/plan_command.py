@@ -122,7 +122,7 @@ def plan(
     )
     console.say(
         f"a context is a prompt of {PROMPT_TOKENS} tokens with its reply; at once: tokens of the micro-batch that a run chooses "
-        "(trainer.tokens_per_microbatch), in which a group's prompt counts once"
+        "(trainer.tokens_per_microbatch), or of one sequence if that is longer; a group's prompt counts once in it"
     )
     chosen = best(found, wanted)
     if chosen is None:
