@@ -8,7 +8,9 @@ from pathlib import Path
 from atropos_core.config.component import Component, ComponentOnDevices
 from atropos_core.config.run_file import RunConfig, toml_value
 from atropos_core.interfaces import ModelInfo, Transport
+from atropos_core.launch.memory_plan import workloads
 from atropos_core.launch.plan import Plan
+from atropos_core.plugins.model_provider import EngineProvider
 from atropos_core.plugins.requirements import cuda_devices
 from atropos_core.storage.checkpoint import Checkpoint
 from atropos_core.training.parts import Parts
@@ -43,6 +45,7 @@ def banner(
         data = [f"by workers at {config.api.url}", *(f"evaluated here: {one}" for one in data)]
     summary = plan.single["bridge"].offer.provider.summary
     carried = [SHARED.get(how, summary) for how in plan.transports]
+    kept = kept_by_engines(plan, directory)
     rows = [
         ("model", f"{plan.model.summary}: {model.architecture}, {model.parameters or 0:,} parameters, {model.dtype}"),
         *by_rule(plan),
@@ -50,7 +53,7 @@ def banner(
         *(
             (
                 engine.label.replace(".replica.", " "),
-                f"{engine.component.use} {_where(engine.component, model.threads)}",
+                f"{engine.component.use} {_where(engine.component, model.threads)}{kept.get(engine.label, '')}",
             )
             for engine in plan.engines
         ),
@@ -79,6 +82,16 @@ def banner(
     if checkpoint is not None:
         rows.append(("resumes", f"after step {checkpoint.step}"))
     return rows
+
+
+def kept_by_engines(plan: Plan, directory: Path) -> dict[str, str]:
+    """Return what engines keep in addition to the weights, by label."""
+    found = {}
+    for resolved, workload in workloads(plan, directory):
+        provider = resolved.offer.provider
+        if isinstance(provider, EngineProvider) and (text := provider.keeps(resolved.options, workload)):
+            found[resolved.label] = f"; keeps {text}"
+    return found
 
 
 def by_rule(plan: Plan) -> Iterator[tuple[str, str]]:

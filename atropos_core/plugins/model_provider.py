@@ -110,6 +110,9 @@ class DeviceProvider(WeightsProvider[T_co]):
 class EngineProvider(DeviceProvider["Engine"]):
     """An engine, which samples from the policy."""
 
+    # what it keeps in memory in addition to the model's own weights, for the start of a run; "" if nothing of size
+    keeps: Callable[[Any, Workload], str] = lambda options, workload: ""
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainerProvider(DeviceProvider["Trainer"]):

@@ -29,10 +29,8 @@ def holds(options: HFOptions, workload: Workload) -> Iterable[MemoryUse]:
         yield MemoryUse("model before it is packed", weights, "cpu", "opening")
         weights = model.quantized_bytes(options.quantization, element)
     yield MemoryUse("parameters", weights, device, shared=shared)
-    if device == "cpu" and options.quantization is None and element < 8:
-        matrices = sum(out * into for out, into in model.linear().values()) + model.vocabulary * model.hidden
-        if matrices >= limits.BLOCKED_FROM and matrices * element <= limits.BLOCKED_BYTES:
-            yield MemoryUse("matrices in blocks", matrices * element)
+    if blocked := blocked_bytes(options, workload):
+        yield MemoryUse("matrices in blocks", blocked)
     own = context.label or "engine"
     fewer = {f"{own}.max_batch": halves(min(options.max_batch, workload.concurrent_rollouts), 8)}
     rows = min(options.max_batch, workload.concurrent_rollouts)
@@ -50,6 +48,17 @@ def holds(options: HFOptions, workload: Workload) -> Iterable[MemoryUse]:
     yield MemoryUse("buffers of libraries", OVERHEAD, device)
     if device != "cpu":
         yield MemoryUse(CONTEXT, CONTEXT_BYTES, device)
+
+
+def blocked_bytes(options: HFOptions, workload: Workload) -> int:
+    """Return the bytes of the second copy of the matrices (blocked_weights.py); 0 if there is none."""
+    model, device = read(workload.context.model), workload.context.devices[0]
+    if model is None or device != "cpu" or options.quantization is not None:
+        return 0
+    element = _element(options, device, model)
+    matrices = sum(out * into for out, into in model.linear().values()) + model.vocabulary * model.hidden
+    size = matrices * element
+    return size if element < 8 and matrices >= limits.BLOCKED_FROM and size <= limits.BLOCKED_BYTES else 0
 
 
 def sequence_bytes(options: HFOptions, workload: Workload, model: ModelSize) -> int:

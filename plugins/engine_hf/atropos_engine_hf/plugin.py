@@ -51,6 +51,13 @@ def holds(options: HFOptions, workload: Workload) -> Iterable[MemoryUse]:
     return holds(options, workload)
 
 
+def keeps(options: HFOptions, workload: Workload) -> str:
+    from atropos_engine_hf.memory import blocked_bytes
+
+    size = blocked_bytes(options, workload)
+    return f"a second copy of the matrices for faster decoding, {size / 1e6:,.0f} MB" if size else ""
+
+
 def sizes(options: HFOptions, workload: Workload, free: Collection[str]) -> Sequence[SizeChoice]:
     from atropos_engine_hf.sizes import sizes
 
@@ -98,6 +105,7 @@ def atropos_engines() -> Iterable[EngineProvider]:
         check=check,
         sizes=sizes,
         dtype=dtype,
+        keeps=keeps,
         announces=announces,
         requires=frozenset({"torch", "transformers"}),
         runs_in="process",

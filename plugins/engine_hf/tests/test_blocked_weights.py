@@ -14,7 +14,7 @@ from atropos_engine_hf import limits
 from atropos_engine_hf.blocked_weights import blockable
 from atropos_engine_hf.config import HFOptions
 from atropos_engine_hf.engine import HFEngine
-from atropos_engine_hf.plugin import holds
+from atropos_engine_hf.plugin import holds, keeps
 
 SHAPE = {
     "vocab_size": 16_000, "hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 2,
@@ -71,13 +71,17 @@ async def test_logprobs_are_those_of_the_plain_model_and_follow_its_weights(dire
 
 
 def test_the_memory_plan_counts_the_copies(directory, tiny):
+    def workload(at):
+        return Workload(RunContext(at, at), 1, 1, 8, 4, prompt_tokens=8)
+
     def planned(at):
-        uses = holds(HFOptions(), Workload(RunContext(at, at), 1, 1, 8, 4, prompt_tokens=8))
-        return {one.what: one.size_bytes for one in uses}.get("matrices in blocks")
+        return {one.what: one.size_bytes for one in holds(HFOptions(), workload(at))}.get("matrices in blocks")
 
     model = LlamaForCausalLM.from_pretrained(directory, dtype=torch.float32)
     assert planned(directory) == sum(4 * layer.weight.numel() for layer in blockable(model))
     assert planned(tiny) is None
+    said = f"a second copy of the matrices for faster decoding, {planned(directory) / 1e6:.0f} MB"
+    assert (keeps(HFOptions(), workload(directory)), keeps(HFOptions(), workload(tiny))) == (said, "")
 
 
 def test_a_model_with_large_matrices_has_no_copies(directory, monkeypatch):
