@@ -107,6 +107,7 @@ class DeviceProvider(WeightsProvider[T_co]):
     several_devices: bool = False  # one instance may span several
 
 
+@dataclass(frozen=True, kw_only=True)
 class EngineProvider(DeviceProvider["Engine"]):
     """An engine, which samples from the policy."""
 
