@@ -92,4 +92,4 @@ def copy(sources: list[str], target: Path) -> None:
     for name in listed.splitlines():
         if not any(fnmatch(name.split("/")[0], pattern) for pattern in ignored):
             (target / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(REPOSITORY / name, target / name)
+            shutil.copy(REPOSITORY / name, target / name, follow_symlinks=False)
