@@ -127,7 +127,9 @@ async def test_both_processes_together_hold_one_copy(
     private = [large["Private_Dirty"] - small["Private_Dirty"] for large, small in zip(found, without, strict=True)]
     blocked = matrices // 1024  # the engine's second copy of the matrices, in oneDNN's order, and nothing else
     print(f"segment {segment} kB, PSS of shared memory {shared} kB, private beyond a tiny model's {private} kB")
-    assert 0.9 * segment < blocked < private[0] < blocked + segment / 4
+    assert blocked > 0.9 * segment
+    # What libraries hold differs between the measurements, by up to 28 MB. One more copy is 98 MB.
+    assert abs(private[0] - blocked) < segment / 2
     assert private[1] < segment / 4
 
 
