@@ -25,7 +25,7 @@ from atropos_core.errors import ConfigError, WeightsMismatch
 from atropos_core.health.alignment import ROUNDING_NATS, largest_rounding
 from atropos_core.interfaces import ModelInfo, Trainer, Writing
 from atropos_core.types import Batch, Floats, Metrics, Tokens
-from atropos_torch_models.allocation import LARGE, keep_blocks, return_blocks
+from atropos_torch_models.allocation import ACTIVATION_BYTES, LARGE, keep_blocks, return_blocks
 from atropos_torch_models.cpu_warmup import warm_up
 from atropos_torch_models.devices import refuse_missing
 from atropos_torch_models.rounding import measured_rounding
@@ -213,7 +213,7 @@ class GrpoTrainer(Trainer):
         )
         self._keeps_blocks = self._device == "cpu" and info.parameters is not None and info.parameters >= LARGE
         if self._keeps_blocks:
-            keep_blocks()
+            keep_blocks(ACTIVATION_BYTES)
         if self._options.old_logprobs == "auto" and engine_differs(self._context, info.dtype):
             self._options = self._options.corrected()
         self.model = model
