@@ -15,7 +15,9 @@ import ctypes
 
 LARGE = 10_000_000  # parameters from which this pays; a smaller model's blocks are not mapped one by one anyway
 OWN_MAPPING_BYTES = 32 << 20  # larger blocks are mapped one by one, since a gap of that size would be expensive
-ACTIVATION_BYTES = 4 << 20  # the same for a trainer, whose freed blocks lie between the activations that a backward pass needs
+ACTIVATION_BYTES = (
+    4 << 20
+)  # the same for a trainer, whose freed blocks lie between the activations that a backward pass needs
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # glibc's malloc.h
 
 
