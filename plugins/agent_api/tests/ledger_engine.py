@@ -37,6 +37,7 @@ class LedgerEngine(Engine):
         self.endpoint = LocalEndpoint(self)
         self.hold = asyncio.Event()
         self.hold.set()
+        self.asked = 0  # times that it was asked for samples
         self.end = tokenizer.eos  # of every reply
         self.knows_stop_ids = False
         self._tokenizer = tokenizer
@@ -49,10 +50,16 @@ class LedgerEngine(Engine):
     async def sample(
         self, prompt: Tokens, n: int, sampling: Sampling, seeds: Sequence[int], deadline_s: float
     ) -> list[Completion]:
+        self.asked += 1
         await self.hold.wait()
         for _ in range(self.steps(seeds[0])):
             await asyncio.sleep(0)
         return [self._one(prompt, seed, sampling) for seed in seeds]
+
+    async def until_asked(self, times: int) -> None:
+        async with asyncio.timeout(20):
+            while self.asked < times:
+                await asyncio.sleep(0.001)
 
     def steps(self, seed: int) -> int:
         """Of the event loop, that a sample takes."""

@@ -101,7 +101,7 @@ async def test_a_client_that_goes_away_leaves_an_orphan_that_is_recorded(tokeniz
     session = session_of(engine, tokenizer)
     engine.hold.clear()
     gone = asyncio.create_task(session.answer(said("a")))
-    await asyncio.sleep(0.01)
+    await engine.until_asked(1)
     gone.cancel()
     engine.hold.set()
     await session.answer(said("a", hints={"retry": "1"}))
@@ -119,7 +119,7 @@ async def test_a_session_that_has_ended_refuses_calls_in_flight_and_late_ones(to
     session = session_of(engine, tokenizer)
     engine.hold.clear()
     waiting = asyncio.create_task(session.answer(said("a")))
-    await asyncio.sleep(0.01)
+    await engine.until_asked(1)
     session.end("the program has exited")
     for call in (waiting, session.answer(said("b"))):
         with pytest.raises(CallRefused, match="the program has exited") as refused:

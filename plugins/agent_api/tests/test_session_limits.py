@@ -44,7 +44,7 @@ async def test_a_call_that_waits_for_tokens_hears_that_its_session_has_ended(qwe
     engine.hold.clear()
     session = session_of(engine, qwen, max_sampled_tokens=400)
     asked = [asyncio.create_task(session.answer(said(f"{at}"))) for at in range(3)]
-    await asyncio.sleep(0.01)
+    await engine.until_asked(1)  # the others wait for the tokens that it may sample
     session.end("its program has ended")
     given = await asyncio.wait_for(asyncio.gather(*asked, return_exceptions=True), 5)
     assert [getattr(one, "code", one) for one in given] == ["session_ended"] * 3
