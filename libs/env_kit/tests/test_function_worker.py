@@ -14,6 +14,7 @@ import pytest
 
 from atropos_core.errors import DataError, DeadlineExceeded, RemoteError, WorkerLost
 from atropos_env_kit.function_worker import Worker
+from tests.waiting import has_ended, until
 
 FUNCTIONS = """
 import os, sys, time
@@ -98,7 +99,7 @@ async def test_calls_take_turns(functions, tmp_path):
 async def test_a_call_that_waits_its_turn_does_not_spend_its_deadline(functions, tmp_path):
     worker = functions("slowly")
     await worker.call(str(tmp_path / "note"), 0, deadline_s=30)
-    await asyncio.gather(*(worker.call(str(tmp_path / "note"), number, deadline_s=0.9) for number in range(10)))
+    await asyncio.gather(*(worker.call(str(tmp_path / "note"), number, deadline_s=2.5) for number in range(27)))
 
 
 async def test_what_the_function_raises_arrives_and_the_process_lives_on(functions):
@@ -141,7 +142,7 @@ async def test_a_call_that_is_cancelled_does_not_leave_its_work_to_the_next_one(
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await call
-    assert await worker.call("pid", deadline_s=10) != before
+    assert await worker.call("pid", deadline_s=30) != before
     assert not psutil.pid_exists(before)
 
 
@@ -149,7 +150,8 @@ async def test_a_call_cancelled_while_it_waits_its_turn_disturbs_nobody(function
     worker = functions("slowly")
     first = asyncio.ensure_future(worker.call(str(tmp_path / "note"), 0, deadline_s=30))
     second = asyncio.ensure_future(worker.call(str(tmp_path / "note"), 1, deadline_s=30))
-    await asyncio.sleep(0.05)
+    for _ in range(5):  # turns of the loop: it waits for the first
+        await asyncio.sleep(0)
     second.cancel()
     await first
     assert (tmp_path / "note").read_text() == "start 0\nend 0\n"
@@ -170,7 +172,8 @@ async def test_a_process_that_was_killed_between_calls_is_replaced(functions):
     worker = functions("pid")
     before = await worker.call(deadline_s=30)
     os.kill(before, signal.SIGKILL)
-    await asyncio.sleep(0.2)
+    await until(lambda: has_ended(before), "the end of the process")
+    await asyncio.sleep(0.05)  # a turn of the loop, which hears of it
     assert await worker.call(deadline_s=30) != before
 
 

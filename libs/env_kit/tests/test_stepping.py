@@ -26,6 +26,7 @@ from atropos_env_kit.stepping import (
     run_matches,
 )
 from atropos_testing.scripted import Script, ScriptedPolicy
+from tests.waiting import has_ended, until
 
 HOSTED = """
 import os, random, time
@@ -103,8 +104,8 @@ async def reader():
     """Makes readers; all are closed at the end."""
     made: list[ActionReader] = []
 
-    def make(**options: object) -> ActionReader:
-        made.append(ActionReader(SteppingOptions(**options), deadline_s=2.0))
+    def make(deadline_s: float = 30.0, **options: object) -> ActionReader:
+        made.append(ActionReader(SteppingOptions(**options), deadline_s=deadline_s))
         return made[-1]
 
     yield make
@@ -134,7 +135,7 @@ async def test_what_action_a_reply_takes(reader, reply, action, pattern, found):
 
 
 async def test_a_pattern_that_backtracks_holds_no_other_rollout_and_is_named(reader):
-    backtracking = reader(action="pattern", pattern=r"(a+)+$")
+    backtracking = reader(action="pattern", pattern=r"(a+)+$", deadline_s=3.0)
     assert await backtracking.action_of("aaa") == "aaa"
     beats = 0
 
@@ -349,7 +350,8 @@ async def test_a_caller_that_is_cancelled_leaves_the_process_at_its_step(process
     stepped = one.stepped()
     await stepped.reset(1)
     going = asyncio.ensure_future(stepped.step({}, "slowly"))
-    await asyncio.sleep(0.01)
+    for _ in range(5):  # turns of the loop: it is asked, and has not answered
+        await asyncio.sleep(0)
     going.cancel()
     with pytest.raises(asyncio.CancelledError):
         await going
@@ -408,7 +410,8 @@ async def test_errors_on_actions_are_the_same_again_in_another_process(process):
     seen = [await stepped.reset(1), await stepped.step({}, "a"), await stepped.step({}, "raise")]
     [host] = hosts()
     host.kill()
-    await asyncio.sleep(0.3)
+    await until(lambda: has_ended(host.pid), "the end of the process")
+    await asyncio.sleep(0.05)  # a turn of the loop, which hears of it
     seen.append(await stepped.step({}, "b"))
     assert [turn.messages[0]["content"] for turn in seen] == undisturbed
 
@@ -437,7 +440,8 @@ async def test_an_episode_that_is_not_its_seed_and_actions_fails_rather_than_go_
     await stepped.step({}, "pid")
     [host] = hosts()
     host.kill()
-    await asyncio.sleep(0.3)
+    await until(lambda: has_ended(host.pid), "the end of the process")
+    await asyncio.sleep(0.05)  # a turn of the loop, which hears of it
     with pytest.raises(RemoteError, match="the episode is another"):
         await stepped.step({}, "a")
 

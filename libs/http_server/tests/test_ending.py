@@ -18,7 +18,10 @@ from atropos_http_server.server import ListenOptions, serve_in_loop
 
 @pytest.mark.parametrize("begun", [False, True], ids=["no answer", "half an answer"])
 async def test_who_is_not_answered_in_the_time_granted_hears_so_without_a_traceback(begun: bool, caplog: Any):
+    called = asyncio.Event()
+
     async def never(scope: Any, receive: Any, send: Any) -> None:
+        called.set()
         if begun:
             await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"9")]})
             await send({"type": "http.response.body", "body": b"half", "more_body": True})
@@ -30,21 +33,21 @@ async def test_who_is_not_answered_in_the_time_granted_hears_so_without_a_traceb
     writer.write(b"GET / HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n")
     await writer.drain()
     if begun:
-        assert (await asyncio.wait_for(reader.readuntil(b"half"), 10)).startswith(b"HTTP/1.1 200")
+        assert (await asyncio.wait_for(reader.readuntil(b"half"), 30)).startswith(b"HTTP/1.1 200")
     else:
-        await asyncio.sleep(0.1)
+        await asyncio.wait_for(called.wait(), 30)
     closing = asyncio.create_task(server.close())
     if begun:
         with contextlib.suppress(ConnectionError):
-            assert await asyncio.wait_for(reader.read(), 10) == b""
+            assert await asyncio.wait_for(reader.read(), 30) == b""
     else:
-        said = await asyncio.wait_for(reader.read(), 10)
+        said = await asyncio.wait_for(reader.read(), 30)
         assert (
             said.startswith(b"HTTP/1.1 503")
             and b"Send it again: it may be back in a moment." in said
             and b"retry-after: 5" in said
         )
-    await asyncio.wait_for(closing, 10)
+    await asyncio.wait_for(closing, 30)
     writer.close()
     texts = [record.getMessage() for record in caplog.records if not record.getMessage().startswith("Cancel ")]
     assert texts == [] and all(record.exc_info is None for record in caplog.records)
@@ -61,7 +64,7 @@ async def test_who_calls_what_the_application_fails_on_hears_what_failed(begun: 
     server = await serve_in_loop(fails, Gate(10, 10), "127.0.0.1", 0, stop=lambda: None, grace_s=1, keep_alive_s=10)
     reader, writer = await asyncio.open_connection("127.0.0.1", int(server.url.rsplit(":", 1)[1]))
     writer.write(b"GET / HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n")
-    said = await asyncio.wait_for(reader.read(), 10)
+    said = await asyncio.wait_for(reader.read(), 30)
     if begun:
         assert said.endswith(b"\r\n\r\nhalf")
     else:

@@ -46,7 +46,7 @@ async def test_a_server_that_is_not_there_is_reported_once_and_when_it_answers(c
         writer.close()
 
     message = ""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while "Trying on" not in message:
             await asyncio.sleep(0.05)
             message += "".join(capfd.readouterr())

@@ -88,10 +88,8 @@ async def test_a_loop_that_waits_for_events_is_blocked_by_nobody_however_late_it
         for _ in range(2):
             time.sleep(0.1)
             signal.pthread_kill(main, signal.SIGALRM)
+        time.sleep(0.1)  # so that the loop still waits for events when the second one arrives
 
     with blocked_loop_alarm():
         await asyncio.sleep(0.05)
-        alarms = threading.Thread(target=alarm_twice)
-        alarms.start()
-        await asyncio.sleep(0.5)
-        alarms.join()
+        await asyncio.to_thread(alarm_twice)

@@ -345,7 +345,7 @@ async def test_an_environment_that_nobody_knew_gets_room_before_one_that_has_muc
     new = asyncio.ensure_future(one.put("new", label("new")))
     await settle()
     session.commit(ids(await session.lease(BatchSize(groups=1), 0, 1)))
-    await asyncio.wait_for(new, 1)
+    await asyncio.wait_for(new, 30)
     assert not any(put.done() for put in flood)
     for put in flood:
         put.cancel()

@@ -150,7 +150,7 @@ async def test_a_large_group_that_waits_for_room_does_not_keep_from_the_trainer_
     await settle()
     assert sum(put.done() for put in behind + beside) == 6, "no more pass it than the batch lacked"
     session.commit(session.holds)
-    await asyncio.wait_for(large, 1)
+    await asyncio.wait_for(large, 30)
     for put in behind + beside:
         put.cancel()
 
@@ -269,7 +269,7 @@ async def test_a_large_group_is_not_passed_by_for_ever_by_small_ones():
     assert not small.done(), "there is room for it, but the large one came first"
     for _ in range(3):
         session.commit(ids(await session.lease(ONE, 0, 1)))
-    await asyncio.wait_for(large, 1)
+    await asyncio.wait_for(large, 30)
     small.cancel()
 
 
@@ -335,7 +335,7 @@ async def test_the_same_key_twice_at_a_full_hub_is_stored_once():
     both = [asyncio.ensure_future(one.put("b", label(), key="k")) for _ in range(2)]
     await settle()
     session.commit(ids(await session.lease(ONE, 0, 1)))
-    first, second = await asyncio.wait_for(asyncio.gather(*both), 1)
+    first, second = await asyncio.wait_for(asyncio.gather(*both), 30)
     assert first == second
     assert len(one) == 1
 
@@ -350,7 +350,7 @@ async def test_where_the_first_of_two_with_one_key_gives_up_the_second_takes_its
     first.cancel()
     await settle()
     session.commit(ids(await session.lease(ONE, 0, 1)))
-    assert await asyncio.wait_for(second, 1) == 1
+    assert await asyncio.wait_for(second, 30) == 1
 
 
 # -- staleness
@@ -457,7 +457,7 @@ async def test_closing_wakes_everyone_who_waits():
         one.stop()
     for task in waiting:
         with pytest.raises(HubClosed):
-            await asyncio.wait_for(task, 1)
+            await asyncio.wait_for(task, 30)
     for late in (full.put("c", label()), session.lease(ONE, 0, 1)):
         with pytest.raises(HubClosed):
             await late

@@ -89,7 +89,7 @@ async def test_a_lease_that_waits_ends_with_its_session():
     await settle()
     newer = one.open("newer")
     with pytest.raises(LeaseLost, match="'newer'"):
-        await asyncio.wait_for(waiting, 1)
+        await asyncio.wait_for(waiting, 30)
     await one.put("a", label())
     assert payloads(await newer.lease(ONE, 0, 1)) == ["a"]
 

@@ -13,6 +13,7 @@ from atropos_core.launch.signals import TWICE_S, interruptible, signals, watched
 from atropos_core.launchers import RunWorkers
 from atropos_core.processes.child import Child
 from atropos_core.types import Metrics
+from tests.waiting import until
 
 SLEEP = {"kind": "function", "name": "time:sleep"}
 
@@ -85,7 +86,7 @@ async def test_a_child_that_is_killed_without_a_request_ends_the_work_by_name(tm
         assert not task.done()
         os.kill(children[1].process.pid, signal.SIGKILL)
         with pytest.raises(ProcessDied, match=r"trainer \(pid \d+\) was killed by SIGKILL"):
-            await asyncio.wait_for(task, 5)
+            await asyncio.wait_for(task, 30)
         assert work.ended == "cancelled"
     finally:
         await asyncio.gather(*(child.kill() for child in children))
@@ -106,7 +107,7 @@ async def test_workers_that_break_end_the_work_by_their_own_error():
     assert not task.done()
     workers.broken.set_exception(ProcessDied("the server has ended"))
     with pytest.raises(ProcessDied, match="the server has ended"):
-        await asyncio.wait_for(task, 5)
+        await asyncio.wait_for(task, 30)
     assert work.ended == "cancelled"
 
 
@@ -133,10 +134,9 @@ async def test_the_first_signal_asks_and_the_second_ends(number, capfd):
         with signals(stop, began):
             for _ in range(2):  # to the process, and to its group: one
                 os.kill(os.getpid(), number)
-                await asyncio.sleep(
-                    0.05
-                )  # no wait_for: in Python 3.11 one that is done just then swallows a cancellation
-            assert stop.is_set()
+                for _ in range(5):  # turns of the loop, not a time: two that are further apart than TWICE_S are two
+                    await asyncio.sleep(0)
+            await until(stop.is_set, "the first signal")
             await asyncio.sleep(TWICE_S + 0.1)
             went_on = True
             os.kill(os.getpid(), number)

@@ -43,6 +43,7 @@ from atropos_core.rollouts.runner import WeightedReward
 from atropos_core.training.batch import to_batch
 from atropos_core.types import Sampling, Task, tokens
 from tests.unit.parts import ASSISTANT, USER, episode, group, install_plugin
+from tests.waiting import until
 
 RIGGED = """
 import asyncio, gc, os, signal, subprocess, sys, time
@@ -256,12 +257,12 @@ async def start(tmp_path: Path) -> AsyncIterator[Start]:
 
 async def until_written(folder: Path, wanted: str) -> None:
     """Until the child has noted `wanted`."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while wanted not in ((folder / "note").read_text() if (folder / "note").exists() else ""):
             await asyncio.sleep(0.01)
 
 
-async def gone(pid: int, within_s: float = 5.0) -> bool:
+async def gone(pid: int, within_s: float = 30.0) -> bool:
     until = time.monotonic() + within_s
     while time.monotonic() < until:
         try:
@@ -460,7 +461,7 @@ async def test_a_step_cancelled_while_writing_leaves_the_bridge_with_an_error(st
     step.cancel()
     with pytest.raises(asyncio.CancelledError):
         await step
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while len(bridge.seen) < 2:
             await asyncio.sleep(0.01)
     assert bridge.seen[0] == "enter"
@@ -602,7 +603,7 @@ async def test_what_a_child_started_ends_with_it(start, tmp_path, end):
         os.kill(child.process.pid, signal.SIGKILL)
         await child.peer.lost.wait()
     await (child.kill() if end == "kill" else child.close())
-    ended = await gone(helper, 2)
+    ended = await gone(helper)
     if not ended:
         os.kill(helper, signal.SIGKILL)
     assert ended, "a process that the child started in its group is still there"
@@ -728,19 +729,18 @@ async def test_a_process_that_is_stopped_or_hangs_is_named_and_given_up_at_the_b
             f"is stopped; to continue it: kill -CONT {child.process.pid}" if not how else "uses no CPU time"
         ) in text
     assert "watch.least_s" in printed and "watch.times" in str(raised.value)
-    for _ in range(500):
-        if child.process.popen.poll() is not None:
-            break
-        await asyncio.sleep(0.01)
+    await until(lambda: child.process.popen.poll() is not None, "its end")
     assert child.process.popen.returncode == -signal.SIGKILL, "it is ended"
 
 
 async def test_a_process_that_goes_on_in_time_is_kept_and_that_is_reported(start, capfd):
-    child = await needed(start, "")
+    child = await needed(start, "", replace(SHORT, least_s=60.0))
     await sampled(child)
     child.process.popen.send_signal(signal.SIGSTOP)
-    asyncio.get_running_loop().call_later(0.7, child.process.popen.send_signal, signal.SIGCONT)
-    await sampled(child)
+    call = asyncio.create_task(sampled(child))
+    await printed_until("has given no answer to sample()", capfd)
+    child.process.popen.send_signal(signal.SIGCONT)
+    await call
     await printed_until("answers again", capfd)
 
 
@@ -768,7 +768,7 @@ async def test_a_paused_engine_owes_the_call_that_is_to_give_it_weights(start):
     waiting = asyncio.create_task(sampled(child))
     await asyncio.sleep(0.05)
     with pytest.raises(ProcessSilent, match=r"gave no answer to load_adapter\(\) for"):
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await engine.load_adapter(Path("/adapter"), 1)
     with pytest.raises(ProcessSilent):
         await waiting

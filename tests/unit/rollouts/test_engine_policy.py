@@ -129,7 +129,7 @@ async def test_a_samples_deadline_is_the_shorter_of_its_own_and_the_runs(request
 
 async def test_a_deadline_of_nothing_is_not_taken_for_none():
     with pytest.raises(DeadlineExceeded):
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(30):
             await policy(SilentEngine(), 60.0).sample(PROMPT, seed=0, deadline_s=0.0)
 
 

@@ -148,7 +148,7 @@ async def test_failures_without_end_break_the_producer_with_the_cause_and_its_tr
     scene = Scene(always(KeyError("no such column")))
     scene.producer.request(2)
     with pytest.raises(NoProgress) as caught:
-        await asyncio.wait_for(scene.producer.broken, 5)
+        await asyncio.wait_for(scene.producer.broken, 60)
     text = str(caught.value)
     assert f"the last {2 * PATIENCE} groups all failed" in text
     assert "in rollout: KeyError: 'no such column'" in text
@@ -181,7 +181,7 @@ async def test_a_process_that_died_breaks_the_producer_at_once():
     scene = Scene(always(ProcessDied("the engine is gone")))
     scene.producer.request(1)
     with pytest.raises(ProcessDied, match="the engine is gone"):
-        await asyncio.wait_for(scene.producer.broken, 5)
+        await asyncio.wait_for(scene.producer.broken, 60)
     assert scene.failed == []
     await scene.producer.stop()
 
@@ -190,7 +190,7 @@ async def test_a_group_too_large_for_the_hub_breaks_the_producer_by_name():
     scene = Scene(size_bytes=1000)
     scene.producer.request(1)
     with pytest.raises(DataError, match="more than the whole hub"):
-        await asyncio.wait_for(scene.producer.broken, 5)
+        await asyncio.wait_for(scene.producer.broken, 60)
     await scene.producer.stop()
 
 
@@ -200,7 +200,7 @@ async def test_a_hub_that_closes_under_a_waiting_group_is_no_surprise_to_stop():
     await settle()
     scene.hub.stop()
     with pytest.raises(HubClosed):
-        await asyncio.wait_for(asyncio.shield(scene.producer.broken), 5)
+        await asyncio.wait_for(asyncio.shield(scene.producer.broken), 60)
     await scene.producer.stop()
 
 

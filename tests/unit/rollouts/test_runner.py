@@ -23,6 +23,7 @@ from atropos_core.rollouts.runner import RolloutRunner, WeightedReward, checked_
 from atropos_core.rollouts.tokenizer import ChatTokenizer
 from atropos_core.seeds import derive
 from atropos_core.types import ABSTAINED, Episode, Failed, Sampling, ScoredGroup, Task
+from tests.unit import virtual_time
 from tests.unit.parts import TOKENIZER, SayingEngine, SilentEngine, Words, draw, episode
 from tests.wrong_groups import EPISODES, VALUES
 from tests.wrong_groups import VOCABULARY as WRONG_VOCABULARY
@@ -234,7 +235,7 @@ async def test_what_is_no_scored_episode_is_a_failure_that_says_so(made, wanted)
     assert [one.cause for one in group.failed] == [f"DataError: environment 'words', task 'train-3': {wanted}"]
 
 
-async def test_a_rollout_past_its_deadline_is_cancelled_and_the_others_are_kept():
+def test_a_rollout_past_its_deadline_is_cancelled_and_the_others_are_kept():
     ended: list[str] = []
 
     async def forever() -> Episode:
@@ -246,14 +247,14 @@ async def test_a_rollout_past_its_deadline_is_cancelled_and_the_others_are_kept(
         raise AssertionError("unreachable")
 
     how = Scripted(lambda member: forever() if member == 2 else episode(1.0))
-    group = await run_one(rollout_runner(how, deadline_s=DEADLINE_S))
+    group = virtual_time.run(run_one(rollout_runner(how, deadline_s=DEADLINE_S)))
     assert len(group.episodes) == 3
     assert [one.cause for one in group.failed] == ["DeadlineExceeded: rollout() gave no answer within 0.3 s"]
     assert ended == ["cancelled"]
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
-async def test_rollouts_that_wait_for_their_turn_spend_nothing_of_their_deadlines(deterministic):
+def test_rollouts_that_wait_for_their_turn_spend_nothing_of_their_deadlines(deterministic):
     """Four of 0.2 s each, one at a time, within 0.3 s. In a deterministic run none may wait for another."""
     running = most = 0
 
@@ -267,7 +268,7 @@ async def test_rollouts_that_wait_for_their_turn_spend_nothing_of_their_deadline
 
     environment = Scripted(lambda member: slow())
     environment.at_once = 1
-    group = await run_one(rollout_runner(environment, deadline_s=DEADLINE_S, deterministic=deterministic))
+    group = virtual_time.run(run_one(rollout_runner(environment, deadline_s=DEADLINE_S, deterministic=deterministic)))
     assert (len(group.episodes), most) == (4, 4 if deterministic else 1)
 
 
@@ -539,7 +540,7 @@ async def test_a_rollout_that_ends_without_sampling_does_not_hold_a_deterministi
                 return Failed("own")
             return await super().rollout(task, policy, seed=seed)
 
-    group = await asyncio.wait_for(run_one(rollout_runner(Uneven(), deterministic=True)), 5)
+    group = await asyncio.wait_for(run_one(rollout_runner(Uneven(), deterministic=True)), 60)
     assert (len(group.episodes), len(group.failed)) == (3, 1)
 
 

@@ -13,6 +13,7 @@ from atropos_core.builtin.curricula import OrderedCurriculum
 from atropos_core.config.run_file import Layer, load
 from atropos_core.errors import DeadlineExceeded
 from atropos_core.rollouts.source import LocalSource
+from tests.unit import virtual_time
 from tests.unit.parts import Words
 from tests.unit.rollouts.test_runner import rollout_runner
 
@@ -43,12 +44,18 @@ async def source_of(at_once: int | None) -> AsyncIterator[LocalSource]:
         await source.close()
 
 
-async def test_a_lease_waits_for_as_long_as_rollouts_wait_for_room() -> None:
-    async with source_of(1) as source:
-        assert len(await source.lease(4, 0, 0.25)) == 4, "eight rollouts, one after another"
+def test_a_lease_waits_for_as_long_as_rollouts_wait_for_room() -> None:
+    async def main() -> None:
+        async with source_of(1) as source:
+            assert len(await source.lease(4, 0, 0.25)) == 4, "eight rollouts, one after another"
+
+    virtual_time.run(main())
 
 
-async def test_a_lease_whose_rollouts_all_run_ends_at_its_deadline() -> None:
-    async with source_of(None) as source:
-        with pytest.raises(DeadlineExceeded, match=r"within 0\.05 s"):
-            await source.lease(4, 0, 0.05)
+def test_a_lease_whose_rollouts_all_run_ends_at_its_deadline() -> None:
+    async def main() -> None:
+        async with source_of(None) as source:
+            with pytest.raises(DeadlineExceeded, match=r"within 0\.05 s"):
+                await source.lease(4, 0, 0.05)
+
+    virtual_time.run(main())
