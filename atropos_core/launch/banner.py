@@ -97,7 +97,7 @@ def kept_by_engines(plan: Plan, directory: Path) -> dict[str, str]:
 def by_rule(plan: Plan) -> Iterator[tuple[str, str]]:
     """Yield the values that follow from the size of the model."""
     if values := [f"{path} = {value:g}" for path, value in plan.model.rules.items()]:
-        yield "its size", f"{', '.join(values)}, which you did not set: docs/defaults.md"
+        yield "its size", f"{', '.join(values)}, which you did not set"
 
 
 def of_warmup(warmup: WarmStart) -> str:

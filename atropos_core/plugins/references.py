@@ -166,7 +166,7 @@ def _which(reference: str, kind: str, found: Sequence[str], module: Any) -> Conf
         )
     return ConfigError(
         f"{reference!r} has no class that is one of {several}" + (f"; it has {', '.join(own)}." if own else "."),
-        remedy=f"Derive it from atropos_core.{_interface(kind).__name__}, or name another kind: docs/hooks.md.",
+        remedy=f"Derive it from atropos_core.{_interface(kind).__name__}, or name another kind; `atropos new {kind} NAME` writes one.",
     )
 
 
@@ -250,7 +250,7 @@ def _check_class(kind: str, cls: type, name: str, made: Any = None) -> None:
     if kind == "loss" and missing:
         raise ConfigError(
             f"{name!r} is not a loss, but {shown!r}.",
-            remedy="A function becomes one by the trainer's decorator: docs/hooks.md.",
+            remedy="A function becomes one by the trainer's decorator; `atropos new loss NAME` writes one.",
         )
     other = kind_of(cls)
     if _is_protocol(interface):
@@ -263,7 +263,7 @@ def _check_class(kind: str, cls: type, name: str, made: Any = None) -> None:
         raise ConfigError(
             f"{name!r} is not a class derived from atropos_core.{interface.__name__}, but {shown!r}."
             + (f" That is for a section of kind {other!r}." if other not in (None, kind) else ""),
-            remedy=f"Derive it: `class Name(atropos_core.{interface.__name__})`. docs/hooks.md says what every {kind} has.",
+            remedy=f"Derive it: `class Name(atropos_core.{interface.__name__})`. `atropos new {kind} NAME` writes one that works.",
         )
     if missing:
         raise ConfigError(

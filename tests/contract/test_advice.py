@@ -1,4 +1,4 @@
-"""What errors, warnings and help texts tell a user to type exists: commands, their flags, options of the run file, extras, pages."""
+"""What errors, warnings and help texts tell a user to type exists: commands, their flags, options of the run file, extras, routes."""
 
 from __future__ import annotations
 
@@ -259,11 +259,11 @@ def test_every_extra_that_a_text_says_to_install_exists() -> None:
     assert {"export", "plot"} <= named
 
 
-def test_every_page_that_a_text_names_exists() -> None:
-    named = {(page, text) for text in texts() for page in re.findall(r"(?:docs|plugins)/[\w/]+\.md", text.content)}
-    assert named
-    for page, text in named:
-        assert (REPOSITORY / page).is_file(), str(text)
+def test_no_text_sends_a_user_to_a_page_that_is_not_in_the_wheels() -> None:
+    page = re.compile(r"\b(?:docs|plugins|libs)/[\w./-]+\.md\b")
+    assert page.search("See docs/my-rewards-are-all-0.md.")
+    named = [str(text) for text in texts() if page.search(text.content) and "https://" not in text.content]
+    assert not named, "\n".join(named)
 
 
 def test_every_route_that_a_text_says_to_call_exists() -> None:

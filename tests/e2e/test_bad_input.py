@@ -74,7 +74,7 @@ def environment(folder: Path, score: str) -> str:
         (("--set", "engine.devices=cpu"), ["engine.devices is a list, not 'cpu' (from flag): write [\"cpu\"]."]),
         (("--set", "environment=gsm8k"), ["environment is a table, not 'gsm8k' (from flag)", "write [environment.gsm8k]."]),
         (("--env", "./sevens.py", "--set", "training=5"), ["training", "not 5 (from flag)"]),
-        (("--env", "./functions.py"), ["has no class that is one of environments; it has brief.", "docs/hooks.md"]),
+        (("--env", "./functions.py"), ["has no class that is one of environments; it has brief.", "atropos new environment NAME"]),
         (("--env", "./sevens.py", "--reward", "./functions.py"), ["say which reward of it, as", "functions.py:brief"]),
     ],
 )  # fmt: skip

@@ -148,7 +148,10 @@ def _run_through(name: str) -> Finding:
     from atropos_adapter_roll import managers
     from atropos_adapter_roll.through_roll import a_ray, run_through
 
-    subject, tested = f"ROLL's {name}", f"docs/roll.md has the tested versions; {signatures.KNOWN_AS_OF} is known."
+    subject, tested = (
+        f"ROLL's {name}",
+        f"ROLL {signatures.KNOWN_AS_OF} is known: others may work; check what is named here.",
+    )
     try:
         getattr(managers, name)
     except FitError as error:

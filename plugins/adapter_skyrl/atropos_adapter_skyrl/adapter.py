@@ -174,7 +174,10 @@ def _tried(subject: str, what: Callable[[], str]) -> Finding:
     try:
         return Finding(subject, True, what())
     except Exception as error:  # noqa: BLE001 - the plugin boundary: SkyRL may raise anything
-        remedy = "See docs/skyrl.md for the versions that the tests install, and for Python 3.11."
+        remedy = (
+            f"Tested with {', '.join(f'{name} {version}' for name, version in TESTED.items())}. On Python 3.11, run this before SkyRL "
+            "is imported: import typing, typing_extensions; typing.TypedDict = typing_extensions.TypedDict"
+        )
         return Finding(subject, False, f"{type(error).__name__}: {error}", remedy)
 
 
@@ -195,7 +198,7 @@ def _unknown() -> Sequence[Finding]:
         found = unknown(output_of([], [], [], step_wise=True, own_advantages=False))
     except Exception as error:  # noqa: BLE001 - the plugin boundary: SkyRL's code, of a version that was never tested
         message = f"the search for new features of this SkyRL failed: {type(error).__name__}: {error}"
-        return [Finding("not known", False, message, "Use the SkyRL version of docs/skyrl.md, or report this.")]
+        return [Finding("not known", False, message, f"Use skyrl {TESTED['skyrl']}, or report this.")]
     return [
         Finding("not known", None, one, "This SkyRL is newer than this adapter: watch a short training.")
         for one in found

@@ -33,7 +33,7 @@ def batch_tensors(convert: Callable[..., Any], tokenizer: Any, *columns: Any) ->
     if first not in given:
         raise DataError(
             f"SkyRL's convert_prompts_responses_to_batch_tensors takes {first!r} first; known are {' and '.join(given)}.",
-            remedy="This SkyRL is newer than this adapter: docs/skyrl.md says which sources it was tested with.",
+            remedy="This SkyRL is newer than this adapter: install the version that `atropos adapter skyrl doctor` names.",
         )
     return convert(given[first], *columns)
 

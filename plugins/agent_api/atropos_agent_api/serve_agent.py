@@ -77,6 +77,6 @@ def agents_of(file: Path | None, env: list[str] | None) -> list[str]:
     if not (agents := [name for name in names if kinds.get(name, name) == AGENT]):
         raise ConfigError(
             f"none of {', '.join(names) or 'no environment'} is of kind agent, whose episodes can be taken.",
-            remedy='Name one: [environment.NAME] use = "agent", with tasks and a reward (docs/agents.md).',
+            remedy='Name one: [environment.NAME] use = "agent", with tasks and a reward.',
         )
     return agents

@@ -74,7 +74,7 @@ def known_from(run: Path | None, file: Path | None) -> Known:
     if run is None and file is None:
         raise ConfigError(
             "a simulation needs figures, but neither a run nor --figures is given.",
-            remedy="Name the directory of a run that has ended, or a TOML file: --figures FILE (docs/simulation.md has an example).",
+            remedy="Name the directory of a run that has ended, or a TOML file: --figures FILE.",
         )
     known = Known({}, {}, {})
     if run is not None:

@@ -18,6 +18,9 @@ class Section(NoBooleanIsANumber):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+EXAMPLE = "A file has sections of figures, such as:\n[engine]\nsingle_tokens_per_s = 90\npeak_tokens_per_s = 5000"
+
+
 class EngineFigures(Section):
     single_tokens_per_s: float = Field(gt=0, description="of an engine that samples only one sequence")
     peak_tokens_per_s: float = Field(gt=0, description="of one engine with as many sequences as possible")
@@ -149,7 +152,7 @@ class Known:
                 wrong.append(f"  {path} = {one['input']!r}: {one['msg'].removeprefix('Value error, ')}")
         if wrong:
             return ConfigError(
-                "these figures are not valid:\n" + "\n".join(wrong), remedy="docs/simulation.md lists all figures."
+                "these figures are not valid:\n" + "\n".join(wrong), remedy=f"The sections are {', '.join(_SECTIONS)}."
             )
         return ConfigError(
             "these figures are missing, and they have no default:\n" + "\n".join(missing),
@@ -176,12 +179,10 @@ def from_file(path: Path) -> Known:
     try:
         sections = parse_toml(read_text(path))
     except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"{path} cannot be read as TOML: {error}", remedy="docs/simulation.md has an example."
-        ) from error
+        raise ConfigError(f"{path} cannot be read as TOML: {error}", remedy=EXAMPLE) from error
     loose = [name for name, section in sections.items() if not isinstance(section, dict)]
     if loose:
-        raise ConfigError(f"{path}: {loose[0]} is not in a section.", remedy="docs/simulation.md has an example.")
+        raise ConfigError(f"{path}: {loose[0]} is not in a section.", remedy=EXAMPLE)
     values = {f"{section}.{name}": value for section, inside in sections.items() for name, value in inside.items()}
     return Known(values, dict.fromkeys(values, str(path)), {})
 

@@ -16,7 +16,7 @@ def lines(plan: Any, figures: Path | None) -> Iterable[str]:
     if figures is None:
         yield (
             "what more engines would bring, and what saturates first: --figures with the directory of a run that has ended, or a TOML "
-            "file (docs/simulation.md)"
+            "file"
         )
         return
     from atropos_core import console

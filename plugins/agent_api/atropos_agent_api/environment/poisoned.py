@@ -148,7 +148,7 @@ def finding(name: str, honest: Ran, ran: Ran, limit: str, mark: str) -> Finding:
         problems.append(f"it was not ended by the limit of {limit}, but {ran.limit or 'on its own'}")
     if left := processes_with(mark):
         problems.append(f"{len(left)} of its processes outlived the episode: {left[:5]}")
-    remedy = "The sandbox or the reward allows it: docs/agents.md says what each one prevents."
+    remedy = "The sandbox or the reward allows it: take a sandbox that isolates more (sandbox.use), or a reward that trusts less."
     if problems:
         return Finding(name, False, "; ".join(problems), remedy)
     could = [line.removeprefix("could write ") for line in ran.printed.splitlines() if line.startswith("could write ")]

@@ -213,7 +213,7 @@ class EpisodeQueue:
             if quiet_s >= self._patience_s:
                 raise DeadlineExceeded(
                     f"no program has asked for an episode for {self._patience_s:g} s.",
-                    remedy="Start one that does (docs/agents.md), or wait longer: sandbox.patience_s.",
+                    remedy="Start one that calls POST /episodes/next, or wait longer: sandbox.patience_s.",
                 )
             if quiet_s >= SAY_AFTER_S and loop.time() - self._said_at >= SAY_AFTER_S:
                 self._said_at = loop.time()
