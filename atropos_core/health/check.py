@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from atropos_core.config import health_options as options
+from atropos_core.config.run_file import RunConfig
 
 State = Literal["ok", "suspect", "ill"]
 LEVELS: Mapping[State, float] = {"ok": 0.0, "suspect": 1.0, "ill": 2.0}
@@ -17,7 +18,6 @@ O = TypeVar("O", bound=options.Check)
 
 USUAL_STEPS = 20  # that what is usual looks back on
 LEAST_STEPS = 3  # before which nothing is usual
-PAGE = "docs/my-rewards-are-all-0.md"
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,11 @@ class Settings:
 
     max_tokens: int = 0
     evaluation_max_tokens: int = 0  # as max_tokens if 0
+    context_tokens: int = 0  # of the model, for prompt and reply together
+
+    @classmethod
+    def of(cls, config: RunConfig, context_tokens: int) -> Settings:
+        return cls(config.sampling.max_tokens, config.evaluation.max_tokens or 0, context_tokens)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import ClassVar
 
 from atropos_core.config import health_options as options
-from atropos_core.health.check import LEAST_STEPS, PAGE, Change, Check, Numbers, Settings
+from atropos_core.health.check import LEAST_STEPS, Change, Check, Numbers, Settings
 
 FAR = 4  # times `broken_policy.nats`: an update that far is blamed for a fall of the reward
 LEAST_REPLIES = 8  # of a step, to judge shares of them by
@@ -22,7 +22,7 @@ EXPLAINS_EQUAL_REWARDS = (
     "answer_format",
     "length_reward",
 )
-BY_TEXT = "A base model without one can be ended by its text: add HEADER to sampling.stop. "
+BY_TEXT = " A base model without one can be ended by its text: add HEADER to sampling.stop."
 BEFORE_TRAINING = "before_training"  # among the numbers of the evaluation before step 1
 
 # -- rewards
@@ -63,7 +63,8 @@ class RewardCollapse(Check[options.Check]):
     needs = ("reward/std", "reward/mean", "rollouts/count")
     remedy = (
         "There is nothing to learn from. If the tasks are solved, end the run; else read replies with `atropos view`: is the "
-        f"reward's format ever met, is it one number for everything, or are the tasks too hard for this model? See {PAGE}."
+        "reward's format ever met, is it one number for everything, or are the tasks too hard for this model? For hard tasks, "
+        "take easier ones, a larger model, or a larger training.group_size."
     )
     explained_by = EXPLAINS_EQUAL_REWARDS
     first_replies = 32
@@ -204,7 +205,7 @@ class ChatTemplate(Check[options.ChatTemplate]):
     needs = ("replies/other_turn", "replies/empty", "rollouts/count")
     remedy = (
         "The model does not follow its chat template. Train the instruct version of the model, or give this one the template that it "
-        f"was trained with. {BY_TEXT}See {PAGE}."
+        f"was trained with.{BY_TEXT}"
     )
     explained_by = ("broken_policy", "policy_collapse")
     first_replies = 16
@@ -231,7 +232,7 @@ class CutOff(Check[options.CutOff]):
 
     name = "cut_off"
     needs = ("rollouts/cut_off", "rollouts/cut_off_lowest")
-    remedy = f"Such a reply ends before its answer: have the prompt ask for shorter replies, or raise OPTION to NUMBER. See {PAGE}."
+    remedy = "Such a reply ends before its answer: have the prompt ask for shorter replies, or raise OPTION to NUMBER."
     explained_by = ("broken_policy", "policy_collapse", "chat_template")
     first_replies = 16
 
@@ -248,17 +249,32 @@ class CutOff(Check[options.CutOff]):
 
     def do(self, seen: Numbers) -> str:
         option, limit = self._limit(seen)
-        number = "twice as many"
+        number, room = "twice as many", self._room(seen)
         if limit:  # a power of two times as many, for most replies to end
             factors = [one for one in (2, 4, 8) if one * limit >= seen.get("replies/needed_tokens", 0.0)]
-            number = str(min(factors, default=8) * limit)
+            wanted = min(factors, default=8) * limit
+            number = (
+                str(wanted)
+                if wanted <= room
+                else f"{room}, all that the model's context of {self.run.context_tokens} tokens leaves"
+            )
         said = self.remedy.replace("OPTION", option).replace("NUMBER", number)
+        if room <= limit:
+            said = (
+                f"Such a reply ends before its answer, and the model's context of {self.run.context_tokens} tokens leaves no room "
+                "for longer ones: have the prompt ask for shorter replies, or take a model with a longer context."
+            )
         if seen.get("replies/looping", 0.0) <= self.options.share:
             return said
         return (
             "More tokens do not end a reply that repeats itself: the model may be too small for these tasks, or not follow its chat "
             f"template. Otherwise: {said}"
         )
+
+    def _room(self, seen: Numbers) -> float:
+        """Return the tokens that the model's context leaves for a reply."""
+        context = self.run.context_tokens
+        return context - int(seen.get("replies/prompt_tokens", 0.0)) if context else math.inf
 
     def _limit(self, seen: Numbers) -> tuple[str, int]:
         own = self.run.evaluation_max_tokens if BEFORE_TRAINING in seen else 0
@@ -273,7 +289,7 @@ class AnswerFormat(Check[options.AnswerFormat]):
 
     name = "answer_format"
     needs = ("replies/answered", "rollouts/count")
-    remedy = f"Show the format in the prompt, with an example, or have the score read what the model writes. FORMAT See {PAGE}."
+    remedy = "Show the format in the prompt, with an example, or have the score read what the model writes. FORMAT"
     explained_by = ("broken_policy", "policy_collapse", "chat_template", "cut_off")
     first_replies = 32
 
@@ -299,7 +315,7 @@ class LengthReward(Check[options.LengthReward]):
     needs = ("reward/length_correlation", "reward/mean", "tokens/mean")
     remedy = (
         "The reward pays for length. Have it score what an answer says, or take the gain back with the reward `length`, which costs 1 "
-        f"at reward.length.limit_tokens, and nothing up to reward.length.free_tokens, for example NUMBER. See {PAGE}."
+        "at reward.length.limit_tokens, and nothing up to reward.length.free_tokens, for example NUMBER."
     )
     explained_by = ("broken_policy", "policy_collapse")
 
@@ -348,7 +364,7 @@ class BrokenPolicy(Check[options.BrokenPolicy]):
     needs = ("entropy/sampled", "policy/probe_shift_nats", "reward/mean")
     remedy = (
         "The learning rate is too high for this model: set trainer.learning_rate to NUMBER or less, or leave it out to have the "
-        f"default, and begin a new run. See {PAGE}."
+        "default, and begin a new run."
     )
 
     def wrong(self, seen: Numbers) -> str | None:

@@ -136,6 +136,7 @@ def measure_replies(groups: Sequence[ScoredGroup]) -> Metrics:
     metrics["replies/looping"] = sum(map(_loops, cut)) / len(chosen)
     if (tokens := needed_tokens(episodes)) is not None:
         metrics["replies/needed_tokens"] = tokens
+        metrics["replies/prompt_tokens"] = float(max((_last_reply(episode)[0] for episode in cut), default=0))
     answered = [one.metrics[ANSWERED] for one in chosen if ANSWERED in one.metrics]
     if answered:
         metrics["replies/answered"] = float(np.mean(answered))
@@ -150,19 +151,20 @@ def _share(found: Iterable[bool]) -> float:
     return float(np.mean([*found]))
 
 
-def _last_sampled(episode: Episode) -> Tokens:
-    """The tokens of the last reply."""
+def _last_reply(episode: Episode) -> tuple[int, Tokens]:
+    """Return how many tokens come before the last reply, and the tokens of that reply."""
     for rollout in reversed(episode.rollouts):
         at = np.flatnonzero(rollout.sampled)
         if len(at):
-            begins = np.flatnonzero(np.diff(at) > 1)
-            return rollout.tokens[at[begins[-1] + 1] if len(begins) else at[0] : at[-1] + 1]
-    return np.zeros(0, np.int32)
+            turns = np.flatnonzero(np.diff(at) > 1)
+            begin = int(at[turns[-1] + 1] if len(turns) else at[0])
+            return begin, rollout.tokens[begin : at[-1] + 1]
+    return 0, np.zeros(0, np.int32)
 
 
 def _loops(episode: Episode) -> bool:
     """True if the reply ends with copies of one passage."""
-    tokens = _last_sampled(episode)[-LONGEST_PERIOD * TIMES :]
+    tokens = _last_reply(episode)[1][-LONGEST_PERIOD * TIMES :]
     return any(
         bool((tokens[-TIMES * period : -period] == tokens[-(TIMES - 1) * period :]).all())
         for period in range(1, len(tokens) // TIMES + 1)
@@ -173,7 +175,7 @@ def needed_tokens(episodes: Sequence[Episode]) -> float | None:
     """Estimate how many tokens 80 % of the replies need to end, if some were cut off. Lengths are taken as exponentially
     distributed, of which a censored sample has the mean (sum of all lengths) / (number that ended); with none that ended, as if
     one had."""
-    lengths = [len(_last_sampled(episode)) for episode in episodes]
+    lengths = [len(_last_reply(episode)[1]) for episode in episodes]
     ended = sum(episode.finish != "length" for episode in episodes)
     return None if ended == len(episodes) else sum(lengths) / max(ended, 1) * math.log(5)
 

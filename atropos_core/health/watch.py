@@ -26,7 +26,8 @@ from atropos_core.types import Metrics, ScoredGroup
 # Numbers of the evaluation before step 1 that are recorded for its checks.
 OF_EVALUATION = (
     "rollouts/count", "rollouts/cut_off", "rollouts/cut_off_lowest", "reward/mean", "reward/std", "accuracy", "replies/empty",
-    "replies/other_turn", "replies/looping", "replies/needed_tokens", "replies/answered", "replies/right_unscored",
+    "replies/other_turn", "replies/looping", "replies/needed_tokens", "replies/prompt_tokens", "replies/answered",
+    "replies/right_unscored",
 )  # fmt: skip
 
 
@@ -75,10 +76,8 @@ class Health:
     def _look_at(self, step: int, seen: Metrics, groups: Sequence[ScoredGroup]) -> None:
         if not (changes := judge(self._checks, step, seen)):
             return
-        why, found = causes(groups), replies(groups)
-        for change in changes:
-            shown = with_example(_with(change, why.get(change.check)), found, self._formats)
-            check = next(one for one in self._checks if one.name == change.check)
+        for shown in explained(changes, groups, self._formats):
+            check = next(one for one in self._checks if one.name == shown.check)
             check.says, check.remedy_now = shown.says, shown.remedy
             self._notify(shown)
 
@@ -162,18 +161,33 @@ def before_training(evaluation: Mapping[str, float]) -> Metrics:
     return found | {BEFORE_TRAINING: 1.0}
 
 
+def findings(
+    evaluation: Mapping[str, float],
+    groups: Sequence[ScoredGroup],
+    section: HealthSection,
+    run: Settings,
+    formats: Mapping[str, str],
+) -> list[Change]:
+    """Return what is wrong with the replies of an evaluation outside a run. `evaluation` is as `measured_before_training` returns it."""
+    return explained(judge(checks(section, run), 0, before_training(evaluation)), groups, formats)
+
+
+def explained(changes: Sequence[Change], groups: Sequence[ScoredGroup], formats: Mapping[str, str]) -> list[Change]:
+    """Add causes and examples from the groups to changes."""
+    why, found = causes(groups), replies(groups)
+    return [with_example(_with(change, why.get(change.check)), found, formats) for change in changes]
+
+
 def with_example(change: Change, found: Sequence[Reply], formats: Mapping[str, str]) -> Change:
     """Add the end of a reply to a finding about replies, and to its remedy what is known from that reply."""
-    shown = None if change.state == "ok" else example(change.check, found)
-    if shown is None:
+    if change.state == "ok":
         return change
-    remedy = change.remedy.replace("HEADER", json.dumps("\n" + (shown.header or "User:")))
-    stated = formats.get(shown.environment, "").replace("{name}", shown.environment)
-    return replace(
-        change,
-        says=f"{change.says}. One reply ends: {shown.end}",
-        remedy=" ".join(remedy.replace("FORMAT", stated).split()),
-    )
+    says, header, stated = change.says, "", ""
+    if (shown := example(change.check, found)) is not None:
+        says, header = f"{says}. One reply ends: {shown.end}", shown.header
+        stated = formats.get(shown.environment, "").replace("{name}", shown.environment)
+    remedy = change.remedy.replace("HEADER", json.dumps("\n" + (header or "User:"))).replace("FORMAT", stated)
+    return replace(change, says=says, remedy=" ".join(remedy.split()))
 
 
 def write(directory: Path, row: Mapping[str, Any]) -> None:

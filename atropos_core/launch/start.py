@@ -17,6 +17,7 @@ from atropos_core.launch.banner import banner
 from atropos_core.launch.fit import check_models
 from atropos_core.launch.plan import Plan
 from atropos_core.launch.text_checks import warn_of_long_answers, warn_of_prompts
+from atropos_core.models.model_size import context_tokens
 from atropos_core.plugins.services import ServeEngine
 from atropos_core.processes.endpoints import LocalEndpoint
 from atropos_core.rollouts.runner import RolloutRunner
@@ -71,7 +72,7 @@ async def start(plan: Plan, parts: Parts, directory: Path, checkpoint: Checkpoin
     for name, environment in parts.environments.items():
         warn_of_prompts(name, environment, tokenizer)
         warn_of_long_answers(name, environment, tokenizer, plan.config.sampling.max_tokens)
-    loop = Loop(config, parts, source, runner, model, directory, stop, settings)
+    loop = Loop(config, parts, source, runner, model, directory, stop, settings, context_tokens(plan.model.directory))
     if checkpoint is not None:
         with waiting(f"the checkpoint of step {checkpoint.step} to be taken up"):
             await loop.restore(checkpoint)

@@ -44,7 +44,7 @@ EMPTY_STEPS = 10  # in a row, before the run says that there is nothing to learn
 
 class Loop:
     """Runs to `config.all_steps`. `directory` is the run's own; `runner` runs the evaluation; `settings` are saved in every
-    checkpoint, so that a resume can tell what has changed."""
+    checkpoint, so that a resume can tell what has changed; `context_tokens` is the model's, 0 if unknown."""
 
     def __init__(
         self,
@@ -56,6 +56,7 @@ class Loop:
         directory: Path,
         stop: asyncio.Event,
         settings: Mapping[str, Any] | None = None,
+        context_tokens: int = 0,
     ) -> None:
         self.progress = Progress()
         self.checkpoints = Checkpoints(directory / "checkpoints", config.checkpoint.keep)
@@ -84,7 +85,7 @@ class Loop:
             groups=section.rescore_groups,
             deterministic=config.deterministic,
         )
-        shown = Settings(config.sampling.max_tokens, config.evaluation.max_tokens or 0)
+        shown = Settings.of(config, context_tokens)
         formats = {name: environment.answer_format for name, environment in parts.environments.items()}
         self._health = Health(section, directory, rescoring, shown, formats)
         self._gatherer = GroupGatherer(config.training, parts, source, self._health, self._unless_stopped)

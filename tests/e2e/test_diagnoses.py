@@ -81,7 +81,7 @@ def named(run: Path, ended: Any, check: str, since: int, *texts: str, off: bool 
     assert f"health.{check}: {when}, {ill[0]['says']}." in " ".join(ended.err.split()), ended.err
     for text in (*texts, 'One reply ends: "'):
         assert text in f"{ill[0]['says']} {ill[0]['do']}", ill
-    assert "my-rewards-are-all-0.md" in ill[0]["do"] or check == "policy_collapse"
+    assert ".md" not in ill[0]["do"], "who installed wheels has no docs/"
     [found] = [one for one in diagnose(run) if one.subject == check]
     assert found.ok is False and ill[0]["says"] in found.detail and found.remedy == ill[0]["do"]
     [shown] = [one for one in findings(run) if one["check"] == check]
@@ -164,6 +164,19 @@ def test_the_doctor_names_the_cause_of_a_run_whose_checks_were_off(atropos: Call
     [found] = [one for one in diagnose(never / "run") if one.ok is False]
     assert found.subject == "cut_off" and "in the evaluation before step 1" in found.detail
     assert 'One reply ends: "' in found.detail and "raise sampling.max_tokens to" in (found.remedy or "")
+
+
+def test_an_evaluation_outside_a_run_names_the_same_cause(atropos: Callable[..., Any], tmp_path: Path) -> None:
+    evaluation = ("eval", "--env", "gsm8k", "--model", "tiny", "--problems", "32", "--set", "engine.threads=1")
+    cut = atropos(*evaluation, "--set", "evaluation.max_tokens=4", "--json")
+    assert cut.code == 0 and json.loads(cut.out)["metrics"]["eval/problems"] == 32, cut.err
+    said = " ".join(cut.err.split())
+    assert "health.cut_off: " in said and "are cut off at evaluation.max_tokens = 4" in said, said
+    assert 'One reply ends: "' in said and "raise evaluation.max_tokens to 16" in said and "before step" not in said, (
+        said
+    )
+    whole = atropos(*evaluation)
+    assert whole.code == 0 and "health." not in whole.err, whole.err
 
 
 def test_a_run_can_pause_at_a_finding_before_its_first_step_and_be_resumed(

@@ -23,6 +23,7 @@ from atropos_core.health.checks import Silence, checks, judge
 from atropos_core.health.replies import recorded_replies
 from atropos_core.health.watch import before_training, with_example
 from atropos_core.interfaces import Finding
+from atropos_core.models.model_size import context_tokens
 from atropos_core.storage.checkpoint import Checkpoints
 from atropos_core.storage.reading import last_line
 from atropos_core.storage.run_directory import RunDirectory
@@ -159,7 +160,8 @@ def _settings(records: RunRecords) -> Settings:
     """Return the options that findings name."""
     limits = [records.config.get(section, {}) for section in ("sampling", "evaluation")]
     run, evaluation = (one.get("max_tokens") or 0 if isinstance(one, dict) else 0 for one in limits)
-    return Settings(run if is_step(run) else 0, evaluation if is_step(evaluation) else 0)
+    context = context_tokens(Path(str(records.config.get("model", ""))))
+    return Settings(run if is_step(run) else 0, evaluation if is_step(evaluation) else 0, context)
 
 
 def _with_example(records: RunRecords, check: health_check.Check[Check], remedy: str) -> tuple[str, str]:

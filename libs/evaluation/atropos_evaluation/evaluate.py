@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,15 +15,20 @@ from atropos_core.config.run_file import dump
 from atropos_core.errors import ConfigError, Interrupted
 from atropos_core.guards.blocked_loop import blocked_loop_alarm
 from atropos_core.guards.exits import own_process
+from atropos_core.health.check import Settings
+from atropos_core.health.watch import findings, measured_before_training
+from atropos_core.interfaces import Environment
 from atropos_core.launch.builder import build_for_evaluation
 from atropos_core.launch.model_checks import check_model
 from atropos_core.launch.plan import Plan, make_plan
 from atropos_core.launch.signals import cancelled_by_signals
+from atropos_core.models.model_size import context_tokens
 from atropos_core.rollouts.evaluation import Evaluation, evaluate
 from atropos_core.rollouts.runner import RolloutRunner
 from atropos_core.scripting.results import EvaluationResult
 from atropos_core.storage.atomic import refuse_existing, write_output
 from atropos_core.storage.tempdirs import owned_directory
+from atropos_core.training.metrics import group_metrics
 from atropos_evaluation.policies import checkpoint_policy
 
 if TYPE_CHECKING:
@@ -151,6 +156,25 @@ def _refuse_unfit(plan: Plan, remote: ChatModel) -> None:
             )
 
 
+def _warn(
+    plan: Plan, environments: Mapping[str, Environment], evaluation: Evaluation, remote: ChatModel | None
+) -> None:
+    """Say what explains missing rewards, as a run does after its evaluation before step 1."""
+    measured = measured_before_training(
+        evaluation.groups, group_metrics([group for group in evaluation.groups if group.episodes])
+    )
+    if remote is not None:  # its token ids have no meaning, and its lengths may be unknown
+        measured.pop("eval/replies/looping", None)
+        if remote.uncounted:
+            measured.pop("eval/replies/needed_tokens", None)
+    context = context_tokens(plan.model.directory) if remote is None else 0
+    formats = {name: one.answer_format for name, one in environments.items()}
+    for finding in findings(
+        measured, evaluation.groups, plan.config.health, Settings.of(plan.config, context), formats
+    ):
+        console.warn(f"health.{finding.check}: {finding.says}.\n  {finding.remedy}")
+
+
 def _record(plan: Plan, step: int | None, evaluation: Evaluation, remote: ChatModel | None) -> dict[str, Any]:
     """Return the figures, and everything that they depend on."""
     config = plan.config
@@ -195,7 +219,11 @@ async def _evaluate(plan: Plan, remote: ChatModel | None, concurrency: int) -> E
                 )
                 sampling = config.sampling.record()
                 with blocked_loop_alarm(), own_process():
-                    return await evaluate(runner, parts.environments, config.evaluation, sampling, seed=config.seed)
+                    evaluation = await evaluate(
+                        runner, parts.environments, config.evaluation, sampling, seed=config.seed
+                    )
+                _warn(plan, parts.environments, evaluation, remote)
+                return evaluation
             finally:
                 await parts.close()
         except asyncio.CancelledError:

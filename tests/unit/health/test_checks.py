@@ -73,7 +73,7 @@ def healthy(step: int) -> dict[str, float]:
 def test_every_check_is_tried_here_and_has_a_section_and_a_remedy():
     assert [kind.name for kind in CHECKS] == list(SICK)
     for kind in CHECKS:
-        assert kind.remedy.endswith((".", "?"))
+        assert kind.remedy.endswith((".", "?", " FORMAT"))
         assert HealthSection().action_of(kind.name) == "warn"
 
 

@@ -136,6 +136,8 @@ def test_a_finding_quotes_a_reply_that_shows_it_and_its_remedy_names_that_text()
         Change(1, "answer_format", "ill", 1, "x", "Do. FORMAT End."), found, {"words": "see {name}.pattern"}
     )
     assert stated.remedy == "Do. see words.pattern End."
+    unknown = with_example(Change(1, "chat_template", "ill", 1, "x", "set [HEADER]. FORMAT"), [], {})
+    assert (unknown.says, unknown.remedy) == ("x", 'set ["\\nUser:"].')
     cut = example("cut_off", [reply("whole"), reply("a" * 300, cut_off=True)])
     assert cut is not None and cut.end == '"...' + "a" * 100 + '"'
     assert example("throughput", found) is None and example("cut_off", []) is None
@@ -195,6 +197,31 @@ def test_the_number_of_tokens_in_the_remedy_follows_the_lengths(needed, number):
     assert "evaluation.max_tokens = 16" in own.says
     [step] = [one for one in ill_after(CUT | more, step=1, run=Settings(32, 16)) if one.check == "cut_off"]
     assert "sampling.max_tokens = 32" in step.says
+
+
+@pytest.mark.parametrize(
+    ("context", "prompt", "said"),
+    [
+        (0, 100.0, "raise sampling.max_tokens to 256."),
+        (356, 100.0, "raise sampling.max_tokens to 256."),
+        (355, 100.0, "raise sampling.max_tokens to 255, all that the model's context of 355 tokens leaves."),
+        (132, 100.0, "the model's context of 132 tokens leaves no room for longer ones"),
+    ],
+)
+def test_the_number_of_tokens_in_the_remedy_fits_the_models_context(context, prompt, said):
+    numbers = CUT | {"replies/needed_tokens": 1e9, "replies/prompt_tokens": prompt}
+    [change] = ill_after(numbers, run=Settings(32, context_tokens=context))
+    assert said in change.remedy, change.remedy
+    assert ("raise" in change.remedy) == (context != 132)
+
+
+def test_a_prompt_is_what_comes_before_the_last_reply():
+    assert measure_replies([tokens_of(5, 6)])["replies/prompt_tokens"] == 2
+    made = tokens_of(5, 6, 7, 8, 9)
+    [one] = made.episodes
+    turns = replace(one.rollouts[0], sampled=np.array([False, False, True, True, False, True, True]))
+    assert measure_replies([replace(made, episodes=(replace(one, rollouts=(turns,)),))])["replies/prompt_tokens"] == 5
+    assert "replies/prompt_tokens" not in measure_replies([tokens_of(5, 6, finish="stop")])
 
 
 def test_what_was_so_before_training_is_not_said_again_and_gets_well_in_training():
