@@ -6,9 +6,13 @@
 from __future__ import annotations
 
 import os
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.real.runs import Runs
 
 HERE = Path(__file__).parent
 
@@ -41,3 +45,10 @@ def model(gguf_file: Path) -> Path:
         os.environ.pop("XDG_CACHE_HOME")
         if before is not None:
             os.environ["XDG_CACHE_HOME"] = before
+
+
+@pytest.fixture(scope="session")
+def runs(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
+    folder = tmp_path_factory.mktemp("runs")
+    yield Runs(model, folder)
+    shutil.rmtree(folder)

@@ -19,6 +19,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from atropos_core.errors import ConfigError, DataError
+from atropos_core.models import model_size
 from atropos_core.storage.reading import base_of_adapter
 from atropos_torch_models import tokenizer_files
 
@@ -95,6 +96,9 @@ def merge(adapter: Path, directory: Path) -> None:
             f"the base model of the adapter in {adapter} cannot be loaded: {str(error).splitlines()[0]}",
             remedy=f"Put {base} back, or export only the adapter: without --merged.",
         ) from error
+    size = model_size.read(Path(base))
+    if size is not None and size.stored_bytes == 4 * size.parameters:
+        stored = torch.float32  # also if config.json names another, as that of a GGUF file's directory does
     merged: Any = PeftModel.from_pretrained(model, str(adapter)).merge_and_unload(safe_merge=True)
     merged.to(stored).save_pretrained(directory)
     tokenizer_files.copy(adapter, directory)

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from peft import AutoPeftModelForCausalLM
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from atropos_core.cli import run_app
@@ -260,6 +262,26 @@ async def test_what_is_saved_loads_with_transformers_and_with_peft_and_holds_no_
         expected = logs.gather(1, torch.from_numpy(tokens[1:]).long()[:, None])[:, 0].detach().numpy()
         np.testing.assert_allclose(mine, expected, atol=1e-5)
     await trainer.step(make_batch(1), gate)  # saving has left the trainer as it was
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+async def test_a_merged_model_has_the_precision_of_the_base_s_weights(open_trainer, model_of, tmp_path, dtype):
+    """Also if config.json names another: that of a GGUF file's directory names bfloat16, and its weights are float32."""
+    shutil.copytree(model_of(dtype=dtype), base := tmp_path / "base")
+    config = json.loads((base / "config.json").read_text())
+    (base / "config.json").write_text(json.dumps({**config, "dtype": "bfloat16"}))
+    trainer = await open_trainer(base, lora=LORA, dtype="float32")
+    disturb(trainer.model)
+    (tmp_path / "saved").mkdir()
+    await trainer.save(tmp_path / "saved")
+    lora.merge(tmp_path / "saved", tmp_path / "merged")
+    assert {one.dtype for one in load_file(tmp_path / "merged/model.safetensors").values()} == {dtype}
+    ids = torch.arange(2, 12)[None]
+    merged, adapted = (
+        kind.from_pretrained(tmp_path / name, dtype=torch.float32).eval()(input_ids=ids).logits
+        for kind, name in ((AutoModelForCausalLM, "merged"), (AutoPeftModelForCausalLM, "saved"))
+    )
+    torch.testing.assert_close(merged, adapted, atol=1e-5 if dtype == torch.float32 else 0.1, rtol=0)
 
 
 async def test_a_checkpoint_of_another_adapter_or_of_a_whole_model_is_refused_before_anything_changes(
