@@ -52,3 +52,4 @@ def recipes(
         [(one.name, one.hardware, one.model, one.measured) for one in found],
     )
     console.say("`atropos recipes NAME` prints one, with what to expect; `atropos run recipe:NAME` runs it.")
+    console.say("A card sold as 24 GB has 24 GiB, which is 25.8 GB in a recipe's line `memory` and in memory plans.")
