@@ -9,7 +9,6 @@ import secrets
 import signal
 import socket
 import sys
-import time
 
 import psutil
 import pytest
@@ -20,6 +19,7 @@ from atropos_agent_api.sandboxes.monitor import Monitor
 from atropos_core.errors import SandboxError
 from atropos_core.storage.tempdirs import owned_prefix
 from plugins.agent_api.tests.sandboxes import NETWORK, opened, program, run
+from tests.waiting import until
 
 MB = 1 << 20
 HIDES = """
@@ -164,10 +164,7 @@ async def test_a_monitor_that_is_killed_leaves_no_process_that_took_off_its_mark
         monitor.send_signal(signal.SIGKILL)
         with pytest.raises(SandboxError, match="monitor of a program was killed"):
             await running.wait()
-        until = time.monotonic() + 10
-        while left() and time.monotonic() < until:
-            await asyncio.sleep(0.02)
-        assert not left()
+        await until(lambda: not left(), "the end of the daemon")
         await running.close()
 
 
@@ -192,6 +189,16 @@ def test_groups_that_a_killed_run_left_are_removed_and_those_of_others_are_not(t
     finally:
         for name in (ours, f"{mark}-foreign"):
             os.rmdir(f"{parent}/{name}")
+
+
+def test_a_group_that_another_process_removes_at_the_same_moment_is_passed_over(tmp_path):
+    (tmp_path / "left").mkdir()
+
+    def was_left(name):
+        (tmp_path / name).rmdir()
+        return True
+
+    cgroups.sweep([str(tmp_path)], was_left)
 
 
 async def test_no_group_is_left_of_a_program_that_ended(tmp_path):

@@ -40,8 +40,15 @@ def sweep(folders: Sequence[str], was_left: Callable[[str], bool]) -> None:
     for folder in folders:
         for name in _entries(folder):
             path = os.path.join(folder, name)
-            if was_left(name.partition(".")[0]) and os.stat(path).st_uid == os.getuid():
+            if was_left(name.partition(".")[0]) and _is_ours(path):
                 Groups([path]).remove()
+
+
+def _is_ours(path: str) -> bool:
+    try:
+        return os.stat(path).st_uid == os.getuid()
+    except FileNotFoundError:  # another process removes the same groups
+        return False
 
 
 class Groups:
