@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import NamedTuple
+
+from tests.waiting import wait_until
 
 DEADLINE_S = 300.0
 
@@ -53,6 +56,19 @@ class Connection:
     def call(self, data: bytes) -> Answer:
         self.send(data)
         return self.receive()
+
+    def until_read(self) -> None:
+        """Wait until the server, on this machine, has taken what was sent so far from its socket."""
+        ours, theirs = (f"0100007F:{port:04X}" for _, port in (self.socket.getsockname(), self.socket.getpeername()))
+
+        def is_read() -> bool:
+            rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+            waiting = {(row[1], row[2]): row[4] for row in rows}  # tx_queue:rx_queue, by local and remote address
+            return waiting.get((ours, theirs), "0:").startswith("00000000:") and waiting.get(
+                (theirs, ours), ":0"
+            ).endswith(":00000000")
+
+        wait_until(is_read, "the server reads what it was sent")
 
     def close(self) -> None:
         self.socket.close()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import socket
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
@@ -29,6 +29,7 @@ from atropos_core.errors import AtroposError, ConfigError, DataError
 from atropos_core.plugins.provider import RunContext
 from atropos_core.types import Episode, Sampling, Task
 from atropos_testing.scripted import Script, ScriptedPolicy
+from tests.waiting import until
 
 PROGRAMS = Path(__file__).with_name("agent_programs.py")
 GRADERS = Path(__file__).with_name("graders.py")
@@ -431,7 +432,7 @@ async def test_tasks_are_held_out_by_share_or_by_file(made: Made, tmp_path: Path
 
 
 async def test_so_many_programs_run_at_once_and_no_more(made: Made) -> None:
-    """Each holds its call for as long as two of them are there."""
+    """The first holds its call until a second one is there."""
     at_once, most = 0, 0
 
     class Counting(ScriptedPolicy):
@@ -439,6 +440,7 @@ async def test_so_many_programs_run_at_once_and_no_more(made: Made) -> None:
             nonlocal at_once, most
             at_once += 1
             most = max(most, at_once)
+            await until(lambda: most > 1, "a second program")
             await asyncio.sleep(0.2)
             at_once -= 1
 
@@ -475,19 +477,21 @@ async def test_a_rollout_that_is_cancelled_leaves_no_program_and_its_session_is_
 ) -> None:
     async with made("never_ends") as agent:
         rollout = asyncio.create_task(one(agent))
-        until = time.monotonic() + 30
-        while not (streams_there := (tmp_path / "agents" / "mine")).exists() or not list(
-            streams_there.glob("*/stdout.txt")
-        ):
-            assert time.monotonic() < until
-            await asyncio.sleep(0.02)
-        await asyncio.sleep(0.5)
-        below = [one for one in psutil.Process().children(recursive=True) if "never_ends" in one.cmdline()]
-        assert below
+        await until(lambda: list(tmp_path.glob("agents/mine/*/stdout.txt")), "the streams of the program")
+
+        def programs() -> list[psutil.Process]:
+            found = []
+            for child in psutil.Process().children(recursive=True):
+                with contextlib.suppress(psutil.Error):  # it may have ended just now
+                    found += [child] if "never_ends" in child.cmdline() else []
+            return found
+
+        await until(programs, "the program")
+        below = programs()
         rollout.cancel()
         with pytest.raises(asyncio.CancelledError):
             await rollout
-        _, alive = psutil.wait_procs(below, 5.0)
+        _, alive = psutil.wait_procs(below, 60.0)
         assert not alive
 
 

@@ -30,6 +30,7 @@ from atropos_core.types import Episode
 from atropos_testing.scripted import Script, ScriptedPolicy
 from plugins.agent_api.tests.test_environment import FOUR, tasks_file
 from plugins.agent_api.tests.test_hostile_values import RAW
+from tests.waiting import until
 
 GRADERS = Path(__file__).with_name("graders.py")
 TAKES = """
@@ -48,6 +49,12 @@ class Offering:
     http: httpx.AsyncClient
     url: str
     token_file: Path
+
+    @property
+    def takers(self) -> Any:
+        """The programs that wait for an episode."""
+        assert self.agent._external is not None
+        return self.agent._external.queue._takers
 
     async def next(self, wait_s: int = 20, **headers: str) -> httpx.Response:
         return await self.http.post("/episodes/next", json={"wait_s": wait_s}, headers=headers)
@@ -154,7 +161,7 @@ async def test_there_may_be_no_episode_for_as_long_as_a_taker_waits(made: Made) 
         began = time.monotonic()
         answer = await there.next(wait_s=1)
         assert (answer.status_code, answer.content) == (204, b"")
-        assert 0.9 < time.monotonic() - began < 5.0
+        assert 0.9 < time.monotonic() - began < 30.0
         assert (await there.next(wait_s=61)).status_code == 400, "no longer than a bound"
 
 
@@ -230,7 +237,7 @@ async def test_an_end_is_reported_once_and_in_time(made: Made) -> None:
 
 
 async def test_a_taker_that_is_killed_loses_its_own_episode_alone(made: Made) -> None:
-    async with made(limits={"wall_s": 3.0}) as there:
+    async with made(limits={"wall_s": 6.0}) as there:
         lost = there.rollout()
         command = [sys.executable, "-S", "-c", TAKES, there.url, there.token_file.read_text().strip()]
         with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
@@ -249,10 +256,7 @@ async def test_a_taker_that_is_killed_while_it_waits_takes_nothing_along(made: M
     async with made(external={"patience_s": 60.0}) as there:
         command = [sys.executable, "-S", "-c", TAKES, there.url, there.token_file.read_text().strip()]
         with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
-            until = time.monotonic() + 20
-            while not there.agent._external.queue._takers:  # type: ignore[union-attr]
-                assert time.monotonic() < until
-                await asyncio.sleep(0.01)
+            await until(lambda: there.takers, "a program that waits")
             process.kill()
         rollout = there.rollout()
         await there.take()
@@ -264,7 +268,10 @@ async def test_each_episode_goes_to_exactly_one_of_many_takers(made: Made) -> No
         taken: list[tuple[int, str]] = []
 
         async def taker(number: int) -> None:
-            while (answer := await there.next(wait_s=2)).status_code == 200:
+            while len(taken) < 40:
+                answer = await there.next(wait_s=2)
+                if answer.status_code == 204:  # a busy machine: none was there for two seconds
+                    continue
                 episode = answer.json()
                 taken.append((number, episode["id"]))
                 await asyncio.sleep(0.01)
@@ -310,7 +317,7 @@ async def test_a_run_that_ends_tells_those_who_wait(made: Made) -> None:
         taken = there.rollout()
         episode = (await waiting).json()
         waiting = asyncio.create_task(there.next(wait_s=60))
-        await asyncio.sleep(0.2)
+        await until(lambda: there.takers, "a program that waits")
         closing = asyncio.create_task(there.agent.close())
         answer = await waiting
         assert answer.status_code == 410 and "the run has ended" in answer.json()["error"]["message"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import shutil
 import time
@@ -12,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from atropos_agent_api.grading import Case, left_files
@@ -24,6 +22,7 @@ from atropos_core.builtin.rewards import ExactReward
 from atropos_core.errors import ConfigError, DataError, DeadlineExceeded, PluginError, RemoteError
 from atropos_core.interfaces import Environment
 from atropos_core.types import Episode, Message, Score, Task
+from tests.waiting import has_ended, until
 
 GRADERS = Path(__file__).with_name("graders.py")
 TASK = Task("1", ({"role": "user", "content": "two and two"},), answer="4", data={"level": 2})
@@ -72,16 +71,13 @@ async def test_a_coroutine_is_awaited(tmp_path: Path) -> None:
 
 
 async def test_one_that_never_ends_is_ended_with_what_it_started_and_the_next_is_served(tmp_path: Path) -> None:
-    async with grader("never_ends", tmp_path, 3.0) as function:
+    async with grader("never_ends", tmp_path, 5.0) as function:
         began = time.monotonic()
-        with pytest.raises(DeadlineExceeded, match=r"never_ends gave no answer within 3 s"):
+        with pytest.raises(DeadlineExceeded, match=r"never_ends gave no answer within 5 s"):
             await function.score(case_in(tmp_path), Episode((), 0.0))
-        assert time.monotonic() - began < 8.0
+        assert time.monotonic() - began < 40.0
         left = int((tmp_path / "pid").read_text())
-        until = time.monotonic() + 5.0
-        while psutil.pid_exists(left) and psutil.Process(left).status() != psutil.STATUS_ZOMBIE:
-            assert time.monotonic() < until, f"{left} outlived the grader"
-            await asyncio.sleep(0.02)
+        await until(lambda: has_ended(left), "what the grader started ends with it")
         with pytest.raises(DeadlineExceeded):
             await function.score(case_in(tmp_path), Episode((), 0.0))
 
@@ -154,7 +150,7 @@ def test_what_is_no_score_is_refused(given: Any, message: str) -> None:
         read_score(given, "the reward")
 
 
-def copied(work: Path, target: Path, most_bytes: int = 1_000_000, within_s: float = 20.0) -> LeftFiles:
+def copied(work: Path, target: Path, most_bytes: int = 1_000_000, within_s: float = 60.0) -> LeftFiles:
     return copy_left(work, target, most_bytes, within_s)
 
 
@@ -235,7 +231,7 @@ def test_links_and_names_of_any_kind_are_copied_or_left_out_in_time(
     leave(work)
     began = time.monotonic()
     found = copied(work, copy)
-    assert time.monotonic() - began < 10.0
+    assert time.monotonic() - began < 50.0
     assert found.left_out + len(os.listdir(copy)) == len(os.listdir(work))
     for path in copy.iterdir():
         assert path.resolve().is_relative_to(copy.resolve())

@@ -55,7 +55,7 @@ async def ended(made: PreloadedSandbox, wanted: Program) -> Exit:
 
 
 async def until(holds: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 15
+    deadline = time.monotonic() + 60
     while not holds():
         assert time.monotonic() < deadline, what
         await asyncio.sleep(0.02)
@@ -86,9 +86,12 @@ async def test_how_a_function_ends_is_how_its_program_ends(tmp_path: Path, name:
 
 async def test_limits_hold_and_whatever_was_forked_is_ended(tmp_path: Path) -> None:
     async with sandbox("forks_and_stays", tmp_path) as made:
-        late = await ended(made, program(made, tmp_path, wall_time_s=1.5))
+        late = await ended(made, program(made, tmp_path, wall_time_s=4.0))
         assert (late.limit, late.left_running) == ("wall_time", 2)
-        assert not [one for one in psutil.Process().children(recursive=True) if "sleep" in one.name()]
+        await until(
+            lambda: not [one for one in psutil.Process().children(recursive=True) if "sleep" in one.name()],
+            "the end of what was forked",
+        )
     async with sandbox("prints_for_ever", tmp_path) as made:
         assert (await ended(made, program(made, tmp_path, output_bytes=10_000))).limit == "output"
     assert (tmp_path / "one.out").stat().st_size <= 10_000

@@ -20,7 +20,7 @@ from atropos_core.errors import SandboxError
 from atropos_core.storage.tempdirs import sweep
 from plugins.agent_api.tests.sandboxes import marked, opened, program
 
-WITHIN_S = 15.0
+WITHIN_S = 60.0
 
 
 def wait_until(holds) -> bool:

@@ -17,6 +17,7 @@ import pytest
 from plugins.agent_api.tests.poisoned import POISONED
 from plugins.agent_api.tests.sandboxes import NETWORK, marked, opened, program, python, run
 from tests.conftest import REPOSITORY
+from tests.waiting import has_ended, until
 
 PAGE = (REPOSITORY / "docs/agent-sandboxes.md").read_text()
 READ = """
@@ -33,6 +34,7 @@ SIGNAL = """
 import os, sys
 try:
     os.kill(int(sys.argv[1]), 15)
+    print("reached")
 except OSError:
     pass
 """
@@ -94,8 +96,8 @@ async def reads_environment(sandbox, name, folder):
 
 async def signals_another(sandbox, name, folder):
     with subprocess.Popen(["sleep", "60"]) as other:
-        await printed(sandbox, name, folder, SIGNAL, str(other.pid))
-        await asyncio.sleep(0.1)
+        if await printed(sandbox, name, folder, SIGNAL, str(other.pid)) == "reached":
+            await until(lambda: has_ended(other.pid), "the end of the process that had a signal")
         ended = other.poll()
         other.kill()
     return ended == -signal.SIGTERM

@@ -55,7 +55,7 @@ class Running:
         self._ready = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
         self._thread.start()
-        assert self._ready.wait(20)
+        assert self._ready.wait(60)
 
     async def _serve(self) -> None:
         self.loop = asyncio.get_running_loop()
@@ -73,10 +73,30 @@ class Running:
         await self._server.serve(sockets=[self._socket])
         await self.service.close()
 
+    def settle(self) -> None:
+        """Give its loop some turns: a call is counted once its answer has left."""
+        asyncio.run_coroutine_threadsafe(asyncio.sleep(0.05), self.loop).result(60)
+
+    @contextmanager
+    def standing_still(self) -> Iterator[None]:
+        """Its loop does nothing meanwhile, and then finds what has come."""
+        stands, goes_on = threading.Event(), threading.Event()
+
+        def stand() -> None:
+            stands.set()
+            goes_on.wait(60)
+
+        self.loop.call_soon_threadsafe(stand)
+        assert stands.wait(60)
+        try:
+            yield
+        finally:
+            goes_on.set()
+
     def close(self) -> None:
         self.client.close()
         self._server.should_exit = True
-        self._thread.join(20)
+        self._thread.join(60)
         assert not self._thread.is_alive()
 
     def post(self, path: str, body: Any) -> httpx.Response:

@@ -18,7 +18,7 @@ import numpy as np
 from atropos_core.types import Draw, Episode, Rollout, Sampling, ScoredGroup, Task
 
 VOCABULARY = 100
-START_S = 60
+START_S = 120
 
 
 def drawn(number: int, environment: str = "words") -> Draw:
@@ -81,7 +81,7 @@ class Server:
         """SIGTERM; the exit code."""
         assert self._process is not None
         self._process.terminate()
-        return self._process.wait(30)
+        return self._process.wait(60)
 
 
 @contextlib.contextmanager

@@ -24,6 +24,7 @@ from atropos_trajectory_client.client import Api, SessionSpec, TrainerSession, W
 from atropos_trajectory_client.source import ApiSource
 from plugins.trajectory_api.tests.running import ENVIRONMENT, group
 from plugins.trajectory_api.tests.sent_groups import SAMPLING, VOCABULARY, Server, drawn, group_of, serving
+from tests.waiting import until
 
 MODEL = ModelInfo("Toy", 1, VOCABULARY, "float32", "cpu", "print")
 
@@ -399,7 +400,11 @@ async def test_a_second_run_of_the_same_seed_gets_nothing_that_was_run_for_the_f
         async with run(server, tmp_path / "second", staleness=0) as second:
             second.source.request(2)
             leasing = asyncio.create_task(second.lease(2))
-            await asyncio.sleep(0.3)  # they are offered
+            status = {"accept": "application/json"}
+            await until(
+                lambda: httpx.get(f"{server.url}/v1/status", headers=status).json()["draws"]["waiting"] == 2,
+                "the draws that are offered",
+            )
             assert [await one.put(group_of(draw, version=0), deadline_s=10) for draw in draws] == [None, None]
             assert sorted(draw.id for draw in await play(one, 2)) == [0, 1]
             assert sorted(await leasing) == [0, 1]
@@ -455,7 +460,7 @@ async def test_a_session_gives_a_server_that_is_away_up_at_the_bound_of_its_pati
     try:
         server.kill()
         calls = [session.offer_draws([drawn(0)]), session.fetch_environments(), session.add_engine("http://a.b")]
-        async with asyncio.timeout(20):  # and no minute
+        async with asyncio.timeout(45):  # and no minute
             ended = await asyncio.gather(*calls, return_exceptions=True)
         assert [type(one) for one in ended] == [ApiError] * 3
     finally:

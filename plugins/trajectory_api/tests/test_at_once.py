@@ -7,7 +7,6 @@ import gzip
 import json
 import re
 import socket
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import pytest
 
 from plugins.trajectory_api.tests.running import Running, group, running
 from tests.raw_http import Connection, request
+from tests.waiting import wait_until
 
 POST_GROUP = (b"POST", b"/scored_data")
 TOKEN = b"open sesame"
@@ -42,10 +42,10 @@ def body(tag: int = 0, **more: Any) -> bytes:
 
 def by_way_of_all_layers(port: int, sent: bytes) -> tuple[int, bytes, bytes]:
     """The same request, whose body comes a moment after its head."""
-    end = Connection(port, 10)
+    end = Connection(port, 60)
     head, _, rest = sent.partition(b"\r\n\r\n")
     end.send(head + b"\r\n\r\n" + rest[:1])
-    time.sleep(0.05)
+    end.until_read()
     end.send(rest[1:])
     answer = end.receive()
     end.close()
@@ -53,7 +53,7 @@ def by_way_of_all_layers(port: int, sent: bytes) -> tuple[int, bytes, bytes]:
 
 
 def whole(port: int, sent: bytes) -> tuple[int, bytes, bytes]:
-    end = Connection(port, 10)
+    end = Connection(port, 60)
     answer = end.call(sent)
     end.close()
     return answer
@@ -117,7 +117,7 @@ def test_the_answer_is_the_same_however_the_request_arrives(server: Running, whi
 
 def test_a_group_is_stored_and_counted_as_by_way_of_all_layers(server: Running):
     def known() -> dict[str, Any]:
-        time.sleep(0.2)  # a call is counted once its answer has left
+        server.settle()
         said = server.service.status()
         counts = {
             kind: {
@@ -161,7 +161,7 @@ def test_a_token_is_wanted_however_the_request_arrives(tmp_path: Path):
 def test_what_is_sent_ahead_waits_for_its_turn(server: Running):
     """Else one connection with many requests would hold up the others."""
     recorded = Recorded(server)
-    end = Connection(server.port, 10)
+    end = Connection(server.port, 60)
     end.send(post(body(tag=1)) * 3)
     assert [end.receive().status for _ in range(3)] == [200] * 3
     assert len(recorded.said) <= 1, "the last, which came separately"
@@ -191,17 +191,13 @@ def test_who_hangs_up_and_sends_again_is_stored_once(tmp_path: Path):
         tmp_path, token=TOKEN, journal=False
     ) as server:  # without a token, the owner of a closed socket is unknown
         sent = post(json.dumps(group()).encode(), **OF_TOKEN)
-        end = socket.create_connection(("127.0.0.1", server.port), 5)
+        end = socket.create_connection(("127.0.0.1", server.port), 60)
         end.sendall(request("GET", "/health"))
         assert end.recv(1 << 16).startswith(b"HTTP/1.1 200")
-        server.loop.call_soon_threadsafe(time.sleep, 0.3)
-        time.sleep(0.1)
-        end.sendall(sent)
-        end.close()
-        until = time.monotonic() + 5
-        while not server.service.hub.status().groups:
-            assert time.monotonic() < until
-            time.sleep(0.01)
+        with server.standing_still():
+            end.sendall(sent)
+            end.close()
+        wait_until(lambda: server.service.hub.status().groups, "the group of a client that has gone")
         assert whole(server.port, sent)[0] == 200
         assert server.service.hub.status().groups == 1
 
@@ -209,14 +205,11 @@ def test_who_hangs_up_and_sends_again_is_stored_once(tmp_path: Path):
 def test_after_a_reset_a_group_that_is_sent_again_is_a_new_one(tmp_path: Path):
     with running(tmp_path, token=TOKEN, journal=False) as server:
         sent = post(json.dumps(group()).encode(), **OF_TOKEN)
-        with socket.create_connection(("127.0.0.1", server.port), 5) as end:
+        with socket.create_connection(("127.0.0.1", server.port), 60) as end:
             end.sendall(sent)
             end.shutdown(socket.SHUT_WR)
             end.recv(1 << 16)
-        until = time.monotonic() + 5
-        while not server.service.hub.status().groups:
-            assert time.monotonic() < until
-            time.sleep(0.01)
+        wait_until(lambda: server.service.hub.status().groups, "the group")
         assert whole(server.port, request("GET", "/reset_data", **OF_TOKEN))[0] == 200
         assert not server.service.hub.status().groups
         assert whole(server.port, sent)[0] == 200
@@ -226,13 +219,12 @@ def test_after_a_reset_a_group_that_is_sent_again_is_a_new_one(tmp_path: Path):
 def test_who_has_only_ended_what_it_sends_is_answered(tmp_path: Path):
     """The end of what it sends is there with the request."""
     with running(tmp_path, token=TOKEN, journal=False) as server:
-        with socket.create_connection(("127.0.0.1", server.port), 5) as end:
+        with socket.create_connection(("127.0.0.1", server.port), 60) as end:
             end.sendall(request("GET", "/health"))
             assert end.recv(1 << 16).startswith(b"HTTP/1.1 200")
-            server.loop.call_soon_threadsafe(time.sleep, 0.3)
-            time.sleep(0.1)
-            end.sendall(post(json.dumps(group()).encode(), **OF_TOKEN))
-            end.shutdown(socket.SHUT_WR)
+            with server.standing_still():
+                end.sendall(post(json.dumps(group()).encode(), **OF_TOKEN))
+                end.shutdown(socket.SHUT_WR)
             assert end.recv(1 << 16).startswith(b"HTTP/1.1 200")
         assert server.service.hub.status().groups == 1
 
@@ -243,7 +235,7 @@ def test_a_fault_of_ours_is_answered_with_500_and_ends_nothing(server: Running):
 
     kept = server.app.at_once[POST_GROUP]
     server.app.at_once[POST_GROUP] = failing  # type: ignore[index]
-    end = Connection(server.port, 10)
+    end = Connection(server.port, 60)
     try:
         assert end.call(post(body()))[::2] == (
             500,

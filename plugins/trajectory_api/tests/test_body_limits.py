@@ -85,7 +85,7 @@ def test_heads_and_bodies_that_never_end_are_given_up(tmp_path: Path) -> None:
         started = time.monotonic()
         assert body.makefile("rb").read().startswith(b"HTTP/1.1 408")
         assert head.recv(1) == silent.recv(1) == b""
-        assert time.monotonic() - started < 10
+        assert time.monotonic() - started < 30
         for one in (silent, head, body):
             one.close()
         assert server.client.get("/status").status_code == 200
@@ -101,7 +101,7 @@ async def test_who_finds_the_budget_used_up_waits_and_one_alone_may_go_beyond_it
     await second.take(1000, 1, 1)
     assert budget.held == 80 + 50 + 1000
     second.end()
-    await asyncio.wait_for(waiting[1], 1)
+    await asyncio.wait_for(waiting[1], 30)
     first.end()
     third.end()
     assert budget.held == 0

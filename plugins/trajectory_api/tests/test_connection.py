@@ -37,7 +37,7 @@ async def ends() -> AsyncIterator[tuple[Any, socket.socket]]:
 
 
 async def received(there: socket.socket) -> bytes:
-    return await asyncio.wait_for(asyncio.get_running_loop().sock_recv(there, 1 << 20), 5)
+    return await asyncio.wait_for(asyncio.get_running_loop().sock_recv(there, 1 << 20), 30)
 
 
 async def test_head_and_body_leave_together():
@@ -80,7 +80,7 @@ async def test_a_head_with_an_empty_body_leaves_and_the_connection_closes():
 
 
 def test_an_answer_comes_whole(tmp_path: Path):
-    with running(tmp_path) as server, socket.create_connection(("127.0.0.1", server.port), 5) as end:
+    with running(tmp_path) as server, socket.create_connection(("127.0.0.1", server.port), 60) as end:
         for _ in range(3):
             end.sendall(request("GET", "/info"))
             head, _, body = end.recv(1 << 16).partition(b"\r\n\r\n")
@@ -102,7 +102,7 @@ def test_a_client_that_takes_no_answers_gets_no_further_ones_made(tmp_path: Path
         end.sendall(request("GET", "/openapi.json") * many)
         time.sleep(0.5)
         assert answered(server) - 1 <= UNTAKEN_BYTES // whole + 4
-        end.settimeout(20)
+        end.settimeout(60)
         left = many * whole
         while left > 0:
             left -= len(end.recv(1 << 20))  # heads are read for bodies: it ends before the last ones
@@ -117,14 +117,14 @@ def test_a_client_that_goes_without_reading_leaves_nothing_behind(tmp_path: Path
             end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
             end.connect(("127.0.0.1", server.port))
             end.sendall(request("GET", "/openapi.json") * 2000)
-        until = time.monotonic() + 10
+        until = time.monotonic() + 60
         while waiting_bytes() < 4 * HEAD_BYTES and time.monotonic() < until:
             time.sleep(0.05)
         assert waiting_bytes() >= 4 * HEAD_BYTES
         time.sleep(0.5)  # it waits for them to read
         for end in ends:
             end.close()
-        until = time.monotonic() + 10
+        until = time.monotonic() + 60
         while waiting_bytes() and time.monotonic() < until:
             time.sleep(0.05)
         assert waiting_bytes() == 0
@@ -143,7 +143,7 @@ def test_a_request_whose_body_does_not_come_costs_no_task_until_others_would_wai
         def tasks() -> int:
             return len(server._server.server_state.tasks)
 
-        ends = [socket.create_connection(("127.0.0.1", server.port), 5) for _ in range(20)]
+        ends = [socket.create_connection(("127.0.0.1", server.port), 60) for _ in range(20)]
         began = time.monotonic()
         for end in ends:
             end.sendall(HALF_BODY)
@@ -151,7 +151,7 @@ def test_a_request_whose_body_does_not_come_costs_no_task_until_others_would_wai
         while time.monotonic() - began < BODY_S / 2:
             most = max(most, tasks())
         sent_s = time.monotonic() - began
-        until = time.monotonic() + 5
+        until = time.monotonic() + 60
         while tasks() < len(ends) and time.monotonic() < until:
             time.sleep(0.01)
         assert tasks() == len(ends), "the application waits for them now, and ends them at its deadline"
@@ -173,14 +173,14 @@ def test_a_connection_that_has_ended_leaves_nothing_to_the_collector(sent: bytes
         gc.collect()
         gc.disable()
         try:
-            ends = [socket.create_connection(("127.0.0.1", server.port), 5) for _ in range(8)]  # four make way
+            ends = [socket.create_connection(("127.0.0.1", server.port), 60) for _ in range(8)]  # four make way
             for end in ends:
                 with contextlib.suppress(ConnectionError):
                     end.sendall(sent)
             time.sleep(wait_s)
             for end in ends:
                 end.close()
-            until = time.monotonic() + 10
+            until = time.monotonic() + 60
             while (left := connections_in_memory()) and time.monotonic() < until:
                 time.sleep(0.05)
             assert left == 0

@@ -24,6 +24,7 @@ from atropos_core.plugins.provider import RunContext
 from atropos_core.types import Completion, Floats, Sampling, Tokens
 from atropos_trajectory_api.engine_http.routes import EngineRoutes, engine_app
 from atropos_trajectory_client.remote_engine import RemoteEngine
+from tests.waiting import until
 
 PROMPT = np.array([1, 2, 3], np.int32)
 SAMPLING = Sampling(max_tokens=6)
@@ -103,9 +104,10 @@ async def test_a_deadline_over_there_is_one_here():
 
 async def test_a_caller_that_hangs_up_frees_the_engine():
     class Counts(Loads):
-        cancelled = 0
+        begun = cancelled = 0
 
         async def sample(self, *given: Any) -> list[Completion]:
+            self.begun += 1
             try:
                 await asyncio.sleep(60)
             except asyncio.CancelledError:
@@ -116,11 +118,9 @@ async def test_a_caller_that_hangs_up_frees_the_engine():
     engine = Counts()
     async with reached(engine) as (remote, _):
         sampling = asyncio.create_task(remote.sample(PROMPT, 1, SAMPLING, [1], 60.0))
-        await asyncio.sleep(0.3)
+        await until(lambda: engine.begun, "the request at the engine")
         sampling.cancel()
-        async with asyncio.timeout(10):
-            while not engine.cancelled:
-                await asyncio.sleep(0.02)
+        await until(lambda: engine.cancelled, "the end of its work")
 
 
 async def test_weights_and_adapters_arrive_file_by_file_and_leave_nothing_behind(tmp_path: Path):

@@ -106,7 +106,7 @@ def ask(engine: Engine, seeds: Sequence[int], deadline_s: float = 20.0) -> list[
     return [asyncio.create_task(engine.sample(PROMPT, 1, SAMPLING, [seed], deadline_s)) for seed in seeds]
 
 
-async def until(claim: object, deadline_s: float = 10.0) -> None:
+async def until(claim: object, deadline_s: float = 60.0) -> None:
     assert callable(claim)
     async with asyncio.timeout(deadline_s):
         while not claim():
@@ -129,7 +129,7 @@ async def test_answers_are_those_of_the_engine_itself_whatever_the_order_in_whic
         for seed in reversed(range(20)):
             engine.let_go(seed)
             if seed % 3 == 0:
-                await asyncio.wait_for(asyncio.shield(asked[seed]), 10)
+                await asyncio.wait_for(asyncio.shield(asked[seed]), 60)
         for seed, [made] in enumerate(await asyncio.gather(*asked)):
             [own] = await ToyEngine.sample(engine, PROMPT, 1, SAMPLING, [seed], 5.0)
             assert made.tokens.tolist() == own.tokens.tolist()
@@ -140,7 +140,7 @@ async def test_a_short_reply_does_not_wait_for_the_longest():
     async with reached(engine := Watched()) as remote:
         engine.hold(2)
         first, last = ask(remote, [1, 2])
-        await asyncio.wait_for(first, 10)
+        await asyncio.wait_for(first, 60)
         assert not last.done()
         engine.let_go(2)
         await last
@@ -210,10 +210,10 @@ async def test_a_long_wait_is_no_silence(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(engine_samples, "BEAT_S", 0.1)
     monkeypatch.setattr("atropos_trajectory_client.http.BEAT_S", 0.1)
     async with reached(engine := Watched()) as remote:
-        remote._api.patience = Patience(say_s=0.2, least_s=0.5)
+        remote._api.patience = Patience(say_s=0.3, least_s=1.5)
         engine.hold(1)
         [asked] = ask(remote, [1])
-        await asyncio.sleep(1.2)
+        await asyncio.sleep(3.5)
         engine.let_go(1)
         await asked
         monkeypatch.setattr(engine_samples, "BEAT_S", 30.0)
@@ -235,7 +235,7 @@ async def test_an_endpoint_that_is_killed_ends_all_calls_at_once():
             since = time.monotonic()
             child.kill()
             given = await asyncio.gather(*asked, return_exceptions=True)
-            assert time.monotonic() - since < 10
+            assert time.monotonic() - since < 30
             assert {type(one) for one in given} == {ApiError}
             with pytest.raises(ApiError, match="went away"):
                 await ask(remote, [9])[0]
@@ -259,7 +259,7 @@ async def test_however_many_samples_wait_one_question_at_a_time_asks_for_engines
 
     engines = NamedEngines(lambda: named, look, RemoteEngine)
     try:
-        assert len(await asyncio.wait_for(asyncio.gather(*ask(engines, range(100))), 20)) == 100
+        assert len(await asyncio.wait_for(asyncio.gather(*ask(engines, range(100))), 60)) == 100
         assert asked_anew == 5
         named.clear()
         with pytest.raises(DeadlineExceeded, match="the server names none"):

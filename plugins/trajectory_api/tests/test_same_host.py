@@ -24,6 +24,7 @@ from atropos_trajectory_api.service.service import Service
 from atropos_trajectory_client.shm.producer import RingProducer
 from atropos_trajectory_client.shm.socket import short
 from plugins.trajectory_api.tests.sent_groups import drawn, group_of
+from tests.waiting import until
 
 
 @asynccontextmanager
@@ -107,14 +108,14 @@ async def test_groups_that_wait_for_room_count_as_bodies_in_flight_and_the_rest_
     async with door(tmp_path, budget, hub_sequences=4) as (service, ring):
         await ring.put([frame], key="first")
         puts = [asyncio.create_task(ring.put([frame], key=str(n))) for n in range(4)]
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while len(budget._waiting) < 2:
                 await asyncio.sleep(0.01)
         assert service.hub.status().puts_waiting == 2 and ring.unanswered == 4
         assert budget.held == 2 * len(frame), "one at a time may go beyond it"
         session = service.hub.open("test")
         for _ in range(5):
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 while (entries := session.try_lease(BatchSize(groups=1), 0)) is None:
                     await asyncio.sleep(0.01)
             session.commit([entry.id for entry in entries])
@@ -140,9 +141,9 @@ async def test_a_group_for_which_there_is_no_budget_is_refused_and_leaves_nothin
 async def test_a_server_that_ends_is_seen_by_the_ring_at_once(tmp_path):
     async with door(tmp_path, hub_mb=0.01) as (service, ring):
         puts = [asyncio.create_task(ring.put(encode(group_of(drawn(-1), length=200)), key=str(n))) for n in range(5)]
-        await asyncio.sleep(0.1)
+        await until(lambda: service.hub.status().puts_waiting, "a group that waits for room")
         service.hub.stop()
-        ended = await asyncio.wait_for(asyncio.gather(*puts, return_exceptions=True), 10)
+        ended = await asyncio.wait_for(asyncio.gather(*puts, return_exceptions=True), 60)
         assert any(isinstance(one, ProcessDied) for one in ended)
 
 
@@ -168,7 +169,7 @@ async def test_a_listener_that_fails_is_reported_and_no_longer_offered(tmp_path,
         monkeypatch.setattr(loop, "add_reader", full)
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as another, short(Path(offer["path"])) as address:
             another.connect(address)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 while service.same_host is not None:
                     await asyncio.sleep(0.01)
         monkeypatch.undo()
