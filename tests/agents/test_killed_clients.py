@@ -11,6 +11,7 @@ import pytest
 from tests.agents.clients import CLIENTS
 from tests.agents.conftest import DEADLINE_S, Made
 from tests.agents.ledgers import sampled, trained
+from tests.waiting import has_ended, until
 
 
 @pytest.mark.parametrize("name", ["openai-chat", "anthropic", "codex"])
@@ -27,7 +28,7 @@ async def test_of_a_client_that_is_killed_in_a_stream_what_it_was_shown_is_train
         assert trained(episode) == sampled(trial.engine.ledger[:1]) != []
         assert episode.score == 1.0  # of the file, which the tool had written
         assert episode.metrics["agent/programs_failed"] == 1
-        assert [one for one in clients if one.is_running() and one.status() != psutil.STATUS_ZOMBIE] == []
+        await until(lambda: all(has_ended(one.pid) for one in clients), f"the end of {clients}")
 
 
 def client_processes() -> list[psutil.Process]:

@@ -36,7 +36,7 @@ class Process:
     def text(self) -> str:
         return self.log.read_text(errors="replace")
 
-    def wait_for(self, pattern: str, deadline_s: float = 60) -> re.Match[str]:
+    def wait_for(self, pattern: str, deadline_s: float = 120) -> re.Match[str]:
         until = time.monotonic() + deadline_s
         while time.monotonic() < until:
             if found := re.search(pattern, self.text):
@@ -94,7 +94,7 @@ class TheirServer(Process):
             str(port),
         )
         self.url = f"http://127.0.0.1:{port}"
-        until = time.monotonic() + 60
+        until = time.monotonic() + 120
         while True:
             try:
                 httpx.get(self.url)

@@ -14,8 +14,8 @@ from tests.raw_http import Connection, request
 from tests.served import Server
 
 CALL_S = 0.01  # between two calls of the good client
-DEADLINE_S = 10.0
-BACK_S = 5.0  # in which memory comes back
+DEADLINE_S = 30.0
+BACK_S = 20.0  # in which memory comes back
 STARTING_S = 60.0
 
 

@@ -60,8 +60,8 @@ class Role:
         if self.process.poll() is None:
             children = psutil.Process(self.process.pid).children(recursive=True)
             self.process.kill()
-            self.process.wait(10)
-            psutil.wait_procs(children, 10)
+            self.process.wait(60)
+            psutil.wait_procs(children, 60)
 
 
 class Scene:

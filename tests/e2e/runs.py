@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -46,7 +47,10 @@ class RunningRun:
             assert self.process.poll() is None, f"the run ended too early:\n{self.text}"
             assert time.monotonic() < until, f"no step {step} within {deadline_s} s:\n{self.text}"
             time.sleep(0.01)
-        self.children = {child.cmdline()[-1]: child for child in self.supervisor.children(recursive=True)}
+        self.children = {}
+        for child in self.supervisor.children(recursive=True):
+            with contextlib.suppress(psutil.Error):  # it may have ended just now
+                self.children |= dict.fromkeys(child.cmdline()[-1:], child)
 
     def kill(self, role: str) -> None:
         (self.supervisor if role == "supervisor" else self.children[role]).send_signal(signal.SIGKILL)

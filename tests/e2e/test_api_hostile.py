@@ -51,8 +51,8 @@ from tests.served import JSON, Server, atropos_serve, serving
 BODIES = 2000
 BODY_MB, IN_FLIGHT_MB, HUB_MB, REQUEST_S, CONNECTIONS = 4, 16, 8, 3, 150
 GROWTH_BYTES = (IN_FLIGHT_MB + HUB_MB + 96) * 1e6  # in flight, in the hub, and what parsing and the allocator take
-HEALTH_S = 5.0  # milliseconds, but two cores are shared with whoever sends
-ANSWER_S = 10.0
+HEALTH_S = 10.0  # milliseconds, but two cores are shared with whoever sends
+ANSWER_S = 30.0
 SILENCE_S = 3 * REQUEST_S  # a connection on which nothing comes to an end is closed by then
 EXAMPLES = 8  # of each route, right ones and wrong ones
 

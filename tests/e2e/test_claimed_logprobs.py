@@ -25,7 +25,7 @@ RUN = (
 
 @pytest.fixture
 def place(tmp_path: Path, sevens):
-    with scene(tmp_path, "--silent-s", "2") as made:
+    with scene(tmp_path, "--silent-s", "5") as made:
         yield made
 
 

@@ -117,7 +117,7 @@ def test_the_doctor_names_a_run_that_was_killed_and_one_that_goes_on(sevens, tmp
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()
-    psutil.wait_procs(ended, 10)  # the lock goes with the last of them
+    psutil.wait_procs(ended, 60)  # the lock goes with the last of them
     dead = command(tmp_path, "doctor", "run")
     assert dead.returncode == 1
     assert "without a word" in dead.stdout

@@ -70,7 +70,7 @@ def test_a_run_killed_in_the_middle_and_resumed_gives_the_same_numbers(described
     run = RunningRun(tmp_path / "run", "run", file, "--dir", str(tmp_path / "run"))
     run.wait_for_step(5)
     os.kill(run.process.pid, signal.SIGKILL)
-    assert run.process.wait(10) == -signal.SIGKILL
+    assert run.process.wait(60) == -signal.SIGKILL
     finish(tmp_path / "run", "resume", str(tmp_path / "run"))
     whole = numbers(tmp_path / "whole")
     assert numbers(tmp_path / "run") == whole

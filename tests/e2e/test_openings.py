@@ -143,7 +143,7 @@ def test_a_signal_ends_a_start_that_hangs_at_once_and_says_what_was_waited_for(
             assert run.process.poll() is None and time.monotonic() < until, run.text
             time.sleep(0.05)
         run.process.send_signal(signal.SIGTERM)
-        run.process.wait(30)
+        run.process.wait(60)
     finally:
         run.process.kill()
     text = run.text.replace("\n", " ")

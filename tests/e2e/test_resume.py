@@ -47,7 +47,7 @@ def test_a_kill_on_either_side_of_an_epoch_s_end_trains_every_task_of_it_once(ki
     run = RunningRun(tmp_path / "run", *arguments, "--dir", str(tmp_path / "run"))
     run.wait_for_step(killed_at)
     run.kill("supervisor")
-    assert run.process.wait(10) == -signal.SIGKILL
+    assert run.process.wait(60) == -signal.SIGKILL
     finish(tmp_path / "run", "resume", str(tmp_path / "run"))
     assert table(tmp_path / "run", STEPS) == table(tmp_path / "whole", STEPS)
     entries = settled(tmp_path / "run", STEPS)
@@ -64,7 +64,7 @@ def test_a_run_whose_interval_nobody_set_goes_on_after_a_kill_at_its_second_step
     run = RunningRun(tmp_path / "run", *arguments, "--dir", str(tmp_path / "run"))
     run.wait_for_step(2)
     run.kill("supervisor")
-    assert run.process.wait(10) == -signal.SIGKILL
+    assert run.process.wait(60) == -signal.SIGKILL
     again = RunningRun(tmp_path / "run", "resume", str(tmp_path / "run"), "--steps", "3")
     try:
         assert again.process.wait(120) == 0, again.text

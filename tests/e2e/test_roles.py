@@ -28,7 +28,7 @@ SLOW = (*QUICK, "--set", "engine.latency_s=0.02", "--set", "checkpoint.every=4")
 @pytest.fixture
 def place(tmp_path, sevens):
     """A folder with an environment in it; `api` is a server there."""
-    with scene(tmp_path, "--silent-s", "2") as made:
+    with scene(tmp_path, "--silent-s", "5") as made:
         yield made
 
 
@@ -60,8 +60,10 @@ def status(place: Scene) -> dict[str, Any]:
 
 
 def test_four_processes_train_as_one_run_does(place):
-    trainer = place.train(*QUICK, *EVALUATED, "--env", SEVENS, "--steps", "40", "--set", "trainer.learning_rate=20.0")
     workers = [place.worker(number, SEVENS) for number in (1, 2)]
+    for worker in workers:  # or the first might run all before the second has started
+        worker.says("waiting for a trainer")
+    trainer = place.train(*QUICK, *EVALUATED, "--env", SEVENS, "--steps", "40", "--set", "trainer.learning_rate=20.0")
     assert trainer.ends(120) == 0, place.all_text
     lines = place.metrics
     assert [line["step"] for line in lines] == list(range(41))
@@ -135,7 +137,7 @@ def test_a_worker_that_is_killed_leaves_its_draws_to_another(place):
     assert trainer.ends(120) == 0, place.all_text
     assert not directory.exists()
     assert drawn(place.folder / "run") == Counter(range(12 * 8))
-    assert "has been silent for 2 s: it is dropped" in place.server.text
+    assert "has been silent for 5 s: it is dropped" in place.server.text
 
 
 def test_a_worker_that_is_stopped_finishes_its_rollouts(place):

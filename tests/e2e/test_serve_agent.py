@@ -71,7 +71,7 @@ def serving(folder: Path, *more: str) -> Iterator[tuple[RunningRun, Takers]]:
     finally:
         if run.process.poll() is None:
             run.process.send_signal(signal.SIGKILL)
-        run.process.wait(30)
+        run.process.wait(60)
 
 
 def offered(run: RunningRun, times: int = 1) -> str:
@@ -120,7 +120,7 @@ def test_a_run_that_is_killed_is_resumed_and_its_takers_go_on(tmp_path: Path) ->
         working = [takers.start(), takers.start()]
         run.wait_for_step(1)
         run.kill("supervisor")
-        run.process.wait(30)
+        run.process.wait(60)
         time.sleep(1.0)
         resumed = RunningRun(folder, "resume", str(folder))
         try:

@@ -36,12 +36,14 @@ def test_who_has_sent_half_a_body_hears_at_once_that_the_server_ends(kind: str, 
         ends = [Connection(server.port) for _ in BODIES]
         for end, body in zip(ends, BODIES.values(), strict=True):
             end.send(f"POST {CALLS[kind]} HTTP/1.1\r\nhost: 127.0.0.1\r\n".encode() + body)
+        for end in ends:
+            end.until_read()
         time.sleep(CALLED_S)
         began = time.monotonic()
         server.process.terminate()
         answers = [end.receive() for end in ends]
         heard_s = time.monotonic() - began
-        assert server.process.wait(30) == 0
+        assert server.process.wait(60) == 0
     assert list(map(_said, answers)) == [(503, True, True)] * len(BODIES)
     assert heard_s < HEARD_S
     assert "Traceback" not in (tmp_path / "output").read_text()

@@ -73,7 +73,7 @@ def test_a_killed_and_resumed_run_is_recorded_once_by_every_sink(file, tmp_path)
     run = RunningRun(tmp_path / "run", "run", file, "--dir", str(tmp_path / "run"))
     run.wait_for_step(5)
     os.kill(run.process.pid, signal.SIGKILL)
-    assert run.process.wait(10) == -signal.SIGKILL
+    assert run.process.wait(60) == -signal.SIGKILL
     finish(tmp_path / "run", "resume", str(tmp_path / "run"))
     reported = {line.pop("step"): line for line in metrics_of(tmp_path / "run")}
     assert sorted(reported) == list(range(9))
@@ -89,7 +89,7 @@ def test_a_killed_and_resumed_run_is_recorded_once_by_every_sink(file, tmp_path)
     assert set(kept) >= set(range(4, 9)), "all that came after the resume"
     assert kept == {step: reported[step] for step in kept}
     left = [one for one in services() if one.pid not in before]
-    psutil.wait_procs(left, 10)
+    psutil.wait_procs(left, 60)
     assert not [one for one in left if one.is_running()], "W&B's service ends with the run, also with a killed one"
 
 

@@ -18,6 +18,7 @@ import pytest
 
 from atropos_core.launch.signals import TWICE_S
 from tests.conftest import metrics_of
+from tests.waiting import wait_until
 
 SLOW = ("run", "--model", "toy", "--dir", "run", "--set", "evaluation.problems=0", "--set", "engine.latency_s=0.05",
         "--set", "training.groups_per_step=4", "--set", "training.group_size=4", "--set", "checkpoint.every=3")  # fmt: skip
@@ -88,13 +89,10 @@ def test_a_terminal_that_closes_saves_and_ends_the_run(sevens, tmp_path):
 
 
 def test_one_ctrl_c_saves_and_a_second_ends_at_once(sevens, tmp_path):
-    terminal = Terminal(tmp_path, command(*SLOW, "--env", sevens, "--steps", "5000", "--set", "engine.latency_s=3"))
-    while "directory" not in terminal.read():  # the opening lines
-        time.sleep(0.02)
-    time.sleep(0.5)
+    terminal = Terminal(tmp_path, command(*SLOW, "--env", sevens, "--steps", "5000", "--set", "engine.latency_s=2"))
+    terminal.wait_for_step(1)  # and the next has begun
     terminal.type(b"\x03")
-    while "once more ends it at once" not in terminal.read():
-        time.sleep(0.02)
+    wait_until(lambda: "once more ends it at once" in terminal.read(), "the answer to Ctrl-C")
     terminal.type(b"\x03")  # with the first, for whoever presses it twice in a hurry
     time.sleep(TWICE_S + 0.2)
     if os.waitpid(terminal.pid, os.WNOHANG)[0] == 0:

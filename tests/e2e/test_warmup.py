@@ -50,7 +50,7 @@ def test_a_run_killed_within_its_warm_start_resumes_to_the_same_bits(rows: Path,
     killed = RunningRun(tmp_path / "run", *arguments, "--dir", str(tmp_path / "run"))
     killed.wait_for_step(3)
     killed.kill("supervisor")
-    killed.process.wait(30)
+    killed.process.wait(60)
     resumed = finish(tmp_path / "run", "resume", str(tmp_path / "run"))
     assert "resumes" in resumed.text
     for step in (7, 8):

@@ -77,7 +77,7 @@ def processes(folder: Path) -> dict[str, int]:
     return found
 
 
-def nothing_is_left(folder: Path, within_s: float = 30.0) -> None:
+def nothing_is_left(folder: Path, within_s: float = 60.0) -> None:
     until = time.monotonic() + within_s
     while left := processes(folder):
         assert time.monotonic() < until, left

@@ -179,7 +179,7 @@ def processes(directory: Path) -> dict[str, psutil.Process]:
     return found
 
 
-def nothing_is_left(killed: Killed, files: SharedFiles, within_s: float = 30.0) -> None:
+def nothing_is_left(killed: Killed, files: SharedFiles, within_s: float = 60.0) -> None:
     """No process, no port, no file beside the run directory; the server's token is gone from there."""
     until = time.monotonic() + within_s
     while left := processes(killed.directory):

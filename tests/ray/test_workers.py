@@ -145,5 +145,5 @@ def test_workers_without_an_api_or_an_environment_are_refused(machines, tmp_path
     )
     began = time.monotonic()
     said = refused(*ours, folder=tmp_path / "run")
-    assert time.monotonic() - began < 60
+    assert time.monotonic() - began < 150
     assert "launcher.workers has no effect: the run file has no [api], so the run itself runs its environments" in said

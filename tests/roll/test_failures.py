@@ -53,7 +53,7 @@ def test_an_environment_that_does_nothing_is_cancelled_and_cleaned_up_in_time():
     env.reset(seed=1)
     start = time.monotonic()
     step = env.step("x")
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < 30
     assert failed(step) == "the environment did nothing for 1 s"
     assert step[3], "truncated as well"
     assert step[4]["metrics"]["timed_out"] == 1.0
@@ -64,7 +64,7 @@ def test_an_environment_that_does_nothing_is_cancelled_and_cleaned_up_in_time():
 
 def test_a_trainer_that_is_late_finds_the_episode_failed():
     env = make("Endless", action_deadline_s=0.2)
-    log, until = env._environment.log, time.monotonic() + 30
+    log, until = env._environment.log, time.monotonic() + 60
     before = len(log)  # of other episodes
     env.reset(seed=1)
     while not any(line.endswith("cleaned up") for line in log[before:]):
@@ -153,4 +153,4 @@ print("leaving", flush=True)
     assert printed[1].endswith("cleaned up")
     assert printed[2] == "closed"
     assert "Task was destroyed" not in ended.stderr
-    assert time.monotonic() - start < 15
+    assert time.monotonic() - start < 50

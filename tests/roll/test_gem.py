@@ -105,7 +105,7 @@ def test_64_episodes_at_once_each_with_its_own_answers(environment):
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert time.monotonic() - start < 30
+    assert time.monotonic() - start < 60
     assert rewards == {number: float(number % 3 != 0) for number in range(64)}
     if environment == STOCK:
         assert len(envs[0]._environment.orders) == orders_before + 64

@@ -11,7 +11,7 @@ import pytest
 
 from tests.shared_memory import SharedFiles
 
-GONE_S = 20.0  # after a kill, multiprocessing's own process removes what is left
+GONE_S = 60.0  # after a kill, multiprocessing's own process removes what is left
 
 
 def pytest_report_header() -> list[str]:

@@ -166,7 +166,7 @@ def test_the_experiment_trains_from_an_exported_run_file_in_a_task_of_ray(export
         runtime_env={"env_vars": {"PYTHONPATH": python_path(REPOSITORY)}},
     )
     try:
-        numbers, seen = ray.get(trained.remote(cfg, options), timeout=100)
+        numbers, seen = ray.get(trained.remote(cfg, options), timeout=200)
     finally:
         ray.shutdown()
     assert numbers == (2, 8, 3)

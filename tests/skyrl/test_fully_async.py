@@ -129,13 +129,13 @@ def killed_at(folder, place, step):
     before = len(lines_of(folder))
     process = subprocess.Popen([sys.executable, "-m", "tests.skyrl.killed_training", str(folder), place, str(step)])
     try:
-        until = time.monotonic() + 90
+        until = time.monotonic() + 180
         while not any("waits" in line for line in lines_of(folder)[before:]):
             assert process.poll() is None and time.monotonic() < until, f"it did not come {place} of step {step}"
             time.sleep(0.02)
     finally:
         process.send_signal(signal.SIGKILL)
-        assert process.wait(20) == -signal.SIGKILL
+        assert process.wait(60) == -signal.SIGKILL
     return len(lines_of(folder))
 
 

@@ -93,7 +93,7 @@ async def test_the_exact_expected_reward_rises_over_thirty_steps_with_evaluation
     for name in ("atropos/min_policy_version", "atropos/max_policy_version"):
         assert [one[name] for one in train] == list(range(STEPS)), "every token says which weights it was sampled from"
     assert sum("eval/all/avg_score" in one for one in seen.logged) == 3
-    assert place.roles[2].ends(20) == 0 and "groups were sent" in place.roles[2].text
+    assert place.roles[2].ends(60) == 0 and "groups were sent" in place.roles[2].text
 
 
 async def test_epochs_evaluation_and_dynamic_sampling_never_get_what_another_call_requested(place, tmp_path):
@@ -157,7 +157,7 @@ async def test_the_rings_and_skyrls_own_engines_give_the_same_rows_of_the_same_s
 def test_a_worker_gives_up_where_skyrl_does_not_come(place):
     rings = ("--rings", str(place.rings), "--engine-url", "http://127.0.0.1:9", "--model", "toy", "--wait-s", "0")
     worker = place.start("worker", "skyrl-env", "./sevens.py", *rings)
-    assert worker.ends(30) == 1 and "no SkyRL trainer offers work at" in worker.text and "Traceback" not in worker.text
+    assert worker.ends(60) == 1 and "no SkyRL trainer offers work at" in worker.text and "Traceback" not in worker.text
 
 
 async def test_rollouts_that_fail_over_there_are_raised_with_their_cause(place, tmp_path):

@@ -80,7 +80,7 @@ class Slurm:
         )
 
     def _wait_for_nodes(self, count: int) -> None:
-        until = time.monotonic() + 60
+        until = time.monotonic() + 120
         while (
             seen := self.run("sinfo", "-h", "-N", "-t", "idle", "-o", "%N", check=False).split()
         ) is not None and len(set(seen)) < count:

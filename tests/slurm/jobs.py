@@ -90,7 +90,7 @@ class Job:
                 found["loop"] = process
         return found
 
-    def nothing_is_left(self, within_s: float = 30.0) -> None:
+    def nothing_is_left(self, within_s: float = 60.0) -> None:
         until = time.monotonic() + within_s
         while left := self.processes():
             assert time.monotonic() < until, f"still running: {left}"

@@ -51,7 +51,7 @@ def test_a_signal_ahead_of_the_time_limit_saves_and_queues_again(slurm, tmp_path
     job = Job(slurm, tmp_path / "run", *QUICK, *SMALL, "--set", "checkpoint.every=100")
     job.wait_for_step(2)
     slurm.run("scancel", "--signal=USR1", "--batch", job.number)  # as `--signal=B:USR1@300` does
-    job.wait("PENDING", "COMPLETED", "FAILED", within_s=60)
+    job.wait("PENDING", "COMPLETED", "FAILED", within_s=180)
     # Slurm itself waits two minutes; its nodes refuse a job that starts again in the second in which it was ended.
     slurm.run("scontrol", "update", f"JobId={job.number}", "StartTime=now+5seconds")
     assert job.wait("COMPLETED", "FAILED") == "COMPLETED", job.text
@@ -65,7 +65,7 @@ def test_what_is_preempted_goes_on_from_its_last_checkpoint(slurm, tmp_path):
     urgent = slurm.run(
         "sbatch", "--parsable", "--partition=urgent", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=sleep 2"
     )
-    job.wait("PENDING", "REQUEUED", within_s=60)
+    job.wait("PENDING", "REQUEUED", within_s=180)
     job.nothing_is_left()
     slurm.run("scontrol", "release", job.number, check=False)
     slurm.run("scontrol", "update", f"JobId={job.number}", "StartTime=now", check=False)
@@ -81,7 +81,7 @@ def test_nothing_is_left_when_the_job_is_ended_and_it_can_be_submitted_again(how
         slurm.run("scancel", job.number)
     else:
         job.processes()["loop"].send_signal(signal.SIGKILL)
-    job.wait("CANCELLED", "FAILED", "COMPLETED", within_s=60)
+    job.wait("CANCELLED", "FAILED", "COMPLETED", within_s=180)
     job.nothing_is_left()
     job.submit()
     assert job.wait("COMPLETED", "FAILED") == "COMPLETED", job.text
@@ -95,7 +95,7 @@ def test_a_node_that_is_lost_ends_the_turn_and_the_next_one_goes_on(slurm, tmp_p
     slurm.daemons["node2"].wait(10)
     slurm.network.add("node2")
     slurm.start("node2")
-    job.wait("PENDING", "FAILED", "NODE_FAIL", "COMPLETED", within_s=90)
+    job.wait("PENDING", "FAILED", "NODE_FAIL", "COMPLETED", within_s=180)
     job.nothing_is_left()
     slurm.run("scontrol", "update", "NodeName=node2", "State=RESUME", check=False)
     slurm.run("scontrol", "update", f"JobId={job.number}", "StartTime=now", check=False)
@@ -153,7 +153,7 @@ def test_the_contract_of_a_launcher_holds_in_a_job(slurm, tmp_path):
 
 def test_an_address_that_is_no_address_of_the_node_is_refused(slurm, tmp_path):
     job = Job(slurm, tmp_path / "run", *QUICK, *SMALL, "--set", "launcher.host='198.51.100.7'")
-    job.wait("FAILED", within_s=60)
+    job.wait("FAILED", within_s=180)
     assert "cannot listen at 198.51.100.7" in job.text and "Set launcher.host to an address of this node" in job.text
 
 

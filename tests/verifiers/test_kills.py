@@ -14,6 +14,7 @@ from atropos_core.types import Episode
 from tests.e2e.environment_kills import killed_at_random
 from tests.verifiers.conftest import contract
 from tests.verifiers.scenes import HERE, child_of, opened, scripted
+from tests.waiting import has_ended, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # each start imports verifiers
 
@@ -34,7 +35,8 @@ async def test_kill_9_as_it_is_started_again_fails_that_group_alone(tmp_path):
         task = environment.tasks("train")[0]
         first = child_of().pid
         os.kill(first, signal.SIGKILL)
-        await asyncio.sleep(0.5)
+        await until(lambda: has_ended(first), "the end of the first")
+        await asyncio.sleep(0.05)  # a turn of the loop, which hears of it
         going = asyncio.ensure_future(environment.rollout_group(task, policy, 2, seeds=[1, 2]))
         while not (
             found := [

@@ -16,6 +16,7 @@ from atropos_core.types import Episode, Failed
 from atropos_testing import check
 from tests.verifiers.judge import judging
 from tests.verifiers.scenes import HERE, TINY, child_of, in_ledger, opened, sampled, scripted, sums
+from tests.waiting import has_ended, until
 from tests.worlds.readme import run_table
 from tests.worlds.training import train
 
@@ -152,8 +153,10 @@ async def test_another_process_with_other_tasks_is_not_taken_for_the_first(tmp_p
     config = {"seeded": False}
     async with opened(tmp_path, **options_of("guessing", tmp_path), config=config) as environment:
         _, policy = scripted(lambda prompt, seed: "1")
-        os.kill(child_of().pid, signal.SIGKILL)
-        await asyncio.sleep(0.3)
+        child = child_of()
+        child.send_signal(signal.SIGKILL)
+        await until(lambda: has_ended(child.pid), "the end of its process")
+        await asyncio.sleep(0.05)  # a turn of the loop, which hears of it
         with pytest.raises(Exception, match="loaded again and its tasks differ"):
             await environment.rollout_group(environment.tasks("train")[0], policy, 1, seeds=[1])
 

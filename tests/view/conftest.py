@@ -17,7 +17,7 @@ import pytest
 CHROMIUM = "/usr/bin/chromium"
 FAULTS = Path(__file__).with_name("faults.py")
 TOY = ("--model", "toy", "--engine", "toy", "--trainer", "toy", "--bridge", "local")
-START_S, RUN_S = 20.0, 60.0
+START_S, RUN_S = 60.0, 120.0
 
 Open = Callable[..., Any]
 MakeRun = Callable[..., Path]

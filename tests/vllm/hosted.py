@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import numpy as np
 import psutil
 
@@ -96,6 +98,25 @@ async def hosted(model: Path, directory: Path, **wanted: Any) -> AsyncIterator[H
         yield made
     finally:
         await made.engine.close()
+
+
+async def running(served: Hosted) -> int:
+    """Requests that the server works on, by its own metrics."""
+    headers = {"Authorization": f"Bearer {served.key}"}
+    async with (
+        aiohttp.ClientSession() as session,
+        session.get(f"{served.url}/metrics", headers=headers) as response,
+    ):
+        lines = (await response.text()).splitlines()
+    [line] = [line for line in lines if line.startswith("vllm:num_requests_running")]
+    return int(float(line.split()[-1]))
+
+
+async def until_running(served: Hosted, call: asyncio.Future[Any]) -> None:
+    """Wait until the server computes, or this call has already ended."""
+    async with asyncio.timeout(60):
+        while not call.done() and await running(served) == 0:
+            await asyncio.sleep(0.02)
 
 
 def reference(

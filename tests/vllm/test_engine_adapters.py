@@ -10,7 +10,7 @@ import pytest
 
 from atropos_core.errors import DeadlineExceeded, WeightsMismatch
 from atropos_core.types import Sampling, tokens
-from tests.vllm.hosted import difference, hosted
+from tests.vllm.hosted import difference, hosted, until_running
 from tests.vllm.models import make_adapter, make_model
 
 pytestmark = pytest.mark.timeout(300)
@@ -37,7 +37,7 @@ async def test_each_request_ends_with_the_adapter_that_it_began_with(tmp_path: P
 
         await engine.load_adapter(adapters[1], 1)
         first = ask(16, 480)
-        await asyncio.sleep(0.5)
+        await until_running(made, first)
         await engine.load_adapter(adapters[2], 2)
         second = await ask(2, 20)
         await engine.load_adapter(adapters[3], 3)

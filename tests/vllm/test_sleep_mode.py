@@ -16,7 +16,7 @@ from atropos_core.types import Sampling, tokens
 from tests.gpu.checks import vllm_sleep
 from tests.gpu.pair import Setting
 from tests.gpu.report import Report
-from tests.vllm.hosted import Hosted, difference, hosted, start
+from tests.vllm.hosted import Hosted, difference, hosted, start, until_running
 from tests.vllm.models import make_adapter, make_model
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
@@ -82,7 +82,7 @@ async def test_weights_that_change_meanwhile_are_those_that_are_sampled_from(sle
 
 async def test_what_is_in_flight_keeps_its_keys_and_values(sleeping: Hosted) -> None:
     waiting = asyncio.ensure_future(sleeping.engine.sample(PROMPT, 64, Sampling(300, 0.5), range(64), LONG_S))
-    await asyncio.sleep(0.3)
+    await until_running(sleeping, waiting)
     await sleeping.engine.release_cache()
     assert not waiting.done(), "or this shows nothing"
     assert not await is_sleeping(sleeping)

@@ -19,6 +19,7 @@ from atropos_env_gem.episodes import GemEpisode
 from atropos_env_kit.step_host import Seeded
 from atropos_testing import check
 from atropos_testing.scripted import Script, ScriptedPolicy
+from tests.waiting import until
 from tests.worlds.readme import run_table
 from tests.worlds.training import train
 
@@ -153,17 +154,19 @@ def test_an_episode_of_gem_continues_where_it_was_if_gem_raises_on_an_empty_acti
 async def test_kill_9_of_the_process_fails_no_rollout_that_it_was_not_stepping():
     environment = made()
     await environment.open()
-    waits = asyncio.Event()
+    waits, waiting = asyncio.Event(), 0
 
     class Waiting(ScriptedPolicy):
         async def _before_replying(self, seed: int) -> None:
+            nonlocal waiting
             if len(self.given) == 1:
+                waiting += 1
                 await waits.wait()
 
     task = environment.tasks("train")[0]
     script = Script("test", lambda task, seed: "\\boxed{11}")
     rollouts = [asyncio.ensure_future(environment.rollout(task, Waiting(script, task), seed=at)) for at in range(3)]
-    await asyncio.sleep(1.0)
+    await until(lambda: waiting == 3, "the second reply of each")
     [child] = [one for one in psutil.Process().children() if "atropos_env_gem" in " ".join(one.cmdline())]
     os.kill(child.pid, signal.SIGKILL)
     waits.set()

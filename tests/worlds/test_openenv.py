@@ -52,7 +52,7 @@ class Server:
 
     def kill(self) -> None:
         os.kill(self.process.pid, signal.SIGKILL)
-        self.process.wait(10)
+        self.process.wait(60)
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +136,7 @@ async def test_a_server_that_hangs_does_not_keep_us():
     began = time.monotonic()
     await environment.close()
     hanging.kill()
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 30
 
 
 async def test_no_more_episodes_at_once_than_the_server_holds(server, capsys):
@@ -172,9 +172,9 @@ async def test_an_action_that_cannot_be_read_or_that_the_environment_raises_on_i
 
 
 async def test_a_step_that_is_late_fails_its_rollout_and_its_session_begins_anew(server):
-    environment = made(server("number", 1).url, step_deadline_s=0.5)
+    environment = made(server("number", 1).url, step_deadline_s=1.5)
     await environment.open()
-    with pytest.raises(DeadlineExceeded, match="step gave no answer within 0.5 s"):
+    with pytest.raises(DeadlineExceeded, match="step gave no answer within 1.5 s"):
         await rollout(environment, "99")  # which the server is at for 3 s: until then it holds no other session
     assert shown(await rollout(environment, "0", "1", "2", "3"))[0].startswith("Guess the number")
     await environment.close()

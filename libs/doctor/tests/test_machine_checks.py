@@ -28,7 +28,7 @@ def only(findings: list[Finding], subject: str) -> Finding:
 def test_a_sound_machine_ends_with_0_within_seconds(atropos: Callable[..., Any]) -> None:
     start = perf_counter()
     ended = atropos("doctor", HF_HUB_OFFLINE="")
-    assert perf_counter() - start < 20  # two or three, where nothing else runs
+    assert perf_counter() - start < 60  # two or three, where nothing else runs
     assert ended.code == 0, ended.out + ended.err
     for subject in ("python", "atropos-core", "memory", "memfd", "disk", "ports", "torch", "hub"):
         assert subject in ended.out
@@ -51,7 +51,7 @@ def test_an_offline_hub_is_a_note_and_not_waited_for_long(monkeypatch: pytest.Mo
             client.connect_ex(server.getsockname())
         start = perf_counter()
         [found] = doctor.check_hub(f"http://127.0.0.1:{server.getsockname()[1]}", deadline_s=0.7)
-    assert 0.5 < perf_counter() - start < 20  # and not the minutes that a connection is tried for
+    assert 0.5 < perf_counter() - start < 60  # and not the minutes that a connection is tried for
     assert found.ok is None and "--model tiny" in found.remedy
 
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-import time
 
 import pytest
 
@@ -49,11 +48,11 @@ def test_a_rollout_waits_for_each_answer_and_goes_on_from_it(loop):
         return talk.episode(Score(0.5))
 
     one = threaded(loop, run_episode)
-    assert content(one.next(2)) == "?"
+    assert content(one.next(60)) == "?"
     one.answer("a")
-    assert content(one.next(2)) == "more"
+    assert content(one.next(60)) == "more"
     one.answer("b")
-    ended = one.next(2)
+    ended = one.next(60)
     assert isinstance(ended, Episode)
     assert (ended.score, replies) == (0.5, ["a", "b"])
 
@@ -72,9 +71,9 @@ def test_calls_at_once_are_served_in_the_order_in_which_they_were_made(loop):
 
     one = threaded(loop, run_episode)
     for number in range(8):
-        assert content(one.next(2)) == str(number)
+        assert content(one.next(60)) == str(number)
         one.answer(f"to {number}")
-    assert isinstance(one.next(2), Episode)
+    assert isinstance(one.next(60), Episode)
     assert sorted(got) == [(number, f"to {number}") for number in range(8)]
 
 
@@ -87,22 +86,25 @@ def test_a_call_that_the_rollout_gave_up_is_passed_over(loop):
                 pass
         return await ask(policy, "wanted")
 
+    gave_up = threading.Event()
+
     async def outlasting(policy):
         try:
             return await run_episode(policy)
         except TimeoutError:
+            gave_up.set()
             return await ask(policy, "wanted")
 
     one = threaded(loop, outlasting)
-    time.sleep(0.3)
-    assert content(one.next(2)) == "wanted"
+    assert gave_up.wait(60)
+    assert content(one.next(60)) == "wanted"
 
 
 def test_more_than_one_reply_to_a_prompt_is_refused_by_name(loop):
     async def run_episode(policy):
         await policy.sample(await policy.render([USER]), n=4, seed=0)
 
-    ended = threaded(loop, run_episode).next(2)
+    ended = threaded(loop, run_episode).next(60)
     assert isinstance(ended, Failed)
     assert "sample(n=4)" in ended.cause
 
@@ -117,15 +119,15 @@ def test_a_trainer_that_never_answers_ends_the_rollout_from_inside(loop):
             tidied.set()
 
     one = threaded(loop, run_episode, action=0.5)
-    assert isinstance(one.next(2), PendingReply)
-    ended = one.next(2)
+    assert isinstance(one.next(60), PendingReply)
+    ended = one.next(60)
     assert isinstance(ended, Failed)
     assert "the trainer gave no answer within 0.5 s" in ended.cause
     assert tidied.is_set()
 
 
 def test_an_episode_has_a_deadline_in_all(loop):
-    ended = threaded(loop, lambda policy: asyncio.sleep(60), episode=0.1).next(2)
+    ended = threaded(loop, lambda policy: asyncio.sleep(60), episode=0.1).next(60)
     assert isinstance(ended, Failed)
     assert "the episode gave no answer within 0.1 s" in ended.cause
 
@@ -141,7 +143,7 @@ def test_stopping_waits_until_the_rollout_has_cleaned_up(loop):
             tidied.append(True)
 
     one = threaded(loop, run_episode)
-    one.next(2)
+    one.next(60)
     assert one.stop()
     assert tidied == [True]
     assert one.stop()
@@ -149,7 +151,7 @@ def test_stopping_waits_until_the_rollout_has_cleaned_up(loop):
 
 def test_an_answer_that_comes_after_the_end_does_nothing(loop):
     one = threaded(loop, ask)
-    one.next(2)
+    one.next(60)
     one.stop()
     one.answer("late")
     assert one.next(0.1) is None
@@ -175,10 +177,10 @@ def test_a_rollout_whose_exception_is_no_exception_fails_all_the_same(loop):
     async def run_episode(policy):
         raise SystemExit(3)
 
-    ended = threaded(loop, run_episode).next(2)
+    ended = threaded(loop, run_episode).next(60)
     assert isinstance(ended, Failed)
     assert "raised SystemExit(3)" in ended.cause
-    assert isinstance(threaded(loop, ask).next(2), PendingReply), "the loop goes on"
+    assert isinstance(threaded(loop, ask).next(60), PendingReply), "the loop goes on"
 
 
 def test_rollouts_share_one_thread_and_install_nothing(loop):

@@ -18,6 +18,7 @@ from atropos_core.types import Sampling, tokens
 from atropos_engine_hf.config import HFOptions
 from atropos_engine_hf.memory import blocked_bytes
 from tests.shared_memory import SharedFiles
+from tests.warm.requests import start_template
 
 PROMPT = tokens([5, 9, 33, 12, 40])
 
@@ -43,6 +44,7 @@ def mapping(pid: int) -> tuple[str, int]:
 
 
 async def test_what_the_trainer_writes_the_engine_samples_from(connected: Any, tiny: Path) -> None:
+    start_template()  # with --warm, this process keeps a connection to it
     opened, files = descriptors(), SharedFiles()
     run = await connected(tiny)
     assert descriptors() == opened + 2  # the two sockets
@@ -53,7 +55,7 @@ async def test_what_the_trainer_writes_the_engine_samples_from(connected: Any, t
     async with run.bridge.writing(1):
         await run.children[1].peer.call("scale", 1.5)
     assert (run.bridge.published.version, run.bridge.published.bytes_copied) == (1, 0)
-    assert 0 < run.bridge.published.seconds < 20
+    assert 0 < run.bridge.published.seconds < 60
     (after,) = await run.engine.logprobs([PROMPT])
     assert np.abs(after - before).max() > 1e-2
     async with run.bridge.writing(2):
@@ -64,9 +66,9 @@ async def test_what_the_trainer_writes_the_engine_samples_from(connected: Any, t
     assert set(completion.policy_version.tolist()) == {2}
     # In the same two processes: the time of a publication leaves out what happens inside.
     async with run.bridge.writing(3):
-        await asyncio.sleep(2.0)
+        await asyncio.sleep(4.0)
     assert run.bridge.published.version == 3
-    assert run.bridge.published.seconds < 1.9
+    assert run.bridge.published.seconds < 3.9
 
     # And an exception while writing propagates, and leaves the engine paused.
     with pytest.raises(ZeroDivisionError):
@@ -92,8 +94,8 @@ async def test_a_killed_end_leaves_no_segment_and_the_other_goes_on(connected: A
     dead, alive = run.children[victim], run.children[1 - victim]
     dead.process.popen.send_signal(signal.SIGKILL)
     with pytest.raises(ProcessDied, match="SIGKILL"):
-        await dead.peer.call("call_extension", "read_sentinel", 0, deadline_s=10)
-    value = await alive.peer.call("call_extension", "read_sentinel", victim, deadline_s=10)
+        await dead.peer.call("call_extension", "read_sentinel", 0, deadline_s=60)
+    value = await alive.peer.call("call_extension", "read_sentinel", victim, deadline_s=60)
     assert value > 0  # the weights and sentinels are still there
     for child in run.children:
         await child.close()

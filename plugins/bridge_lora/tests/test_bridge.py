@@ -68,12 +68,15 @@ async def test_whatever_goes_wrong_inside_comes_out_and_leaves_every_engine_paus
             raise ZeroDivisionError
     assert await is_paused(scene)
 
+    writes = asyncio.Event()
+
     async def write() -> None:
         async with bridge.writing(1):
+            writes.set()
             await asyncio.sleep(60)
 
     task = asyncio.ensure_future(write())
-    await asyncio.sleep(0.1)
+    await asyncio.wait_for(writes.wait(), 60)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

@@ -30,7 +30,7 @@ def test_a_killed_run_resumes_to_the_same_weights_and_estimates(tmp_path):
     run = RunningRun(killed, "run", *QUICK, "--dir", str(killed))
     run.wait_for_step(2)
     run.kill("supervisor")
-    run.ended_within(30)
+    run.ended_within(60)
     finish(killed, "resume", str(killed))
     assert weights(killed, STEPS) == weights(whole, STEPS)
     assert learned(killed) == learned(whole)

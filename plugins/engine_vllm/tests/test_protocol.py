@@ -145,7 +145,7 @@ async def test_every_way_to_fail_has_its_error(answering: Any) -> None:
         began = time.monotonic()
         with pytest.raises(DeadlineExceeded, match=r"/late gave no answer within 0\.1 s"):
             await api.post("/late", deadline_s=0.1)
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 30
         with pytest.raises(DataError, match="/wrong: too long"):
             await api.post("/wrong")
         with pytest.raises(Refused, match="no such tensor"):

@@ -22,6 +22,8 @@ from atropos_core.rollouts.tokenizer import ChatTokenizer
 from atropos_records.rollout_records import RolloutRecords
 from plugins.env_atroposlib.tests.hosted import FILES, N, group_of, within_environment
 from tests.e2e.runs import RunningRun
+from tests.waiting import has_ended
+from tests.waiting import until as until_holds
 
 pytestmark = [
     pytest.mark.slow,
@@ -127,7 +129,8 @@ def test_killed_as_it_is_started_again_it_fails_that_group_alone(tmp_path: Path)
         first = host()
         assert first is not None
         first.send_signal(signal.SIGKILL)
-        await asyncio.sleep(0.5)
+        await until_holds(lambda: has_ended(first.pid), "the end of the first")
+        await asyncio.sleep(0.05)  # a turn of the loop, which hears of it
         going = asyncio.ensure_future(group_of(environment, policy))
         while (second := host(first.pid)) is None:
             await asyncio.sleep(0.01)

@@ -74,12 +74,12 @@ async def test_expressions_go_to_math_verify(grader):
 
 
 async def test_an_expression_that_takes_for_ever_is_wrong_at_its_deadline_and_the_next_one_is_graded():
-    grader = Grader(deadline_s=1.0)
+    grader = Grader(deadline_s=4.0)
     try:
         assert await grader.equals("2^3 - 1", "7")
         began = time.monotonic()
         assert not await grader.equals("9^{9^{9^{9}}} - 9^{9^{9^{9}}} + 1", "7")
-        assert time.monotonic() - began < 6
+        assert time.monotonic() - began < 40
         assert await grader.equals("2^3 - 1", "7")
     finally:
         await grader.close()

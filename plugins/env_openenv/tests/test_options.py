@@ -64,7 +64,7 @@ async def test_a_server_that_never_answers_is_given_up(tmp_path):
     began = time.monotonic()
     with pytest.raises(ConfigError, match=f"no OpenEnv server answers at {url}.*timed out"):
         await OpenEnv(options, RunContext(tmp_path, tmp_path)).open()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30
     silent.close()
 
 

@@ -215,15 +215,15 @@ async def test_a_slow_server_and_one_that_is_gone(judge, server):
     started = time.monotonic()
     with pytest.raises(DataError, match=r"no answer within 0\.1 s \(the last of 2 tries\)"):
         await judge(timeout_s=0.1, retries=1)(*question("r"))
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 9
     with pytest.raises(DataError, match="ConnectError: "):
         await judge(url="http://127.0.0.1:9/v1", retries=1)(*question("r"))
 
 
 async def test_what_is_not_there_in_time_is_missing_and_the_rest_is_kept(judge, server):
-    server.script = lambda number, shown: time.sleep(6.0) or "Score: 5" if "slow" in shown else "Score: 5"
-    with pytest.raises(MissingRatings, match=r"all tries together, gave no answer within 2 s") as caught:
-        await judge(give_up_s=2.0)(*question("good", "slow", "fine"))
+    server.script = lambda number, shown: time.sleep(9.0) or "Score: 5" if "slow" in shown else "Score: 5"
+    with pytest.raises(MissingRatings, match=r"all tries together, gave no answer within 4 s") as caught:
+        await judge(give_up_s=4.0)(*question("good", "slow", "fine"))
     assert np.isnan(caught.value.ratings).tolist() == [False, True, False]
 
 
@@ -232,7 +232,7 @@ async def test_waits_double(judge, server):
     started = time.monotonic()
     with pytest.raises(DataError):
         await judge(backoff_s=0.1, retries=2)(*question("r"))
-    assert 0.3 <= time.monotonic() - started < 10
+    assert 0.3 <= time.monotonic() - started < 60
 
 
 async def test_no_more_requests_at_once_than_configured(judge, server):

@@ -67,12 +67,12 @@ async def test_a_service_that_dies_is_a_named_error_at_the_next_step_and_the_end
     await sink.step(0, {"a": 0.0}, [])
     [service] = services()
     service.kill()
-    service.wait(10)
+    service.wait(60)
     with pytest.raises(ProcessDied, match=r"takes no more metrics(.|\n)*atropos resume"):
-        for step in range(1, 100):
+        for step in range(1, 1000):
             await sink.step(step, {"a": 0.0}, [])
             await asyncio.sleep(0.05)
-    await asyncio.wait_for(sink.close(), 30)
+    await asyncio.wait_for(sink.close(), 60)
     assert "Weights & Biases ended early" in " ".join(capsys.readouterr().err.split())
 
 

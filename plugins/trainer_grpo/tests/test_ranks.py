@@ -69,7 +69,7 @@ def runs(pid):
     return False
 
 
-async def all_ended(pids, within_s=30.0):
+async def all_ended(pids, within_s=60.0):
     until = time.monotonic() + within_s
     while any(map(runs, pids)):
         assert time.monotonic() < until, f"still there: {[pid for pid in pids if runs(pid)]}"
@@ -223,7 +223,7 @@ async def test_a_killed_rank_ends_the_run_with_its_name_and_leaves_nothing(
             await asyncio.wait_for(trainer.child.peer.lost.wait(), 30)
             assert "trainer rank" in str(trainer.child.peer.error)
             assert "was killed by SIGKILL" in str(trainer.child.peer.error)
-        assert time.monotonic() - began < 30
+        assert time.monotonic() - began < 60
         await all_ended(ranks)
 
 

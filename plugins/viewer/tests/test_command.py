@@ -82,6 +82,6 @@ def test_it_serves_until_ctrl_c_and_ends_with_0(toy_run):
             text = process.stdout.readline() + process.stdout.readline()
             assert re.search(r"http://127\.0\.0\.1:\d+/#token=[\w-]{32}", text), text
             process.send_signal(signal.SIGINT)
-            assert process.wait(20) == 0
+            assert process.wait(60) == 0
         finally:
             process.kill()
