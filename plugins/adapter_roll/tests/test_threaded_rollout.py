@@ -78,21 +78,20 @@ def test_calls_at_once_are_served_in_the_order_in_which_they_were_made(loop):
 
 
 def test_a_call_that_the_rollout_gave_up_is_passed_over(loop):
+    gave_up = threading.Event()
+
     async def run_episode(policy):
         async with asyncio.timeout(0.05):
             try:
                 await ask(policy, "given up")
             except asyncio.CancelledError:
-                pass
+                gave_up.set()
         return await ask(policy, "wanted")
-
-    gave_up = threading.Event()
 
     async def outlasting(policy):
         try:
             return await run_episode(policy)
         except TimeoutError:
-            gave_up.set()
             return await ask(policy, "wanted")
 
     one = threaded(loop, outlasting)
