@@ -72,9 +72,10 @@ def tensors(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     return found
 
 
-def write_shape(model: str, directory: Path) -> Path:
-    """Write a directory like that of `model` and return it. The file with the weights takes no disk."""
-    config = SHAPES[model]
+def write_shape(model: str, directory: Path, **changed: Any) -> Path:
+    """Write a directory like that of `model`, with some values of its config changed, and return it. The file with the weights takes no
+    disk."""
+    config = SHAPES[model] | changed
     write("qwen", directory)
     (directory / "config.json").write_text(json.dumps(config))
     begin, entries = 0, {}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shlex
 import shutil
-import struct
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from atropos_trainer_grpo.fitting import SEQUENCES, WAYS, Fitted, best
 from atropos_trainer_grpo.plan_command import memory_bytes
 from tests.conftest import REPOSITORY
 from tests.pages.blocks import BLOCKS
+from tests.shapes import write_shape
 
 
 @pytest.fixture(autouse=True)
@@ -24,41 +24,9 @@ def wide(monkeypatch):
 
 
 @pytest.fixture
-def eight_billion(tmp_path, model_of) -> Path:
+def eight_billion(tmp_path: Path) -> Path:
     """Qwen3-8B's shape, as a header of safetensors says it, and no weights."""
-    hidden, inner, layers, key, vocabulary = 4096, 12_288, 36, 1024, 151_936
-    shapes = {
-        "model.embed_tokens.weight": (vocabulary, hidden),
-        "lm_head.weight": (vocabulary, hidden),
-        "model.norm.weight": (hidden,),
-    }
-    for layer in range(layers):
-        at = f"model.layers.{layer}"
-        shapes |= {f"{at}.self_attn.{name}_proj.weight": (key, hidden) for name in "kv"}
-        shapes |= {f"{at}.self_attn.{name}_proj.weight": (hidden, hidden) for name in "qo"}
-        shapes |= {f"{at}.mlp.{name}_proj.weight": (inner, hidden) for name in ("gate", "up")}
-        shapes |= {f"{at}.mlp.down_proj.weight": (hidden, inner), f"{at}.self_attn.q_norm.weight": (128,)}
-    directory = tmp_path / "eight"
-    directory.mkdir()
-    config = {
-        "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": hidden, "intermediate_size": inner,
-        "dtype": "bfloat16", "num_hidden_layers": layers,
-        "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": vocabulary,
-        "max_position_embeddings": 131_072, "tie_word_embeddings": False, "eos_token_id": 1,
-    }  # fmt: skip
-    (directory / "config.json").write_text(json.dumps(config))
-    begin, entries = 0, {}
-    for name, shape in shapes.items():
-        size = 2 * shape[0] * (shape[1] if len(shape) > 1 else 1)
-        entries[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [begin, begin + size]}
-        begin += size
-    header = json.dumps(entries).encode()
-    with (directory / "model.safetensors").open("wb") as file:
-        file.write(struct.pack("<Q", len(header)) + header)
-        file.truncate(8 + len(header) + begin)  # a hole of 16 GB, which takes no disk
-    for path in model_of().glob("tokenizer*"):
-        (directory / path.name).write_bytes(path.read_bytes())
-    return directory
+    return write_shape("Qwen/Qwen3-8B", tmp_path / "eight", max_position_embeddings=131_072)
 
 
 def said(capsys, *arguments: str, code: int = 0) -> str:
