@@ -134,14 +134,6 @@ def look_at(pid: int) -> Seen | None:
     return Seen(tuple(sorted(stopped)), cpu_s)
 
 
-def is_stopped(pid: int) -> bool:
-    """True if a signal or a debugger has stopped it. False if it has ended, or is on another machine or in another container."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0] in "Tt"
-    except OSError:
-        return False
-
-
 def _role(pid: int) -> str:
     """Return the role of one of our processes, which is its last argument; empty for others."""
     try:

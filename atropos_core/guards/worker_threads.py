@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from functools import partial
-from json.scanner import py_make_scanner  # type: ignore[attr-defined] # there in every Python, in no stub
 from typing import Any, TypeVar
 
 LONG = 20_000  # characters, VALUE of them for each value: what takes some milliseconds to read or to render
@@ -58,14 +56,6 @@ def _new_threads() -> None:
 
 
 os.register_at_fork(after_in_child=_new_threads)
-
-
-def loads_in_turns(text: str, **options: Any) -> Any:
-    """Parse JSON like `json.loads`, in up to ten times its time: the reader is in Python, so that other threads can run. The one in
-    C holds Python's lock until it has read everything. Raises ValueError, RecursionError."""
-    decoder = json.JSONDecoder(**options)
-    decoder.scan_once = py_make_scanner(decoder)  # type: ignore[attr-defined] # as above
-    return decoder.decode(text)
 
 
 def is_long(value: Any) -> bool:

@@ -14,7 +14,6 @@ from typing import IO, Any
 
 from atropos_core.errors import ConfigError
 
-TAIL_BYTES = 16_384  # of a log, in which its last line is looked for
 KINDS = {
     stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device",
     stat.S_IFDIR: "a directory",
@@ -90,14 +89,6 @@ def parse_toml(text: str) -> dict[str, Any]:
         return tomllib.loads(text)
     except RecursionError:
         raise ValueError("it is nested too deep") from None
-
-
-def last_line(path: Path, most: int) -> str:
-    """Return the last line of a file that is not blank, cut to its last `most` characters. Reads only the end. Raises OSError."""
-    with open_file(path) as file:
-        file.seek(max(file.seek(0, os.SEEK_END) - TAIL_BYTES, 0))
-        lines = file.read(TAIL_BYTES).decode(errors="replace").strip().splitlines()
-    return lines[-1][-most:] if lines else ""
 
 
 def numbered(folder: Path, prefix: str, suffix: str = "") -> list[tuple[int, Path]]:

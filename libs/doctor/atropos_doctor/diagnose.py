@@ -6,6 +6,7 @@ reasons for failed rollouts are in rollouts/, and the error that ended a run is 
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -25,11 +26,12 @@ from atropos_core.health.watch import before_training, with_example
 from atropos_core.interfaces import Finding
 from atropos_core.models.model_size import context_tokens
 from atropos_core.storage.checkpoint import Checkpoints
-from atropos_core.storage.reading import last_line
+from atropos_core.storage.reading import open_file
 from atropos_core.storage.run_directory import RunDirectory
 from atropos_core.storage.run_records import ROLLOUTS, RunRecords, is_step, json_rows, metric_rows
 
 LOG_CHARACTERS = 300  # of a log's last line
+TAIL_BYTES = 16_384  # of a log, in which its last line is looked for
 
 
 def diagnose(directory: Path) -> list[Finding]:
@@ -204,5 +206,13 @@ def _logs(directory: Path) -> Iterator[tuple[str, str]]:
     """Yield the last line of each process's log that has one."""
     for path in sorted((directory / "logs").glob("*")):
         with suppress(OSError):  # it is not a log
-            if line := last_line(path, LOG_CHARACTERS):
+            if line := _last_line(path):
                 yield f"logs/{path.name}", line
+
+
+def _last_line(path: Path) -> str:
+    """Return the end of the last line that is not blank. Reads only the end of the file. Raises OSError."""
+    with open_file(path) as file:
+        file.seek(max(file.seek(0, os.SEEK_END) - TAIL_BYTES, 0))
+        lines = file.read(TAIL_BYTES).decode(errors="replace").strip().splitlines()
+    return lines[-1][-LOG_CHARACTERS:] if lines else ""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 
 from atropos_core import console
 from atropos_core.errors import ProcessSilent
-from atropos_core.guards.patience import LOOK_S, Patience, is_stopped
+from atropos_core.guards.patience import LOOK_S, Patience
 
 
 async def stopped_too_long(name: str, pid: int, patience: Patience, owes: Callable[[], bool]) -> ProcessSilent:
@@ -16,7 +17,7 @@ async def stopped_too_long(name: str, pid: int, patience: Patience, owes: Callab
     loop, since, reported = asyncio.get_running_loop(), None, False
     while True:
         await asyncio.sleep(min(LOOK_S, patience.say_s / 8))
-        if not (owes() and is_stopped(pid)):
+        if not (owes() and _is_stopped(pid)):
             if reported:
                 console.say(f"{name} (pid {pid}) continues")
             since, reported = None, False
@@ -34,3 +35,11 @@ async def stopped_too_long(name: str, pid: int, patience: Patience, owes: Callab
                 f"{name} (pid {pid}) is stopped, and is waited for; to continue it: kill -CONT {pid}. It is given up after "
                 f"{patience.least_s:.0f} s (watch.least_s)."
             )
+
+
+def _is_stopped(pid: int) -> bool:
+    """True if a signal or a debugger has stopped it. False if it has ended, or is on another machine or in another container."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0] in "Tt"
+    except OSError:
+        return False

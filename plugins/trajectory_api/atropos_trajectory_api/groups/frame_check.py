@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 from atropos_core.codec import PREFIX, PREFIX_BYTES, Buffer, decode
 from atropos_core.errors import DataError
 from atropos_core.group_schema import check_group, check_kept_is_known
-from atropos_core.guards.worker_threads import loads_in_turns
 from atropos_core.hub.records import Label
 from atropos_core.rollouts.policy_versions import check_versions
 from atropos_core.types import Draw, ScoredGroup
 from atropos_trajectory_api.groups.fast_check import LONG_HEADER, check_typical_frame
+from atropos_trajectory_api.json_in_turns import loads_in_turns
 
 EXPANSION = 16  # how many times its frame's length a group's columns may hold: an honest one holds less than twice that
 SPARE_BYTES = 1 << 16  # allowed in addition, since a short group may be all one token

@@ -18,7 +18,7 @@ import orjson
 from numpy.typing import NDArray
 
 from atropos_core.errors import DataError
-from atropos_core.guards.worker_threads import loads_in_turns
+from atropos_trajectory_api.json_in_turns import loads_in_turns
 from atropos_trajectory_api.legacy_groups.outgoing_groups import KEYS
 
 MOST_IN_LIST = 300_000  # lists and objects in a body: an empty one of three characters takes 64 bytes once it is read
