@@ -128,22 +128,22 @@ def measure_replies(groups: Sequence[ScoredGroup]) -> Metrics:
     if not episodes:
         return {}
     metrics = _reward_and_length(groups)
-    chosen = replies(groups)
-    chosen, episodes = chosen[:: -(-len(chosen) // MOST)], episodes[:: -(-len(episodes) // MOST)]
-    metrics["replies/empty"] = _share(one.is_empty for one in chosen)
-    metrics["replies/other_turn"] = _share(bool(one.header) for one in chosen)
-    cut = [episode for episode, one in zip(episodes, chosen, strict=True) if one.cut_off]
-    metrics["replies/looping"] = sum(map(_loops, cut)) / len(chosen)
+    sample = replies(groups)
+    sample, episodes = sample[:: -(-len(sample) // MOST)], episodes[:: -(-len(episodes) // MOST)]
+    metrics["replies/empty"] = _share(one.is_empty for one in sample)
+    metrics["replies/other_turn"] = _share(bool(one.header) for one in sample)
+    cut = [episode for episode, one in zip(episodes, sample, strict=True) if one.cut_off]
+    metrics["replies/looping"] = sum(map(_loops, cut)) / len(sample)
     if (tokens := needed_tokens(episodes)) is not None:
         metrics["replies/needed_tokens"] = tokens
         metrics["replies/prompt_tokens"] = float(max((_last_reply(episode)[0] for episode in cut), default=0))
-    answered = [one.metrics[ANSWERED] for one in chosen if ANSWERED in one.metrics]
+    answered = [one.metrics[ANSWERED] for one in sample if ANSWERED in one.metrics]
     if answered:
         metrics["replies/answered"] = float(np.mean(answered))
-    lowest = min(one.reward for one in chosen)
-    if all(one.reward == lowest for one in chosen) or metrics.get("replies/answered", 1.0) == 0.0:
-        low = [one.ends_right and one.correct is not True for one in chosen if one.reward == lowest]
-        metrics["replies/right_unscored"] = sum(low) / len(chosen)
+    lowest = min(one.reward for one in sample)
+    if all(one.reward == lowest for one in sample) or metrics.get("replies/answered", 1.0) == 0.0:
+        low = [one.ends_right and one.correct is not True for one in sample if one.reward == lowest]
+        metrics["replies/right_unscored"] = sum(low) / len(sample)
     return metrics
 
 

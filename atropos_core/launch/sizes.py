@@ -52,7 +52,7 @@ def choose_sizes(
     machine's memory, not on what is free at the moment, so that a seed always has the same sizes."""
     if available is None:
         available = available_bytes(busy=not plan.config.deterministic)
-    return _Search(plan, given, directory, available).chosen()
+    return _Search(plan, given, directory, available).best()
 
 
 def fits_smallest(plan: Plan, given: Collection[str], directory: Path, available: Mapping[str, int]) -> bool:
@@ -78,7 +78,7 @@ class _Search:
         self._rows: dict[tuple[str, str], list[PlanRow]] = {}
         self._passed: dict[tuple[str, str], bool] = {}
 
-    def chosen(self) -> Plan:
+    def best(self) -> Plan:
         found = next((one for one in self._combinations() if self.fits(one)), None)
         choices = self.smallest() if found is None else found
         values = {f"{kind}.{name}": value for kind, options in choices.items() for name, value in options.items()}

@@ -225,7 +225,7 @@ class Loop:
         ended = perf_counter()
         self._profile.add("trainer", ended - start, batch.sequences)
         self.progress.step, self.progress.version = step, batch.version
-        metrics = trained | await warmup.held_out(step, trainer)
+        metrics = trained | await warmup.held_out_loss(step, trainer)
         metrics |= {"warmup/rows": float(batch.sequences), "policy/version": float(self.progress.version)}
         metrics |= {"time/step_s": ended - began, "tokens/s": len(batch.tokens) / (ended - start)}
         if step == warmup.rows.steps:
@@ -344,7 +344,7 @@ class Loop:
 
     async def _first_evaluation(self) -> None:
         warmup = self._parts.warmup
-        supervised = await warmup.held_out(0, self._parts.trainer) if warmup is not None else {}
+        supervised = await warmup.held_out_loss(0, self._parts.trainer) if warmup is not None else {}
         if not self._evaluations.enabled:
             if supervised:
                 await self._record(StepRecord(0, supervised, []))

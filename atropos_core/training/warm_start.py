@@ -31,7 +31,7 @@ class WarmStart:
     def rate(self, step: int) -> float:
         return self.learning_rate * self.rows.rate(step)
 
-    async def held_out(self, step: int, trainer: Trainer) -> Metrics:
+    async def held_out_loss(self, step: int, trainer: Trainer) -> Metrics:
         """Return the held-out loss after a step, if it is measured then: at both ends, and a few times between."""
         steps, rows = self.rows.steps, self.rows.held_out
         every = max(steps // MEASUREMENTS, 1)

@@ -1,4 +1,4 @@
-"""A warm start as a user meets it: before the steps by rewards, or alone; killed in the middle; over every bridge."""
+"""A warm start as a user meets it: before the steps by rewards, or as the whole run; killed in the middle; over two bridges."""
 
 from __future__ import annotations
 

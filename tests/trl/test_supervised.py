@@ -1,4 +1,4 @@
-"""A warm start beside TRL's SFTTrainer: the same tokens and mask of each row, the same loss and gradient of a batch. `make test-export`."""
+"""A warm start and TRL's SFTTrainer: the same tokens and mask of each row, the same loss and gradient of a batch. `make test-export`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(600),
     pytest.mark.skipif(
-        "TRL_PYTHON" not in os.environ, reason="needs TRL in an environment of its own: `make test-export`"
+        "TRL_PYTHON" not in os.environ, reason="needs TRL in a separate environment: `make test-export`"
     ),
 ]
 PROGRAM = Path(__file__).parent / "supervised.py"

@@ -47,10 +47,10 @@ class Recipe:
 
 def names() -> list[str]:
     """Return the names of all recipes, in the order of the table."""
-    return sorted((path.stem for path in FOLDER.glob("*.toml")), key=_place)
+    return sorted((path.stem for path in FOLDER.glob("*.toml")), key=_order)
 
 
-def _place(name: str) -> tuple[int, str]:
+def _order(name: str) -> tuple[int, str]:
     """Order laptops first, then by the card's memory, then everything else."""
     size = re.match(r"(\d+)gb", name)
     return (0 if name.startswith("laptop") else int(size[1]) if size else 1_000), name

@@ -61,7 +61,7 @@ def test_a_header_is_in_the_fixed_form(name: str) -> None:
     assert recipe.install.startswith("pip install ")
     assert all(len(line) <= 120 for line in recipe.path.read_text().splitlines())
     if recipe.measured == "no":
-        assert recipe.result.startswith("no figure"), "what is not measured has no expected figure of its own"
+        assert recipe.result.startswith("no figure"), "a recipe that was not measured has no own figure"
     elif not recipe.measured.startswith("here"):
         assert re.search(r"\d %.*\(.*/", recipe.result), "a figure, and its source in brackets"
 

@@ -40,6 +40,8 @@ DIGITS = (
     "exaone",
     "minerva-7b",
 )  # each digit is split off first
+# What transformers raises for a file that it cannot load (NotImplementedError is a RuntimeError).
+LOADING_ERRORS = (ValueError, LookupError, TypeError, AttributeError, ImportError, RuntimeError)
 ROPE = "rope_freqs.weight"
 LLAMA3_FACTORS = (8.0, 32.0, 16.0)
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
@@ -134,15 +136,7 @@ def _load_model(file: Path, header: Header) -> Any:
         model, found = loader.from_pretrained(
             **place, config=config, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=True
         )
-    except (
-        ValueError,
-        NotImplementedError,
-        LookupError,
-        TypeError,
-        AttributeError,
-        ImportError,
-        RuntimeError,
-    ) as error:
+    except LOADING_ERRORS as error:
         raise ConfigError(
             f"transformers {_version('transformers')} does not load {file}, of the architecture {architecture!r}: {_first_line(error)}",
             remedy=OTHER_MODEL,
@@ -232,15 +226,7 @@ def _load_tokenizer(file: Path, header: Header) -> tuple[Any, str]:
     named, split = header.metadata["tokenizer.ggml.model"], header.metadata.get("tokenizer.ggml.pre")
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name)
-    except (
-        ValueError,
-        NotImplementedError,
-        LookupError,
-        TypeError,
-        AttributeError,
-        ImportError,
-        RuntimeError,
-    ) as error:
+    except LOADING_ERRORS as error:
         raise ConfigError(
             f"transformers {_version('transformers')} does not load the tokenizer of {file} ({named!r}): {_first_line(error)}",
             remedy=OTHER_MODEL,

@@ -103,7 +103,7 @@ async def test_cut_distributions_are_renormalised_over_what_is_kept(engine: Any,
 
 
 async def test_kept_tokens_of_a_reply_are_those_of_each_of_its_positions(engine: Any) -> None:
-    """Also for rows that begin and end beside others; over the kept tokens, the model's probabilities give the logprob."""
+    """Also for rows that begin and end next to others; over the kept tokens, the model's probabilities give the logprob."""
     calls = [
         engine.sample(prompt, 3, Sampling(12 + 5 * at, top_p=0.8, min_p=0.02), range(3), 30)
         for at, prompt in enumerate(PROMPTS)

@@ -205,12 +205,12 @@ class Fitting:
             self.longest,
             lambda tokens: fits_smallest(_with(plan, tokens), given, self._directory, self._available),
         )
-        chosen = choose_sizes(_with(plan, self.wanted), given, self._directory, self._available)
-        needed = plan_memory(chosen, self._directory, self._available).needed()
+        sized = choose_sizes(_with(plan, self.wanted), given, self._directory, self._available)
+        needed = plan_memory(sized, self._directory, self._available).needed()
         at_once = 0
-        if chosen.sizes.fit:  # a sequence that is longer than the limit is a micro-batch of its own
-            at_once = max(int(chosen.single["trainer"].options.model_dump()["tokens_per_microbatch"]), self.wanted)
-        return Fitted(way, bridge, context, at_once, needed, chosen.sizes.changed)
+        if sized.sizes.fit:  # a longer sequence is a micro-batch with nothing else
+            at_once = max(int(sized.single["trainer"].options.model_dump()["tokens_per_microbatch"]), self.wanted)
+        return Fitted(way, bridge, context, at_once, needed, sized.sizes.changed)
 
     def _bridges(self, way: Way) -> list[str]:
         """The run's own bridge first, then other installed ones that carry what is trained."""

@@ -41,18 +41,18 @@ def kept_rows(batch: Batch, positions: NDArray[np.int64], device: str) -> KeptRo
     column = batch.ragged.get(KEPT)
     if column is None:
         return None
-    chosen = column.select(positions)
-    if not len(chosen.values):
+    selected = column.select(positions)
+    if not len(selected.values):
         return None
-    sizes = np.diff(chosen.offsets)
+    sizes = np.diff(selected.offsets)
 
     def tensor(values: NDArray[np.generic]) -> Tensor:
         return torch.from_numpy(values).to(device, non_blocking=True)
 
     return KeptRows(
-        chosen.offsets.tolist(),
+        selected.offsets.tolist(),
         tensor(np.repeat(np.arange(len(sizes)), sizes)),
-        tensor(chosen.values.astype(np.int64)),
+        tensor(selected.values.astype(np.int64)),
         tensor(sizes > 0),
     )
 

@@ -92,7 +92,7 @@ class Targets:
         given = batch.columns.get("ref_logprobs")
         wanting, known = self._passes.columns.trained, np.zeros(len(batch.tokens), np.float32)
         if given is not None:
-            # What a sender gives is of the whole distribution. KL is between both renormalised over the kept tokens.
+            # A sender's logprobs are of the whole distribution. KL compares the two over the kept tokens only, so these are computed.
             wanting, known = wanting & ~(given.present & ~self._passes.columns.cut), given.values
         if not wanting.any():
             self.reference = known

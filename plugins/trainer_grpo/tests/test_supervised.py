@@ -1,4 +1,4 @@
-"""Supervised steps: the loss and gradient of a language model, a rate of their own, and a clean beginning for what follows."""
+"""Supervised steps: the loss and gradient of a language model, their own rate, and a clean beginning for what follows."""
 
 import numpy as np
 import pytest

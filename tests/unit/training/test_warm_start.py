@@ -58,11 +58,11 @@ async def test_the_held_out_loss_is_the_mean_over_trained_tokens(data):
     warmup = opened(data, steps=30, held_out=3)
     rows = warmup.rows.held_out
     places = np.concatenate([np.flatnonzero(row.trained) for row in rows])
-    found = await warmup.held_out(30, Scorer())
+    found = await warmup.held_out_loss(30, Scorer())
     assert found == {"warmup/held_out_loss": pytest.approx(places.mean())}
-    measured = [step for step in range(31) if await warmup.held_out(step, Scorer())]
+    measured = [step for step in range(31) if await warmup.held_out_loss(step, Scorer())]
     assert measured == list(range(0, 31, 3))
-    assert await opened(data, held_out=0).held_out(0, Scorer()) == {}
+    assert await opened(data, held_out=0).held_out_loss(0, Scorer()) == {}
 
 
 def test_a_batch_has_its_rows_as_groups_of_their_own_with_unit_advantages(data):
