@@ -80,7 +80,7 @@ def test_a_reply_that_is_cut_off_while_it_repeats_a_passage_is_counted(ids, loop
     assert measure_replies([tokens_of(*ids, finish="stop")])["replies/looping"] == 0.0
 
 
-def testneeded_tokens_are_the_censored_estimate():
+def test_needed_tokens_are_the_censored_estimate():
     """Of exponential lengths of which a part is cut off, the estimate is the true quantile, within sampling error."""
     lengths = np.random.default_rng(0).exponential(300.0, 4000)
     made = [tokens_of(*([0] * int(min(n, 128))), finish="length" if n > 128 else "stop") for n in lengths]
