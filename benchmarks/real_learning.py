@@ -2,10 +2,10 @@
 
     python -m benchmarks.real_learning --model SmolLM2-135M-Instruct [--seeds 3]
 
-The model is given a word and puts it into one of four boxes. Animals go into the first, food into the second, tools into the third
-and clothes into the fourth, which only the reward says. So every policy begins at chance, a quarter, and the words that are held out
-show if it has learned the rule or only the words. Two earlier turns, with words of no box, show the form of a reply, so that replies
-are numbers from the start (`answered`). What grows is the choice and not the form.
+The model is given a word and says which of four kinds it is: animal, food, tool or clothing. Four earlier turns, a word of each
+kind, show what a reply looks like. A third of the words are held out from training. `accuracy` is the share of them whose
+reply is right, `answered` the share whose reply is one of the four kinds, so what `answered` gains is form, and the rest is choice.
+Before training the model names a kind most of the time, but seldom the right one: a constant reply would be right on a quarter.
 
 The run file is benchmarks/real_learning.toml. The greedy accuracy on held-out words, before and after, goes into
 benchmarks/results/real_learning.json, a row for each seed as it ends, and the page of the first seed into real_learning.html next to
@@ -33,44 +33,44 @@ GAIN = 0.25
 RUN_S = 7200.0
 RUN_FILE = Path(__file__).with_suffix(".toml")
 OUT = RESULTS / "real_learning.json"
-TASK = "Put each thing into box 1, 2, 3 or 4. Reply with the number."
-SHOWN = (("cloud", "3"), ("music", "2"))  # of no box
+TASK = "Sort each word: animal, food, tool or clothing. Reply with one word."
+SHOWN = {"animal": "cat", "food": "bread", "tool": "hammer", "clothing": "shirt"}
 HELD_OUT = 96  # of 256 values of a hash
 WORDS = {
-    "1": """
-        dog cat horse cow sheep goat pig lion tiger wolf fox bear rabbit mouse rat squirrel deer elephant giraffe zebra
+    "animal": """
+        dog horse cow sheep goat pig lion tiger wolf fox bear rabbit mouse rat squirrel deer elephant giraffe zebra
         camel monkey donkey kangaroo whale dolphin shark salmon tuna eel frog toad snake lizard turtle crocodile eagle
         hawk owl crow sparrow pigeon duck goose swan chicken parrot penguin bee ant spider butterfly
-    """,  # animals
-    "2": """
-        bread cheese butter apple pear banana orange grape cherry peach lemon melon carrot potato tomato onion garlic
+    """,
+    "food": """
+        cheese butter apple pear banana orange grape cherry peach lemon melon carrot potato tomato onion garlic
         cabbage lettuce spinach bean pea rice pasta noodle soup stew pizza sandwich burger sausage bacon ham steak egg
         yogurt cream honey jam sugar salt pepper cake cookie pie biscuit chocolate candy muffin pancake cereal salad
-    """,  # food
-    "3": """
-        hammer saw drill screwdriver wrench pliers chisel axe shovel spade rake hoe ladder rope chain nail screw bolt
+    """,
+    "tool": """
+        saw drill screwdriver wrench pliers chisel axe shovel spade rake hoe ladder rope chain nail screw bolt
         anvil file clamp vise crowbar mallet pickaxe scissors knife needle pump jack lever pulley winch hook wheelbarrow
         broom mop bucket brush trowel sander grinder lathe tongs tweezers stapler ruler level compass torch sickle plow
         scythe
-    """,  # tools
-    "4": """
-        shirt trousers skirt dress coat jacket sweater sock shoe boot sandal slipper hat cap scarf glove mitten belt tie
+    """,
+    "clothing": """
+        trousers skirt dress coat jacket sweater sock shoe boot sandal slipper hat cap scarf glove mitten belt tie
         vest blouse jeans shorts pajamas robe apron uniform suit tuxedo gown cloak cape hood hoodie cardigan stocking
         tights underwear bra bikini swimsuit raincoat poncho sneaker helmet veil turban beret kimono sari kilt overalls
-    """,  # clothes
+    """,
 }
 
 
 def rows() -> dict[str, list[dict[str, Any]]]:
     """Return every word as a row of the environment `dataset`, by split."""
     before = [{"role": "system", "content": TASK}]
-    for word, box in SHOWN:
-        before += [{"role": "user", "content": word}, {"role": "assistant", "content": box}]
+    for kind, word in SHOWN.items():
+        before += [{"role": "user", "content": word}, {"role": "assistant", "content": kind}]
     made: dict[str, list[dict[str, Any]]] = {"train": [], "test": []}
-    for box, words in WORDS.items():
+    for kind, words in WORDS.items():
         for word in words.split():
             held_out = blake2b(word.encode(), digest_size=8).digest()[0] < HELD_OUT
-            row = {"prompt": [*before, {"role": "user", "content": word}], "answer": box}
+            row = {"prompt": [*before, {"role": "user", "content": word}], "answer": kind}
             made["test" if held_out else "train"].append(row)
     return made
 
@@ -108,7 +108,7 @@ def learn(model: Path, seed: int, page: Path | None) -> dict[str, Any]:
 
 
 def figures(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return accuracy with its 95 % interval and the share of replies that are a number, before and after; and the mean reward of
+    """Return accuracy with its 95 % interval and the share of replies that name a kind, before and after; and the mean reward of
     each step."""
     evaluated = [row for row in metrics if "eval/accuracy" in row]
     sides = {}

@@ -41,7 +41,7 @@ def values(loaded):
 
 @pytest.mark.parametrize(
     ("width", "rate", "tokens"),
-    [(576, 6e-6, 256), (896, 4e-6, 256), (1536, 2e-6, 512), (2048, 2e-6, 512), (3584, 1e-6, 1024), (8192, 1e-6, 1024)],
+    [(576, 2e-6, 256), (896, 2e-6, 256), (1536, 2e-6, 512), (2048, 2e-6, 512), (3584, 1e-6, 1024), (8192, 1e-6, 1024)],
 )
 def test_learning_rate_and_reply_follow_the_size(tmp_path, width, rate, tokens):
     loaded, _, _ = configure(model=model(tmp_path, width), flags=GPU)
@@ -76,7 +76,7 @@ def test_no_rate_rises_and_no_reply_shrinks_with_the_size(tmp_path):
     tokens = [one["sampling.max_tokens"][0] for one in found]
     assert all(larger <= smaller for smaller, larger in pairwise(rates))
     assert all(larger >= smaller for smaller, larger in pairwise(tokens))
-    assert (rates[0], rates[-1]) == (1e-5, 1e-6)
+    assert (rates[0], rates[-1]) == (2e-6, 1e-6)
 
 
 def test_a_cpu_has_smaller_steps_and_a_shorter_evaluation_unless_the_model_is_a_toy(tmp_path):
@@ -137,7 +137,7 @@ def test_warm_up_is_a_twentieth_of_the_updates_and_at_most_ten(tmp_path):
 
 def test_an_adapter_has_ten_times_the_rate(tmp_path):
     loaded, resolved, plugins = configure(model=model(tmp_path, 576), env=["gsm8k"], bridge="lora", flags=CPU)
-    assert dict(make_plan(loaded.config, resolved, plugins).notes())["learning rate"].startswith("6e-05, 10 times")
+    assert dict(make_plan(loaded.config, resolved, plugins).notes())["learning rate"].startswith("2e-05, 10 times")
 
 
 def test_the_first_lines_of_a_run_name_what_follows_a_rule(tmp_path):
@@ -145,7 +145,7 @@ def test_the_first_lines_of_a_run_name_what_follows_a_rule(tmp_path):
     loaded, resolved, plugins = configure(model=path, env=["gsm8k"], flags=CPU, changes=["sampling.max_tokens=48"])
     ((_, said),) = by_rule(make_plan(loaded.config, resolved, plugins))
     assert said.startswith(
-        "training.groups_per_step = 4, trainer.learning_rate = 6e-06, trainer.warmup_steps = 5, evaluation.problems = 64, which"
+        "training.groups_per_step = 4, trainer.learning_rate = 2e-06, trainer.warmup_steps = 5, evaluation.problems = 64, which"
     )
     loaded, resolved, plugins = configure(env=["gsm8k"])
     assert not list(by_rule(make_plan(loaded.config, resolved, plugins)))

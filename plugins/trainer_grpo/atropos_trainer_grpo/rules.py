@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from atropos_trainer_grpo.config import GrpoOptions
 
-LEAST_RATE, MOST_RATE = 1e-6, 1e-5
+LEAST_RATE, MOST_RATE = 1e-6, 2e-6
 WIDTH_OF_LEAST = 3584  # the hidden size of models of 7 billion parameters, which are trained with 1e-6
 MOST_WARMUP = 10
 
