@@ -2,14 +2,9 @@
 
     python -m benchmarks.real_learning --model SmolLM2-135M-Instruct [--seeds 3]
 
-The model is given a word and says which of four kinds it is: animal, food, tool or clothing. Four earlier turns, a word of each
-kind, show what a reply looks like. A third of the words are held out from training. `accuracy` is the share of them whose
-reply is right, `answered` the share whose reply is one of the four kinds, so what `answered` gains is form, and the rest is choice.
-Before training the model names a kind most of the time, but seldom the right one: a constant reply would be right on a quarter.
-
-The run file is benchmarks/real_learning.toml. The greedy accuracy on held-out words, before and after, goes into
-benchmarks/results/real_learning.json, a row for each seed as it ends, and the page of the first seed into real_learning.html next to
-it. Ends with 1 if a seed gained less than GAIN.
+Each seed is a run of recipe `laptop-smollm2-135m` (`atropos_recipes.word_sorting` has the task). Held-out accuracy before and after,
+of greedy replies, goes into benchmarks/results/real_learning.json, a row for each seed as it ends, and the page of the first seed into
+real_learning.html next to it. Ends with 1 if a seed gained less than GAIN.
 """
 
 from __future__ import annotations
@@ -22,7 +17,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -31,53 +25,8 @@ from benchmarks.machine import RESULTS, described
 
 GAIN = 0.25
 RUN_S = 7200.0
-RUN_FILE = Path(__file__).with_suffix(".toml")
+RECIPE = "recipe:laptop-smollm2-135m"
 OUT = RESULTS / "real_learning.json"
-TASK = "Sort each word: animal, food, tool or clothing. Reply with one word."
-SHOWN = {"animal": "cat", "food": "bread", "tool": "hammer", "clothing": "shirt"}
-HELD_OUT = 96  # of 256 values of a hash
-WORDS = {
-    "animal": """
-        dog horse cow sheep goat pig lion tiger wolf fox bear rabbit mouse rat squirrel deer elephant giraffe zebra
-        camel monkey donkey kangaroo whale dolphin shark salmon tuna eel frog toad snake lizard turtle crocodile eagle
-        hawk owl crow sparrow pigeon duck goose swan chicken parrot penguin bee ant spider butterfly
-    """,
-    "food": """
-        cheese butter apple pear banana orange grape cherry peach lemon melon carrot potato tomato onion garlic
-        cabbage lettuce spinach bean pea rice pasta noodle soup stew pizza sandwich burger sausage bacon ham steak egg
-        yogurt cream honey jam sugar salt pepper cake cookie pie biscuit chocolate candy muffin pancake cereal salad
-    """,
-    "tool": """
-        saw drill screwdriver wrench pliers chisel axe shovel spade rake hoe ladder rope chain nail screw bolt
-        anvil file clamp vise crowbar mallet pickaxe scissors knife needle pump jack lever pulley winch hook wheelbarrow
-        broom mop bucket brush trowel sander grinder lathe tongs tweezers stapler ruler level compass torch sickle plow
-        scythe
-    """,
-    "clothing": """
-        trousers skirt dress coat jacket sweater sock shoe boot sandal slipper hat cap scarf glove mitten belt tie
-        vest blouse jeans shorts pajamas robe apron uniform suit tuxedo gown cloak cape hood hoodie cardigan stocking
-        tights underwear bra bikini swimsuit raincoat poncho sneaker helmet veil turban beret kimono sari kilt overalls
-    """,
-}
-
-
-def rows() -> dict[str, list[dict[str, Any]]]:
-    """Return every word as a row of the environment `dataset`, by split."""
-    before = [{"role": "system", "content": TASK}]
-    for kind, word in SHOWN.items():
-        before += [{"role": "user", "content": word}, {"role": "assistant", "content": kind}]
-    made: dict[str, list[dict[str, Any]]] = {"train": [], "test": []}
-    for kind, words in WORDS.items():
-        for word in words.split():
-            held_out = blake2b(word.encode(), digest_size=8).digest()[0] < HELD_OUT
-            row = {"prompt": [*before, {"role": "user", "content": word}], "answer": kind}
-            made["test" if held_out else "train"].append(row)
-    return made
-
-
-def write_rows(folder: Path) -> None:
-    for split, some in rows().items():
-        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in some))
 
 
 def learn(model: Path, seed: int, page: Path | None) -> dict[str, Any]:
@@ -85,11 +34,9 @@ def learn(model: Path, seed: int, page: Path | None) -> dict[str, Any]:
     began, load = time.monotonic(), os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as text:
         folder = Path(text)
-        write_rows(folder)
-        (folder / "run.toml").write_text(RUN_FILE.read_text())
         atropos = [sys.executable, "-m", "atropos_core"]
         subprocess.run(
-            [*atropos, "run", "run.toml", "--model", str(model.absolute()), "--seed", str(seed), "--dir", "run"],
+            [*atropos, "run", RECIPE, "--model", str(model.absolute()), "--seed", str(seed), "--dir", "run"],
             cwd=folder, check=True, timeout=RUN_S, stdout=subprocess.DEVNULL,
         )  # fmt: skip
         seconds = round(time.monotonic() - began)
