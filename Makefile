@@ -126,8 +126,8 @@ test-export: .venv/test.stamp .venv-trl/stamp ## exported data sets in TRL's own
 	$(PYTEST_ENV) TRL_PYTHON=.venv-trl/bin/python $(BIN)/python -m pytest tests/trl
 test-mlflow: .venv/test.stamp .venv-mlflow/stamp ## the sink mlflow with a server that is killed
 	$(PYTEST_ENV) MLFLOW_PYTHON=.venv-mlflow/bin/python $(BIN)/python -m pytest tests/mlflow
-REAL := $(PYTEST_ENV) REAL_PYTHON=.venv-real/bin/python $(BIN)/python -m pytest
-test-real: .venv/test.stamp .venv-real/stamp ## a pretrained model, SmolLM2-135M: weights, tokens, logprobs and gradients next to those of other libraries; runs over each bridge, one killed; export, tools, agents: ten minutes
+REAL := $(PYTEST_ENV) REAL_PYTHON=.venv-real/bin/python TRL_PYTHON=.venv-trl/bin/python $(BIN)/python -m pytest
+test-real: .venv/test.stamp .venv-real/stamp .venv-trl/stamp ## a pretrained model, SmolLM2-135M: weights, tokens, logprobs and gradients next to those of other libraries; runs over each bridge, one killed; export, tools, agents, diagnoses: ten minutes
 	$(REAL) tests/real
 test-real-short: .venv/test.stamp .venv-real/stamp ## weights, tokens, logprobs and gradient; a run with LoRA, and its export: three minutes
 	$(REAL) $(patsubst %,tests/real/test_%.py,model engine update bridges export) -k "not bridges or lora"

@@ -64,8 +64,10 @@ def beside_trl(rows: list[dict[str, Any]], model: Path, folder: Path, template: 
     return found | {"gradient": load_file(folder / "gradient.safetensors")}
 
 
-async def check_beside_trl(rows: list[dict[str, Any]], model: Path, folder: Path, template: str = "") -> None:
-    """Hold the rows' tokens and masks to TRL's exactly, and the loss and the gradient of the batch to 1e-6."""
+async def check_beside_trl(
+    rows: list[dict[str, Any]], model: Path, folder: Path, template: str = "", within: float = 1e-6
+) -> None:
+    """Hold the rows' tokens and masks to TRL's exactly, and the loss and the gradient of the batch to `within`."""
     theirs = beside_trl(rows, model, folder, template)
     section = WarmupSection(data=folder / "rows.jsonl", held_out=0, rows_per_step=len(rows), steps=1)
     ours = open_completions(section, ChatTokenizer(model), max_tokens=10_000, seed=0)
@@ -86,7 +88,7 @@ async def check_beside_trl(rows: list[dict[str, Any]], model: Path, folder: Path
     trainer._optimizer._adam.register_step_pre_hook(look)
     metrics = await trainer.supervised_step(WarmStart(ours, 0.0).batch(1), 0.0)
     await trainer.close()
-    assert metrics["warmup/loss"] == pytest.approx(theirs["loss"], abs=1e-6 * max(1.0, theirs["loss"]))
+    assert metrics["warmup/loss"] == pytest.approx(theirs["loss"], abs=within * max(1.0, theirs["loss"]))
     assert gradient.keys() == theirs["gradient"].keys()
     largest = max(float(value.abs().max()) for value in theirs["gradient"].values())
     assert largest > 0.01
@@ -94,7 +96,7 @@ async def check_beside_trl(rows: list[dict[str, Any]], model: Path, folder: Path
         torch.testing.assert_close(
             gradient[name],
             value,
-            atol=1e-6 * max(1.0, largest),
+            atol=within * max(1.0, largest),
             rtol=1e-4,
             msg=lambda text, name=name: f"{name}: {text}",
         )
