@@ -184,6 +184,8 @@ soak-worlds: .venv/test.stamp $(patsubst %,.venv-%/stamp,worlds verifiers-v0 ver
 bench: .venv/run.stamp .venv-trl/stamp ## start-up, a whole run, losses and the update next to TRL's, overlap, the memory plan
 	$(BIN)/python -m benchmarks.startup
 	$(call each,$(OFFLINE) $(BIN)/python -m,quickstart losses trainer overlap plan)
+bench-real: .venv/test.stamp .venv-real/stamp .venv-trl/stamp ## the pretrained model SmolLM2-135M next to TRL's trainer, and what it learns under three seeds: half an hour
+	$(call each,$(OFFLINE) $(BIN)/python -m,real_model real_learning)
 gpu: ## on an idle CUDA device: checks, speed and memory of updates; GPU_PYTHON=PYTHON has torch for it, and nothing is installed
 	$(or $(GPU_PYTHON),$(PYTHON)) -m benchmarks.gpu
 bench-bridges: .venv-vllm/stamp ## three bridges on the same work, with vLLM

@@ -1,6 +1,6 @@
 """A pretrained model of 135 million parameters learns from rewards on a CPU, under several seeds.
 
-    python -m benchmarks.real_learning --model SmolLM2-135M-Instruct [--seeds 3]
+    python -m benchmarks.real_learning [--model MODEL] [--seeds 3]
 
 Each seed is a run of recipe `laptop-smollm2-135m` (`atropos_recipes.word_sorting` has the task). Held-out accuracy before and after,
 of greedy replies, goes into benchmarks/results/real_learning.json, a row for each seed as it ends, and the page of the first seed into
@@ -22,6 +22,7 @@ from typing import Any
 
 from atropos_core.rollouts.evaluation_statistics import wilson
 from benchmarks.machine import RESULTS, described
+from benchmarks.pretrained import add_model, directory
 
 GAIN = 0.25
 RUN_S = 7200.0
@@ -36,7 +37,7 @@ def learn(model: Path, seed: int, page: Path | None) -> dict[str, Any]:
         folder = Path(text)
         atropos = [sys.executable, "-m", "atropos_core"]
         subprocess.run(
-            [*atropos, "run", RECIPE, "--model", str(model.absolute()), "--seed", str(seed), "--dir", "run"],
+            [*atropos, "run", RECIPE, "--model", str(model), "--seed", str(seed), "--dir", "run"],
             cwd=folder, check=True, timeout=RUN_S, stdout=subprocess.DEVNULL,
         )  # fmt: skip
         seconds = round(time.monotonic() - began)
@@ -79,7 +80,7 @@ def figures(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def record(learned: Sequence[Mapping[str, Any]]) -> float:
     """Write the rows with the least gain of a seed, and return it."""
-    least = min(row["after"]["accuracy"] - row["before"]["accuracy"] for row in learned)
+    least: float = min(row["after"]["accuracy"] - row["before"]["accuracy"] for row in learned)
     found = {
         **described(),
         "model": "SmolLM2-135M-Instruct",
@@ -93,13 +94,14 @@ def record(learned: Sequence[Mapping[str, Any]]) -> float:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, required=True, help="the directory of SmolLM2-135M-Instruct")
+    add_model(parser)
     parser.add_argument("--seeds", type=int, default=3)
     given = parser.parse_args()
+    model = directory(given.model)
     learned: list[dict[str, Any]] = []
     least = 0.0
     for seed in range(given.seeds):
-        learned.append(learn(given.model, seed, OUT.with_suffix(".html") if seed == 0 else None))
+        learned.append(learn(model, seed, OUT.with_suffix(".html") if seed == 0 else None))
         print(learned[-1], flush=True)
         least = record(learned)
     return int(least < GAIN)

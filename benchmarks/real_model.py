@@ -1,11 +1,12 @@
-"""Compares a run of a real model with TRL's GRPOTrainer: python -m benchmarks.real_model --model DIRECTORY, at most six minutes.
+"""Compares a run of a real model with TRL's GRPOTrainer: python -m benchmarks.real_model [--model MODEL], at most six minutes.
 
-Both train the model of a directory (measured: SmolLM2-135M-Instruct) on the same questions: 4 tasks x 4 rollouts a step, replies of
-at most 48 tokens, every group trained, float32, strictly on-policy, each with one thread for every core, at a learning rate of
-1e-9, so that the policy stays what it is. Atropos has its defaults for all else. TRL puts the 16 sequences through the model at once.
-Each run is a separate process; ours is before and after TRL's. Start-up and the first step are left out. Of Atropos' step,
-the update includes what follows it: the logprobs that show how far the policy has moved. Tokens/s are sampled tokens over the seconds
-of sampling, and the same tokens over the rest of a step. Memory: the most at once, of all processes of a run (shared pages once).
+Both train the model (SmolLM2-135M-Instruct of .venv-real, unless another is named) on the same questions: 4 tasks x 4 rollouts a
+step, replies of at most 48 tokens, every group trained, float32, strictly on-policy, each with one thread for every core, at a
+learning rate of 1e-9, so that the policy stays what it is. Atropos has its defaults for all else. TRL puts the 16 sequences through
+the model at once. Each run is a separate process; ours is before and after TRL's. Start-up and the first step are left out. Of
+Atropos' step, the update includes what follows it: the logprobs that show how far the policy has moved. Tokens/s are sampled tokens
+over the seconds of sampling, and the same tokens over the rest of a step. Memory: the most at once, of all processes of a run
+(shared pages once).
 Writes benchmarks/results/real_model.json.
 """
 
@@ -24,6 +25,7 @@ from typing import Any
 
 from atropos_core import console
 from benchmarks.machine import RESULTS, described
+from benchmarks.pretrained import add_model, directory
 from benchmarks.threads import ENVIRONMENT
 
 STEPS, SKIP = 3, 1
@@ -91,12 +93,12 @@ def _run(step_s: float, sampling_s: float, tokens: float, peak: float) -> Run:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, required=True, help="a directory with the model")
+    add_model(parser)
     parser.add_argument("--out", type=Path, default=RESULTS / "real_model.json")
     wanted = parser.parse_args()
     if not TRL.exists():
         raise SystemExit(f"TRL is not installed: make {TRL.parts[0]}/stamp")
-    machine, began, model = described(), time.perf_counter(), wanted.model.resolve()
+    machine, began, model = described(), time.perf_counter(), directory(wanted.model)
     runs: dict[str, list[Run]] = {"Atropos": [ours(model)], "TRL": [theirs(model)]}
     runs["Atropos"].append(ours(model))
     middle = {name: {key: median(run[key] for run in those) for key in those[0]} for name, those in runs.items()}
