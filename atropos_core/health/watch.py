@@ -17,7 +17,7 @@ from atropos_core.health.check import LEVELS, Change, Settings
 from atropos_core.health.checks import BEFORE_TRAINING, EXPLAINS_EQUAL_REWARDS, Silence, checks, judge
 from atropos_core.health.measure import causes, measure
 from atropos_core.health.replies import Reply, example, measure_replies, replies
-from atropos_core.health.rescoring import Rescoring
+from atropos_core.health.reward_rescoring import Rescoring
 from atropos_core.storage.atomic import append_lines, unwritable, write_whole
 from atropos_core.storage.run_directory import RunDirectory
 from atropos_core.storage.run_records import HEALTH, HealthChange, RunRecords, health_rows

@@ -16,7 +16,7 @@ from atropos_core.console.waits import waited
 from atropos_core.errors import Interrupted, NoProgress, RunPaused
 from atropos_core.guards.open_component import in_one_line
 from atropos_core.health.check import Settings
-from atropos_core.health.rescoring import Rescoring
+from atropos_core.health.reward_rescoring import Rescoring
 from atropos_core.health.watch import Health, measured_before_training
 from atropos_core.interfaces import ModelInfo, StepRecord
 from atropos_core.rollouts.evaluation import Evaluation

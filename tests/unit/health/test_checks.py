@@ -16,7 +16,7 @@ from atropos_core.config.health_options import HealthSection
 from atropos_core.config.run_file import RunConfig
 from atropos_core.health.checks import CHECKS, checks
 from atropos_core.health.measure import causes, measure
-from atropos_core.health.rescoring import Rescoring
+from atropos_core.health.reward_rescoring import Rescoring
 from atropos_core.health.watch import Health
 from atropos_core.rollouts.runner import WeightedReward
 from atropos_core.types import Failed, ScoredGroup

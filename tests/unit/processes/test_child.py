@@ -34,7 +34,7 @@ from atropos_core.errors import (
     UnknownComponent,
 )
 from atropos_core.guards.patience import Patience
-from atropos_core.health.rescoring import Rescoring
+from atropos_core.health.reward_rescoring import Rescoring
 from atropos_core.processes.child import Child
 from atropos_core.processes.endpoints import LocalEndpoint, PeerEndpoint
 from atropos_core.processes.local import LocalProcess
@@ -364,7 +364,7 @@ async def test_closing_a_hosted_reward_that_hangs_asks_it_nothing(start, tmp_pat
 
 
 async def test_a_look_that_does_not_wait_for_a_slow_reward_ends_neither_its_process_nor_its_answer(start, monkeypatch):
-    monkeypatch.setattr("atropos_core.health.rescoring.MOST_S", 0.2)
+    monkeypatch.setattr("atropos_core.health.reward_rescoring.MOST_S", 0.2)
     slow = await start("reward", "slow")
     starts = [slow]
 
@@ -376,12 +376,12 @@ async def test_a_look_that_does_not_wait_for_a_slow_reward_ends_neither_its_proc
     looking = Rescoring([WeightedReward("slow", reward, 1.0, 30.0)], {}, every=1, groups=1, deterministic=True)
     made = group(1)
     seen = [replace(made, parts={"slow": made.rewards})]
-    monkeypatch.setattr("atropos_core.health.rescoring.BUDGET", 1.0)
+    monkeypatch.setattr("atropos_core.health.reward_rescoring.BUDGET", 1.0)
     for _ in range(3):
         assert await looking.look(1, seen) == {}
     assert len(await reward(made.task, made.episodes)) == len(made.episodes)
     assert slow.process.popen.poll() is None
-    monkeypatch.setattr("atropos_core.health.rescoring.MOST_S", 20.0)
+    monkeypatch.setattr("atropos_core.health.reward_rescoring.MOST_S", 20.0)
     assert "rescore/difference" in await looking.look(1, seen)
 
 
