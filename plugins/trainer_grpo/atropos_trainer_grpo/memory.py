@@ -24,7 +24,7 @@ LIBRARIES = 450_000_000  # a child with torch, transformers and peft: benchmarks
 OVERHEAD = 60_000_000  # what libraries allocate once they work
 # On a CPU, of a heap that keeps what is freed (atropos_torch_models.allocation): between blocks in use some stay empty. Fitted to the
 # peaks in benchmarks/results/plan.json, which without it were up to a fifth higher than planned.
-GAPS, GAPS_SHARE = 80_000_000, 0.1  # bytes, and the share of the activations
+GAPS, GAPS_SHARE = 110_000_000, 0.07  # bytes, and the share of the activations
 BUFFERS = "buffers of libraries"
 FP32 = 4
 MOMENT_BYTES = {  # with torchao's scales
