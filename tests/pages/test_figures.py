@@ -175,7 +175,7 @@ def real_model() -> Figures:
 
 def real_learning() -> Figures:
     rows = results("real_learning")["rows"]
-    [before] = {row["before"]["accuracy"] for row in rows}  # it is greedy, so no seed plays a part
+    [before] = {row["before"]["accuracy"] for row in rows}  # greedy, so the same under every seed
     [answered] = {row["before"]["answered"] for row in rows}
     after = sorted(row["after"]["accuracy"] for row in rows)
     named, minutes = min(row["after"]["answered"] for row in rows), sorted(row["seconds"] / 60 for row in rows)
