@@ -215,7 +215,8 @@ async def test_what_the_api_cannot_carry_is_refused_with_what_to_do(scene, tmp_p
     source = source_of(scene, n=4)
     await source.open()
     generator = AtroposGenerator(source)
-    cfg = config(tmp_path, **{"generator.sampling_params.repetition_penalty": 1.1})
+    more = {"repetition_penalty": 1.1}  # SkyRL itself passes on no other option of this name
+    cfg = config(tmp_path, **{"generator.sampling_params.additional_kwargs": more})
     with pytest.raises(
         ConfigError, match=r"repetition_penalty = 1.1 has no effect: it reaches only SkyRL's own engines"
     ):

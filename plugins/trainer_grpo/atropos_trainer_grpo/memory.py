@@ -23,7 +23,7 @@ from atropos_trainer_grpo.prefix_tree import pays_by_levels
 LIBRARIES = 450_000_000  # a child with torch, transformers and peft: benchmarks/plan.py
 OVERHEAD = 60_000_000  # what libraries allocate once they work
 # On a CPU, of a heap that keeps what is freed (atropos_torch_models.allocation): between blocks in use some stay empty. Fitted to the
-# peaks in benchmarks/results/plan.json, which without it were up to a fifth higher than planned.
+# peaks in benchmarks/results/plan.json, which without it were up to a fifth higher than planned. Several ranks share them.
 GAPS, GAPS_SHARE = 110_000_000, 0.07  # bytes, and the share of the activations
 BUFFERS = "buffers of libraries"
 FP32 = 4
@@ -172,7 +172,7 @@ def _on(
     chunks: Settings = {"trainer.logprob_chunk": halves(options.logprob_chunk, 64)}
     yield MemoryUse("logits and work", work, device, UPDATE, settings={**chunks, **shorter})
     if device == "cpu" and model.parameters >= LARGE:
-        gaps = GAPS + int(GAPS_SHARE * activations)
+        gaps = (GAPS + int(GAPS_SHARE * activations)) // parts
         yield MemoryUse("gaps between blocks", gaps, device, UPDATE, settings={**shorter, **again})
     if parts > 1:
         layers = sum(out * into for out, into in model.linear().values())
