@@ -1,4 +1,4 @@
-"""A warm start of the real model beside TRL's SFTTrainer: the same tokens, loss and gradient."""
+"""A warm start of the real model compared with TRL's SFTTrainer: the same tokens, loss and gradient."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ DIGITS = (
     "exaone",
     "minerva-7b",
 )  # each digit is split off first
-# What transformers raises for a file that it cannot load (NotImplementedError is a RuntimeError).
+# Errors of transformers for a file that it cannot load (NotImplementedError is a RuntimeError).
 LOADING_ERRORS = (ValueError, LookupError, TypeError, AttributeError, ImportError, RuntimeError)
 ROPE = "rope_freqs.weight"
 LLAMA3_FACTORS = (8.0, 32.0, 16.0)
