@@ -27,6 +27,7 @@ from atropos_core.console.terminal import put, rich_console
 from atropos_core.console.waits import waiting
 from atropos_core.errors import ConfigError, DeadlineExceeded, OutOfMemory, RunDirectoryError
 from atropos_core.storage.atomic import appearing, write_whole
+from atropos_torch_models.user_cache import user_cache
 
 FORM = 1  # of what is written; counts up if a directory would be another one
 RECORD = "gguf.json"
@@ -67,7 +68,7 @@ def model_directory(file: Path) -> tuple[Path, str]:
         return _prepared(file, _stamp(file))
     except OSError as error:
         raise RunDirectoryError(
-            f"the model {file} cannot be kept in {_root()}: {error}.",
+            f"the model {file} cannot be kept in {user_cache('gguf')}: {error}.",
             remedy="See that its disk has room and that this user may write there, or name another folder in XDG_CACHE_HOME.",
         ) from error
 
@@ -75,7 +76,7 @@ def model_directory(file: Path) -> tuple[Path, str]:
 @lru_cache(maxsize=64)
 def _prepared(file: Path, stamp: tuple[int, ...]) -> tuple[Path, str]:
     """Do it once in a process, and say so once. `stamp` tells a changed file from the old one."""
-    root = _root()
+    root = user_cache("gguf")
     root.mkdir(parents=True, exist_ok=True, mode=0o700)
     digest = _digest(file, stamp, root)
     with _locked(root / f".{digest}.lock", file) as lock:
@@ -93,10 +94,6 @@ def _prepared(file: Path, stamp: tuple[int, ...]) -> tuple[Path, str]:
     if said["warning"]:
         console.warn(said["warning"])
     return directory, line
-
-
-def _root() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "atropos" / "gguf"
 
 
 def _begin(path: Path) -> bytes:
