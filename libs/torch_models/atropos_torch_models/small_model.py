@@ -78,6 +78,7 @@ def small_config(config: PreTrainedConfig) -> PreTrainedConfig:
         if getattr(small, name, None) is not None:
             setattr(small, name, {"pad_token_id": 0, "bos_token_id": 1}.get(name, 2))
     small.dtype = torch.float32
+    small._attn_implementation = None  # transformers' own choice, not what a trainer has set
     made: PreTrainedConfig = small
     return made
 

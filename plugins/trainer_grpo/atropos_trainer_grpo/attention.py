@@ -17,8 +17,9 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from atropos_core.errors import FitError
+from atropos_trainer_grpo.architecture import architecture_of
 from atropos_trainer_grpo.flash_attention import refuse, tree_attention
-from atropos_trainer_grpo.packed_rows import Packing
+from atropos_trainer_grpo.packed_rows import Bucket, Packing
 
 NAME = "atropos_packed"  # among transformers' attention functions
 
@@ -28,12 +29,27 @@ def attention_of(wanted: str, config: Any, device: str) -> str:
     cannot be used. Raises FitError if they cannot and flash was requested."""
     if wanted == "padded":
         return wanted
-    decoder = config.get_text_config(decoder=True)
-    width = getattr(decoder, "head_dim", None) or decoder.hidden_size // decoder.num_attention_heads
-    why_not = refuse(device, config.dtype, width)
+    why_not = refuse(device, config.dtype, _head_width(config.get_text_config(decoder=True)))
+    if more := sorted(architecture_of(config).attention - {"window"}):
+        why_not = f"a {config.model_type!r} model has attention with {' and '.join(more)}, which FlashAttention's kernels lack here"
     if why_not and wanted == "flash":
         raise FitError(f'trainer.attention = "flash": {why_not}.', remedy='Set trainer.attention = "padded".')
     return "padded" if why_not else wanted
+
+
+def _head_width(config: Any) -> int | None:
+    """The largest number of elements in a head of a layer; None for a model without heads."""
+    layers = config.per_layer_config if getattr(config, "is_heterogeneous", False) else [config]
+    heads = [
+        (getattr(one, "head_dim", None), getattr(one, "num_attention_heads", None), one.hidden_size) for one in layers
+    ]
+    return max((width or hidden // count for width, count, hidden in heads if width or count), default=None)
+
+
+def window_of(config: Any) -> float:
+    """The smallest number of tokens that a layer sees; infinity if all layers see all."""
+    window = getattr(config.get_text_config(decoder=True), "sliding_window", None)
+    return window if window and "window" in architecture_of(config).attention else float("inf")
 
 
 class _Gather(torch.autograd.Function):
@@ -89,50 +105,102 @@ def packed_attention(
 ) -> tuple[Tensor, None]:
     """The function that transformers' attention interface calls; `packing` arrives as a keyword of the model's forward."""
     packing = _checked(module, packing, rest)
+    window, cap, sinks = rest.get("sliding_window"), rest.get("softcap"), rest.get("s_aux")
+    scale = query.shape[3] ** -0.5 if scaling is None else scaling
     if packing.levels:  # no dropout there: `open_model` sets all of it to zero
-        scale = query.shape[3] ** -0.5 if scaling is None else scaling
         q, k, v = (states[0].transpose(0, 1) for states in (query, key, value))
         return tree_attention(q, k, v, packing.levels, scale)[None], None
     heads, width = query.shape[1], query.shape[3]
     if packing.alone:
-        grouped = heads != key.shape[1]
-        mixed = scaled_dot_product_attention(
-            query, key, value, is_causal=True, scale=scaling, dropout_p=dropout, enable_gqa=grouped
-        )
-        return mixed.transpose(1, 2), None
+        whole = Bucket(1, packing.longest, packing.longest, None)
+        mask = whole.seen(window, query.device)
+        return _attend(query, key, value, mask, scale, dropout, cap, sinks).transpose(1, 2), None
     q_rows = _gather(_rows(query), packing.queries, packing.query_home, None)  # [sum S*Tq, H*D]
-    kv_rows = _gather(  # [sum S*Tk, 2*K*D]
+    kv_rows = _gather(  # [sum S*Tk, K*D + K*E]
         torch.cat([_rows(key), _rows(value)], dim=1), packing.keys, packing.key_home, packing.key_again
     )
     outputs = []
     q_parts = q_rows.split([bucket.segments * bucket.queries for bucket in packing.buckets])
     kv_parts = kv_rows.split([bucket.segments * bucket.keys for bucket in packing.buckets])
+    of_keys = key.shape[1] * width
     for bucket, q, kv in zip(packing.buckets, q_parts, kv_parts, strict=True):
-        k, v = kv.view(bucket.segments, bucket.keys, -1, width).transpose(1, 2).chunk(2, dim=1)  # [S, K, Tk, D]
-        mixed = scaled_dot_product_attention(
-            q.view(bucket.segments, bucket.queries, heads, width).transpose(1, 2),  # [S, H, Tq, D]
-            k,
-            v,
-            attn_mask=bucket.mask,
-            is_causal=bucket.mask is None,
-            scale=scaling,
-            dropout_p=dropout,
-            enable_gqa=heads != k.shape[1],
+        k, v = (
+            states.view(bucket.segments, bucket.keys, key.shape[1], -1).transpose(1, 2)  # [S, K, Tk, D or E]
+            for states in (kv[:, :of_keys], kv[:, of_keys:])
         )
-        outputs.append(mixed.transpose(1, 2).reshape(len(q), -1))  # [S*Tq, H*D]
+        q = q.view(bucket.segments, bucket.queries, heads, width).transpose(1, 2)  # [S, H, Tq, D]
+        mixed = _attend(q, k, v, bucket.seen(window, query.device), scale, dropout, cap, sinks)
+        outputs.append(mixed.transpose(1, 2).reshape(bucket.segments * bucket.queries, -1))  # [S*Tq, H*E]
     together = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-    return _return(together, packing.query_home).view(1, -1, heads, width), None
+    return _return(together, packing.query_home).view(1, -1, heads, value.shape[3]), None
+
+
+def _attend(
+    query: Tensor,  # [S, H, Tq, D]
+    key: Tensor,  # [S, K, Tk, D]
+    value: Tensor,  # [S, K, Tk, E]
+    mask: Tensor | None,  # bool, broadcast to [S, H, Tq, Tk]; None: causal
+    scale: float,
+    dropout: float,
+    cap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:  # [S, H, Tq, E]
+    """Attention with what some models add: scores s become cap * tanh(s / cap) (Gemma 2), and softmax has one more score for each head,
+    `sinks` [H], that no value comes with (gpt-oss)."""
+    grouped = query.shape[1] != key.shape[1]
+    if cap is not None:
+        return _capped(query, key, value, mask, scale, cap, sinks)
+    if sinks is not None:
+        query, key, value, mask = _with_sinks(query, key, value, mask, scale, sinks)
+    return scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, is_causal=mask is None, scale=scale, dropout_p=dropout, enable_gqa=grouped
+    )
+
+
+def _with_sinks(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float, sinks: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Have one more key give each head its sink as score, so that torch's own kernels compute softmax: queries get one more number,
+    sink / scale, by which this key has 1 and all others 0. Its value is zero."""
+    rows, heads, queries, _ = query.shape
+    more = (sinks.to(query.dtype) / scale).view(1, heads, 1, 1).expand(rows, heads, queries, 1)
+    query = torch.cat([query, more], dim=3)
+    key = torch.nn.functional.pad(key, (0, 1, 0, 1))
+    key[:, :, -1, -1] = 1.0
+    value = torch.nn.functional.pad(value, (0, 0, 0, 1))
+    seen = _causal(queries, query.device) if mask is None else mask
+    return query, key, value, torch.nn.functional.pad(seen, (0, 1), value=True)
+
+
+def _capped(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float, cap: float, sinks: Tensor | None
+) -> Tensor:
+    each = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(each, dim=1), value.repeat_interleave(each, dim=1)
+    scores = cap * torch.tanh(query @ key.transpose(2, 3) * (scale / cap))
+    scores = scores.masked_fill(~(_causal(query.shape[2], query.device) if mask is None else mask), -torch.inf)
+    if sinks is not None:
+        scores = torch.cat([scores, sinks.view(1, -1, 1, 1).expand(*scores.shape[:3], 1)], dim=3)
+    return scores.float().softmax(dim=3).to(value.dtype)[..., : key.shape[2]] @ value
+
+
+def _causal(tokens: int, device: torch.device) -> Tensor:
+    return torch.ones(tokens, tokens, dtype=torch.bool, device=device).tril()
 
 
 def _checked(module: torch.nn.Module, packing: Packing | None, rest: dict[str, Any]) -> Packing:
     if packing is None:
         raise TypeError("packed attention needs its layout: call the model with packing=pack(...)")
     window = rest.get("sliding_window")
-    if window is not None and window < (longest := packing.longest):
-        raise FitError(f"{longest} tokens in a sequence exceed the model's sliding window of {window}.")
-    for name in ("softcap", "s_aux", "position_bias"):
-        if rest.get(name) is not None:
-            raise FitError(f"{type(module).__name__} asks for {name!r} in its attention, which packed training lacks.")
+    if packing.levels and window is not None and window < (longest := packing.longest):
+        raise FitError(
+            f"{longest} tokens in a sequence exceed the model's sliding window of {window}, which FlashAttention's kernels lack here.",
+            remedy='Set trainer.attention = "padded".',
+        )
+    if rest.get("position_bias") is not None:
+        raise FitError(
+            f"{type(module).__name__} asks for 'position_bias' in its attention, which packed training lacks."
+        )
     return packing
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from atropos_core.types import Batch, Bools, Floats
-from atropos_trainer_grpo.attention import attention_of
+from atropos_trainer_grpo.attention import attention_of, window_of
 from atropos_trainer_grpo.columns import columns_of, token_positions
 from atropos_trainer_grpo.distillation import Taught
 from atropos_trainer_grpo.episodes import Episodes, side_by_side
@@ -44,7 +44,8 @@ class ForwardPasses:
         self._model = model
         self._options = options
         self._device = device
-        self._attention = attention_of(options.attention, language_model(model).config, device)
+        config = language_model(model).config
+        self._attention, self._window = attention_of(options.attention, config, device), window_of(config)
 
     def parts(self, sequences: Indices, *, whole: bool = False) -> list[Indices]:
         """This rank's micro-batches; an empty one is a pass that the others make. `whole`: each has whole episodes, all of
@@ -70,12 +71,14 @@ class ForwardPasses:
         at = token_positions(batch.offsets, sequences)
         tokens = batch.tokens[at]
         model = model or self._model
+        lengths = batch.lengths[sequences]
+        padded = self._attention == "auto" and lengths.max() > self._window
         packing = pack(
             tokens,
-            batch.lengths[sequences],
+            lengths,
             self._device,
             share=self._options.share_prompts,
-            attention=self._attention,
+            attention="padded" if padded else self._attention,
         )
         rows = np.flatnonzero(columns.scored[at])
         temperature = np.repeat(columns.temperature[sequences], batch.lengths[sequences])[rows]

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from atropos_trainer_grpo.architecture import PLAIN, LogitForm
 from atropos_trainer_grpo.chunks import in_one_pass, rows_at_once
 from atropos_trainer_grpo.kept_tokens import KeptRows, renormalise_
 
@@ -41,27 +42,32 @@ def token_logprobs(
     chunk: int,
     others: Tensor | None = None,  # i64[R, K] further tokens at each position; one may be named twice
     kept: KeptRows | None = None,  # of R rows
+    form: LogitForm = PLAIN,
 ) -> Scored:
-    """Compute log softmax(head(hidden) / temperature)[targets] in fp32 (fp64 for a float64 model), and the same for `others`
+    """Compute log softmax(form(head(hidden)) / temperature)[targets] in fp32 (fp64 for a float64 model), and the same for `others`
     and for all tokens outside them (-inf if there are none). With `kept`, the softmax is over the kept tokens of each row."""
     if not len(targets):
         empty = hidden.sum(dim=1)  # keeps the graph: backward() on a loss of nothing gives zeros
         if others is None:
             return Scored(empty, empty.detach())
         return Scored(empty, empty.detach(), others.to(empty.dtype), empty.detach())
-    if (
-        in_one_pass(hidden.device.type, hidden.dtype == torch.float64, others is not None or kept is not None)
-        and HAS_TRITON
-    ):
+    if form.scale != 1 and form.cap is None:  # a scale is a temperature
+        whole = torch.ones(len(targets), device=hidden.device) if temperature is None else temperature
+        temperature = (whole.double() / form.scale).to(
+            torch.float64 if hidden.dtype == torch.float64 else torch.float32
+        )
+        form = PLAIN
+    more = others is not None or kept is not None or form.cap is not None
+    if in_one_pass(hidden.device.type, hidden.dtype == torch.float64, more) and HAS_TRITON:
         return Scored(*by_kernels(hidden, head.weight, head.bias, targets, temperature, chunk))
-    return Scored(*by_torch(hidden, head.weight, head.bias, targets, temperature, chunk, others, kept))
+    return Scored(*by_torch(hidden, head.weight, head.bias, targets, temperature, chunk, others, kept, form))
 
 
 class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, temperature: Tensor | None, chunk: int,
-        others: Tensor | None, kept_tokens: KeptRows | None,
+        others: Tensor | None, kept_tokens: KeptRows | None, form: LogitForm,
     ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
         chunk = rows_at_once(chunk, len(weight), hidden.device.type)
         made: list[tuple[Tensor, Tensor]] = []
@@ -71,7 +77,7 @@ class _TokenLogprobs(torch.autograd.Function):
         kept: Tensor | None = None
         for begin in range(0, len(targets), chunk):
             part = slice(begin, begin + chunk)
-            logits = _logits(hidden[part], weight, bias, temperature, part)  # [r, V]
+            logits = _logits(hidden[part], weight, bias, temperature, part, form)[0]  # [r, V]
             logs = torch.log_softmax(logits, dim=-1)
             if kept_tokens is not None:
                 outside = kept_tokens.outside(part, len(weight))
@@ -85,10 +91,10 @@ class _TokenLogprobs(torch.autograd.Function):
             # Masked logits would give 0 * -inf. In place, since a separate product would be as large again.
             entropy = -logs.clamp_min_(-1e4).mul_(probabilities).sum(dim=-1)
             made.append((logprobs, entropy))
-            kept = probabilities if len(targets) <= chunk else None
+            kept = probabilities if len(targets) <= chunk and form.cap is None else None
             del logits, logs, probabilities  # before the next chunk's are made
         logprobs, entropy = (torch.cat(parts) for parts in zip(*made, strict=True))
-        ctx.chunk, ctx.kept_tokens = chunk, kept_tokens
+        ctx.chunk, ctx.kept_tokens, ctx.form = chunk, kept_tokens, form
         ctx.save_for_backward(hidden, weight, bias, targets, temperature, kept, entropy, others)
         ctx.set_materialize_grads(False)  # most losses ask nothing of the entropy
         mass = torch.cat(masses) if masses else None
@@ -105,9 +111,9 @@ class _TokenLogprobs(torch.autograd.Function):
         gradients = _Gradients(hidden, weight, bias, ctx.needs_input_grad)
         for begin in range(0, len(targets), ctx.chunk):
             part = slice(begin, begin + ctx.chunk)
-            p, rest = kept, None
+            p, rest, slope = kept, None, None
             if p is None or of_outside is not None:
-                logits = _logits(hidden[part], weight, bias, temperature, part)
+                logits, slope = _logits(hidden[part], weight, bias, temperature, part, ctx.form, slope=True)
                 if ctx.kept_tokens is not None and (cut := ctx.kept_tokens.outside(part, len(weight))) is not None:
                     logits.masked_fill_(cut, -torch.inf)
                     del cut
@@ -138,9 +144,11 @@ class _TokenLogprobs(torch.autograd.Function):
                 logits = torch.zeros_like(p)
             if extra is not None:
                 logits -= extra
+            if slope is not None:
+                logits *= slope
             gradients.add(part, logits.to(hidden.dtype))
-            del p, logits, extra, rest
-        return *gradients.of_inputs(), None, None, None, None, None
+            del p, logits, extra, rest, slope
+        return *gradients.of_inputs(), None, None, None, None, None, None
 
 
 class _InOnePass(torch.autograd.Function):
@@ -212,8 +220,22 @@ by_torch: Callable[..., tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tens
 by_kernels: Callable[..., tuple[Tensor, Tensor]] = _InOnePass.apply
 
 
-def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: Tensor | None, part: slice) -> Tensor:
-    logits = torch.nn.functional.linear(hidden, weight, bias)
+def _logits(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    temperature: Tensor | None,
+    part: slice,
+    form: LogitForm,
+    *,
+    slope: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """Logits by temperature, and with `slope`, their derivative by the head's output, before the temperature; None if it is 1."""
+    logits, steep = torch.nn.functional.linear(hidden, weight, bias), None
     if logits.dtype in (torch.bfloat16, torch.float16):
         logits = logits.float()
-    return logits if temperature is None else logits.div_(temperature[part, None].to(logits.dtype))
+    if form.cap is not None:
+        logits.mul_(form.scale / form.cap).tanh_()
+        steep = torch.addcmul(logits.new_tensor(form.scale), logits, logits, value=-form.scale) if slope else None
+        logits.mul_(form.cap)
+    return logits if temperature is None else logits.div_(temperature[part, None].to(logits.dtype)), steep

@@ -13,13 +13,13 @@ from transformers.utils import logging
 
 from atropos_core.errors import FitError, WeightsMismatch
 from atropos_torch_models.model_directory import OWN_CODE_REMEDY, needs_own_code
+from atropos_trainer_grpo.architecture import logit_form
 from atropos_trainer_grpo.attention import NAME, attention_of, register
 from atropos_trainer_grpo.kept_tokens import KeptRows
 from atropos_trainer_grpo.logprobs import Scored, token_logprobs
 from atropos_trainer_grpo.packed_rows import Packing, pack
 
 ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention"})
-CHANGED_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling")  # Gemma 2, Cohere, Granite
 
 
 def open_model(
@@ -108,7 +108,10 @@ def score(
         input_ids=packing.tokens, position_ids=packing.positions, use_cache=False, packing=packing
     ).last_hidden_state[0]
     head = whole.get_output_embeddings()
-    return token_logprobs(hidden.index_select(0, predicts), head, targets, temperature, chunk, others, kept)
+    if "logit_form" not in vars(whole):
+        whole.logit_form = logit_form(whole.config)
+    form = whole.logit_form
+    return token_logprobs(hidden.index_select(0, predicts), head, targets, temperature, chunk, others, kept, form)
 
 
 class Scorer(nn.Module):
@@ -157,11 +160,7 @@ def _check(config: Any, directory: Path) -> None:
         raise FitError(
             f"{directory}: layers of kind {sorted(other)} would mix packed sequences; this trainer supports only attention."
         )
-    for name in CHANGED_LOGITS:
-        if getattr(config, name, None) not in (None, 1, 1.0):
-            raise FitError(
-                f"{directory}: {name} = {getattr(config, name)} changes logits after the head, which this trainer does not support."
-            )
+    logit_form(config)
 
 
 def _fill_buffers(model: PreTrainedModel, device: str) -> None:

@@ -34,6 +34,16 @@ class Bucket:
     keys: int  # Tk
     mask: Tensor | None  # bool[S, 1, Tq, Tk] the keys that a query may see; None: plain causal, Tq = Tk
 
+    def seen(self, window: int | None, device: torch.device) -> Tensor | None:
+        """`mask` for a layer in which a token sees itself and the window - 1 tokens before it. A key is as many tokens before a query as
+        it is columns to the left: above a segment is what directly precedes it."""
+        if window is None or window >= self.keys:
+            return self.mask
+        column = torch.arange(self.keys, device=device)
+        before = column[self.keys - self.queries :, None] - column  # [Tq, Tk] negative: after
+        near = before < window
+        return near & (before >= 0) if self.mask is None else near & self.mask
+
 
 @dataclass(frozen=True)
 class Runs:

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from atropos_trainer_grpo.architecture import LogitForm
 from atropos_trainer_grpo.chunks import in_one_pass, rows_at_once
 from atropos_trainer_grpo.logprobs import token_logprobs
 
@@ -35,6 +36,47 @@ def test_logprobs_and_entropy_are_those_of_the_tempered_softmax():
     distribution = torch.distributions.Categorical(logits=head(hidden) / temperature[:, None])
     torch.testing.assert_close(scored.logprobs, distribution.log_prob(targets))
     torch.testing.assert_close(scored.entropy, distribution.entropy())
+
+
+FORMS = [LogitForm(scale=0.125), LogitForm(cap=0.7), LogitForm(scale=3.0, cap=1.5)]
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+@pytest.mark.parametrize("chunk", [100, 4])
+@pytest.mark.parametrize("tempered", [False, True])
+def test_scaled_and_capped_logits_are_those_of_the_formula_with_their_gradients(form, chunk, tempered):
+    found, others = [], torch.randint(0, 11, (13, 3))
+    for ours in (True, False):
+        head, hidden, targets, temperature = case(torch.float64)
+        temperature = temperature.double() if tempered else None
+        if ours:
+            scored = token_logprobs(hidden, head, targets, temperature, chunk, others, form=form)
+            values = (scored.logprobs, scored.entropy, scored.others, scored.outside)
+        else:
+            raw = head(hidden) * form.scale
+            logits = raw if form.cap is None else form.cap * torch.tanh(raw / form.cap)
+            logs = torch.log_softmax(logits if temperature is None else logits / temperature[:, None], -1)
+            values = (
+                logs.gather(1, targets[:, None])[:, 0],
+                -(logs.exp() * logs).sum(-1),
+                logs.gather(1, others),
+                logs.scatter(1, others, -torch.inf).logsumexp(1),
+            )
+        sum((value * torch.linspace(-1, 1, value.numel()).view_as(value)).sum() for value in values).backward()
+        found.append([*(value.detach() for value in values), hidden.grad, head.weight.grad, head.bias.grad])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-10, rtol=1e-9)
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_a_form_passes_gradcheck_in_float64(form):
+    head, hidden, targets, temperature = case(torch.float64)
+
+    def compute(hidden):
+        scored = token_logprobs(hidden, head, targets, temperature.double(), 4, form=form)
+        return scored.logprobs, scored.entropy
+
+    assert torch.autograd.gradcheck(compute, (hidden,))
 
 
 @pytest.mark.parametrize("chunk", [100, 4])
