@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, BinaryIO
 
+import torch
 from torch import Tensor
 
 from atropos_bridge_delta.tensors import bits, digest, named_dtype
 from atropos_bridge_delta.update_file import Writer
 from atropos_core.errors import AtroposError, CheckpointError
 from atropos_core.interfaces import WeightHolder
+from atropos_torch_models.stored_tensors import stored_tensors
 from atropos_torch_models.tensors import check_same, describe, tensors_of
 
 
@@ -24,23 +26,25 @@ class TrainerExtension:
     def __init__(self, holder: WeightHolder) -> None:
         self._holder = holder
         self._copy: dict[str, Tensor] = {}  # on the CPU, as the engines have them
+        self._stored = False  # they load files: tensors travel by the names and in the shapes of files
         self._state = ""  # which weights those are; empty while they are being written
         self._files: dict[str, BinaryIO] = {}  # by what an update is: "delta", "whole"
 
     async def open(self, engines: Sequence[Sequence[Any]] | None, dtype: str) -> dict[str, Any]:
-        """Copy the trainer's weights, in the dtypes of `engines` (name, dtype and shape of each tensor) if given, else in `dtype`
-        ("auto": the trainer's own). Returns the same kind of list of what will travel, its state and the model's configuration. Raises
-        WeightsMismatch if trainer and engines do not have the same tensors."""
-        tensors = tensors_of(self._holder.model)
+        """Copy the trainer's weights, in the dtypes of `engines` (name, dtype and shape of each tensor) if given. Else in `dtype` ("auto":
+        the trainer's own), named as in files of weights. Returns the same kind of list of what will travel, its state and the model's
+        configuration. Raises WeightsMismatch if trainer and engines do not have the same tensors."""
+        self._stored = engines is None
         if engines is not None:
+            tensors = tensors_of(self._holder.model)
             check_same(engines, describe(tensors), "the trainer")
-            wanted = {name: named_dtype(kind) for name, kind, _ in engines}
-            order = [name for name, _, _ in engines]
+            self._copy = {name: _copied(tensors[name], named_dtype(kind)) for name, kind, _ in engines}
         else:
-            kinds = {name: one.dtype if dtype == "auto" else named_dtype(dtype) for name, one in tensors.items()}
-            wanted = {name: kinds[name] if one.is_floating_point() else one.dtype for name, one in tensors.items()}
-            order = list(tensors)
-        self._copy = {name: tensors[name].to("cpu", wanted[name], copy=True).contiguous() for name in order}
+            kind = None if dtype == "auto" else named_dtype(dtype)
+            self._copy = {
+                name: _copied(one, kind if kind is not None and one.is_floating_point() else one.dtype)
+                for name, one in self._tensors()
+            }
         self._state = await asyncio.to_thread(digest, [bits(one) for one in self._copy.values()])
         config = getattr(self._holder.model, "config", None)
         return {
@@ -71,13 +75,18 @@ class TrainerExtension:
         base, self._state = self._state, ""  # until all of it is written down, the copy is of no state
         if not base:
             raise AtroposError("an update before this one failed half-way: what the engines have is not known here.")
-        tensors = tensors_of(self._holder.model)
+        numbers = {name: number for number, name in enumerate(self._copy)}
         with _written(file := self._anew("delta")):
             writer = Writer(file)
-            for number, (name, old) in enumerate(self._copy.items()):
-                writer.changes(number, bits(old), bits(tensors[name].to("cpu", old.dtype).contiguous()))
+            for name, new in self._tensors():
+                old = self._copy[name]
+                writer.changes(numbers[name], bits(old), bits(new.to("cpu", old.dtype).contiguous()))
         self._state = hashlib.blake2b(f"{base} {writer.digest()}".encode(), digest_size=16).hexdigest()
         return self._facts("delta", writer, base)
+
+    def _tensors(self) -> Iterable[tuple[str, Tensor]]:
+        model = self._holder.model
+        return stored_tensors(model) if self._stored else tensors_of(model).items()
 
     def _whole(self) -> dict[str, Any]:
         with _written(file := self._anew("whole")):
@@ -103,6 +112,10 @@ class TrainerExtension:
             self._files.pop(kind).close()
         self._files[kind] = file = tempfile.TemporaryFile(prefix="atropos-delta-")  # noqa: SIM115 - read until the next
         return file
+
+
+def _copied(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    return tensor.to("cpu", dtype, copy=True).contiguous()
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from atropos_bridge_ipc import file_tensors, rotary, segment, tensors
+from atropos_bridge_ipc import copies, file_tensors, rotary, segment, tensors
 from atropos_bridge_ipc.copies import Copies
 from atropos_bridge_ipc.manifest import Manifest, Tensor, check, check_rebuilt
 from atropos_bridge_ipc.sentinels import Sentinels
@@ -49,7 +49,7 @@ class TrainerExtension(Sentinels):
         if "rotary" in offer:
             rotary.check_fresh(model)
             rotary.check(model, offer["rotary"])
-            for entry, value in file_tensors.each(Path(offer["directory"]), described):
+            for entry, value in file_tensors.each(model, Path(offer["directory"]), described):
                 file_tensors.check_value(entry.name, tensors.view(flat, theirs[entry.name]), value)
         else:
             check_rebuilt(
@@ -68,7 +68,7 @@ class TrainerExtension(Sentinels):
         rebuild_transient(model, device)
         described, found = tensors.describe(model)
         old = {entry.name: tensor for entry, tensor in zip(described, found, strict=True)}
-        for entry, value in file_tensors.each(Path(directory), described):
+        for entry, value in file_tensors.each(model, Path(directory), described):
             dtype = getattr(torch, entry.dtype)
             replace(model, entry, old[entry.name], value.to(device=device, dtype=dtype, copy=True))
         self._complete()
@@ -76,8 +76,7 @@ class TrainerExtension(Sentinels):
     async def offer_copies(self, path: str, nonce: str, model: str, directory: str) -> list[Any]:
         """Make the memory that copies pass through, and the handle file that locates it. Returns its identity.
         Raises FitError for a model whose parameters an engine would not know by their names."""
-        described, _ = tensors.describe(self.holder.model)
-        file_tensors.check_names(Path(directory), described)
+        file_tensors.check_names(Path(directory), copies.described(self.holder.model))
         self._copies = Copies(self.holder.model, Path(path), nonce, model)
         self._flat = self._copies.flat
         return self._copies.identity

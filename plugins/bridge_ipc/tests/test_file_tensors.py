@@ -18,7 +18,7 @@ def test_each_tensor_of_a_model_is_found_once_under_one_of_its_names(tiny: Path,
     described, found = tensors.describe(model)
     mine = {entry.name: tensor for entry, tensor in zip(described, found, strict=True)}
     seen = []
-    for entry, value in file_tensors.each(tiny, described):
+    for entry, value in file_tensors.each(model, tiny, described):
         file_tensors.check_value(entry.name, mine[entry.name], value)
         seen.append(entry.name)
     assert sorted(seen) == sorted(mine)
@@ -27,7 +27,8 @@ def test_each_tensor_of_a_model_is_found_once_under_one_of_its_names(tiny: Path,
 def test_a_tensor_that_the_directory_lacks_or_has_in_another_shape_is_named(
     tiny: Path, tmp_path: Path, holders: Any
 ) -> None:
-    described, _ = tensors.describe(holders.loaded(tiny).model)
+    model = holders.loaded(tiny).model
+    described, _ = tensors.describe(model)
     weights = load_file(tiny / "model.safetensors")
     norm = weights.pop("model.norm.weight")
     save_file(weights, tmp_path / "model.safetensors")
@@ -35,7 +36,7 @@ def test_a_tensor_that_the_directory_lacks_or_has_in_another_shape_is_named(
         file_tensors.check_names(tmp_path, described)
     save_file({**weights, "model.norm.weight": norm[:-1].clone()}, tmp_path / "model.safetensors")
     with pytest.raises(FitError, match=r"'model.norm.weight' is \[31\] in .*trainer's model has float32 \[32\]"):
-        list(file_tensors.each(tmp_path, described))
+        list(file_tensors.each(model, tmp_path, described))
 
 
 def test_one_bit_of_difference_is_found_and_a_transposed_matrix_is_called_one() -> None:

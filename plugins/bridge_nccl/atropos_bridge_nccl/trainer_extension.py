@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from atropos_bridge_nccl.group import Group
 from atropos_core.errors import WeightsMismatch
 from atropos_core.interfaces import WeightHolder
 from atropos_core.models.model_size import read
 from atropos_torch_models.network import LOOPBACK, listen
-from atropos_torch_models.tensors import SAME_MODEL, check_same, describe, tensors_of
+from atropos_torch_models.stored_tensors import stored_tensors
+from atropos_torch_models.tensors import SAME_MODEL, Described, check_same, describe, tensors_of
 
 
 class TrainerExtension:
@@ -23,12 +25,16 @@ class TrainerExtension:
     def __init__(self, holder: WeightHolder) -> None:
         self._holder = holder
         self._tensors: Sequence[Sequence[Any]] = ()  # name, dtype and shape of each that is sent, in this order
+        self._stored = False  # engines load them as files of weights have them
+        self._own: Sequence[Described] = ()  # the model's, when they were agreed on
         self._group: Group
 
     async def open(self, engines: Sequence[Sequence[Any]] | None, host: str, directory: str) -> dict[str, Any]:
         """Return what will be sent, in the order and dtypes of `engines` if given. Other engines load by name what `directory` has. Listens
         at `host`, an address of this machine; if it is empty, only processes of this machine can connect. Raises WeightsMismatch."""
-        ours = describe(tensors_of(self._holder.model))
+        self._own = describe(tensors_of(self._holder.model))
+        self._stored = engines is None
+        ours = describe(dict(stored_tensors(self._holder.model, shapes=True))) if self._stored else self._own
         if engines is not None:
             check_same(engines, ours, "the trainer")
         stored = model.tensors if directory and (model := read(Path(directory))) is not None else {}
@@ -48,20 +54,27 @@ class TrainerExtension:
 
     async def check(self) -> None:
         """Raises WeightsMismatch, before anything is sent, if the model's tensors have changed since `open`."""
-        check_same(self._tensors, describe(tensors_of(self._holder.model)), "the trainer")
+        check_same(self._own, describe(tensors_of(self._holder.model)), "the trainer")
 
     async def send(self, version: int) -> int:
         """Send all tensors, in the agreed order and dtypes. Returns their size in bytes."""
         return await asyncio.to_thread(self._send, version)
 
     def _send(self, version: int) -> int:
-        present, size = tensors_of(self._holder.model), 0
+        size = 0
         self._group.tell(version)
-        for name, dtype, _ in self._tensors:
-            sent = present[name].to(self._group.device, getattr(torch, dtype)).contiguous()
+        for tensor, (_, dtype, _) in zip(self._sent(), self._tensors, strict=True):
+            sent = tensor.to(self._group.device, getattr(torch, dtype)).contiguous()
             self._group.broadcast(sent)
             size += sent.nbytes
         return size
+
+    def _sent(self) -> Iterator[Tensor]:
+        if self._stored:
+            yield from (tensor for _, tensor in stored_tensors(self._holder.model))
+        else:
+            present = tensors_of(self._holder.model)
+            yield from (present[name] for name, _, _ in self._tensors)
 
     def _device(self) -> torch.device:
         """Return the device of the weights, or the GPU of a first rank that keeps its whole copy in host memory."""

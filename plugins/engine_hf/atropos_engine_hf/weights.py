@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from atropos_core.errors import WeightsMismatch
+from atropos_torch_models.stored_tensors import Conversion, converted_shapes
 
 SAME_MODEL = "Trainer and engine must open the same model directory with the same dtype (trainer.dtype, engine.dtype)."
 _ONE, _INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -27,13 +30,13 @@ async def replace(model: nn.Module, directory: Path) -> None:
     Raises WeightsMismatch, before any change, if a name, a shape or a dtype differs."""
     try:
         files = _files(directory)
-        wanted = _check(model, files)
-        for file in sorted(set(files.values())):
-            with safe_open(file, framework="pt") as stored, torch.no_grad():
-                for name in stored.keys():  # noqa: SIM118 - it is not a dictionary
-                    wanted[name].copy_(stored.get_tensor(name))
-                    await asyncio.sleep(0)
-    except (OSError, SafetensorError, ValueError, KeyError) as error:
+        with _opened(files) as file_of, torch.no_grad():
+            wanted, converting = _check(model, files, file_of)
+            for one in converting:
+                for name, tensor in one.tensors(lambda name: file_of(name).get_tensor(name)).items():
+                    wanted[name].copy_(tensor)
+                await asyncio.sleep(0)
+    except (OSError, SafetensorError, ValueError, KeyError, RuntimeError) as error:
         raise WeightsMismatch(
             f"engine 'hf' cannot read weights from {directory}: {type(error).__name__}: {error}"
         ) from error
@@ -49,31 +52,52 @@ def _files(directory: Path) -> dict[str, Path]:
         return dict.fromkeys(stored.keys(), directory / _ONE)
 
 
-def _check(model: nn.Module, files: Mapping[str, Path]) -> dict[str, torch.Tensor]:
-    """Return the model's tensors by every name that they have. Raises WeightsMismatch if the files do not match them."""
+@contextmanager
+def _opened(files: Mapping[str, Path]) -> Iterator[Callable[[str], Any]]:
+    """Open all files, and yield what returns the one of a tensor."""
+    with ExitStack() as stack:
+        opened = {path: stack.enter_context(safe_open(path, framework="pt")) for path in sorted(set(files.values()))}
+        yield lambda name: opened[files[name]]
+
+
+def _check(
+    model: nn.Module, files: Mapping[str, Path], file_of: Callable[[str], Any]
+) -> tuple[dict[str, torch.Tensor], list[Conversion]]:
+    """Return the model's tensors by every name that they have, and how those of the files become them. Raises WeightsMismatch if the
+    files do not match."""
     present: dict[str, torch.Tensor] = model.state_dict(keep_vars=True)  # the objects themselves, so that ties show
-    if extra := sorted(files.keys() - present.keys()):
+    described = {}
+    for name in files:
+        there = file_of(name).get_slice(name)
+        described[name] = (_dtype(there.get_dtype()), there.get_shape())
+    found = list(converted_shapes(model, described))
+    made = {name: (one, shape) for one, shapes in found for name, shape in shapes.items()}
+    if extra := sorted(made.keys() - present.keys()):
+        _, unknown = made[extra[0]][0].sources[0]
         raise WeightsMismatch(
-            f"{files[extra[0]]} has {_some(extra)}, and the engine's model has no such tensor.", remedy=SAME_MODEL
+            f"{files[unknown]} has {_some(extra)}, and the engine's model has no such tensor.", remedy=SAME_MODEL
         )
-    given = {id(present[name]) for name in files}
+    given = {id(present[name]) for name in made}
     if missing := sorted(name for name, tensor in present.items() if id(tensor) not in given):
         raise WeightsMismatch(
             f"the engine's model has {_some(missing)}, and {next(iter(files.values())).parent} has no such tensor.",
             remedy=SAME_MODEL,
         )
-    for file in sorted(set(files.values())):
-        with safe_open(file, framework="pt") as stored:
-            for name in stored.keys():  # noqa: SIM118 - it is not a dictionary
-                tensor, there = present[name], stored.get_slice(name)
-                found = (_STORED.get(there.get_dtype()), tuple(there.get_shape()))
-                if found != (tensor.dtype, tuple(tensor.shape)):
-                    raise WeightsMismatch(
-                        f"{name!r} is {found[0]} {list(found[1])} in {file},"
-                        f" and {tensor.dtype} {list(tensor.shape)} in the engine's model.",
-                        remedy=SAME_MODEL,
-                    )
-    return present
+    for name, (one, shape) in made.items():
+        tensor = present[name]
+        if (shape.dtype, shape.shape) != (tensor.dtype, tensor.shape):
+            raise WeightsMismatch(
+                f"{name!r} is {shape.dtype} {list(shape.shape)} in {files[one.sources[0][1]]},"
+                f" and {tensor.dtype} {list(tensor.shape)} in the engine's model.",
+                remedy=SAME_MODEL,
+            )
+    return present, [one for one, _ in found]
+
+
+def _dtype(name: str) -> torch.dtype:
+    if name not in _STORED:
+        raise ValueError(f"a tensor is stored as {name}, which this engine does not read")
+    return _STORED[name]
 
 
 def _some(names: list[str]) -> str:

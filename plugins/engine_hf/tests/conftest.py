@@ -10,7 +10,15 @@ from typing import Any
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    GenerationConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 from atropos_core.plugins.provider import RunContext
 from atropos_engine_hf.config import HFOptions
@@ -36,11 +44,13 @@ def make_model(directory: Path, kind: str = "qwen3", *, seed: int = 0, scale: fl
         num_key_value_heads=2, max_position_embeddings=128, eos_token_id=EOS, pad_token_id=0, bos_token_id=None,
         tie_word_embeddings=True,
     ) | changes  # fmt: skip
-    model = (
-        Qwen3ForCausalLM(Qwen3Config(head_dim=8, **shape))
-        if kind == "qwen3"
-        else LlamaForCausalLM(LlamaConfig(**shape))
-    )
+    experts = dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24)
+    made = {
+        "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(head_dim=8, **shape)),
+        "llama": lambda: LlamaForCausalLM(LlamaConfig(**shape)),
+        "qwen3_moe": lambda: Qwen3MoeForCausalLM(Qwen3MoeConfig(head_dim=8, **experts, **shape)),
+    }
+    model: Any = made[kind]()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim == 2:

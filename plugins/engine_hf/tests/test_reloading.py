@@ -52,6 +52,28 @@ async def test_weights_are_taken_up_in_place_and_ties_stay(
     np.testing.assert_allclose(completion.logprobs, expected, atol=1e-5)
 
 
+@pytest.mark.parametrize("shard_size", ["50GB", "20KB"])
+async def test_experts_that_are_stored_one_by_one_are_taken_up_or_refused_by_name(
+    open_engine: Any, make_model: Any, tmp_path: Path, shard_size: str
+) -> None:
+    engine = await open_engine(make_model(tmp_path / "old", "qwen3_moe"))
+    new = make_model(tmp_path / "new", "qwen3_moe", seed=1)
+    other = AutoModelForCausalLM.from_pretrained(new)
+    other.save_pretrained(tmp_path / "shards", max_shard_size=shard_size)
+    async with engine.paused(1):
+        await engine.load_weights(tmp_path / "shards")
+    assert all(torch.equal(a, b) for a, b in zip(engine.model.parameters(), other.parameters(), strict=True))
+    await engine.pause()
+    wrong = {
+        "without": lambda all: {name: one for name, one in all.items() if "layers.1.mlp.experts.2.up" not in name},
+        "narrow": lambda all: {name: one[:8] if "experts.3.down" in name else one for name, one in all.items()},
+    }
+    for name, change in wrong.items():
+        with pytest.raises(WeightsMismatch, match=r"experts\.(gate_up_proj|down_proj)|cannot read weights"):
+            await engine.load_weights(changed(new, tmp_path / name, change))
+    assert all(torch.equal(a, b) for a, b in zip(engine.model.parameters(), other.parameters(), strict=True))
+
+
 def transposed(weights: Any) -> Any:
     name = "model.layers.0.mlp.up_proj.weight"
     return weights | {name: weights[name].t().contiguous()}

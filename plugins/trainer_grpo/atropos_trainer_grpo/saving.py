@@ -21,6 +21,7 @@ from torch import nn
 from atropos_core.errors import CheckpointError
 from atropos_core.storage.checkpoint import AS_WRITTEN, taking_up
 from atropos_torch_models import tokenizer_files
+from atropos_torch_models.stored_tensors import Conversion, converted_shapes
 from atropos_trainer_grpo import sharded_state
 from atropos_trainer_grpo.model import language_model
 from atropos_trainer_grpo.optimizer import Optimizer
@@ -59,12 +60,13 @@ def restore(model: nn.Module, optimizer: Optimizer, directory: Path, sharded: Sh
     file, present = _parameters(model)
     try:
         weights = load_file(directory / file)
+        converting, shapes = _conversions(model, weights)
         state = torch.load(directory / STATE, map_location="cpu", weights_only=True)
     except (OSError, EOFError, RuntimeError, ValueError, SafetensorError, UnpicklingError) as error:
         raise CheckpointError(
             f"the trainer's checkpoint in {directory} cannot be read: {error}.", remedy=AS_WRITTEN
         ) from error
-    _check_fit(weights, present, directory / file, {} if sharded is None else sharded.stored)
+    _check_fit(shapes, present, directory / file, {} if sharded is None else sharded.stored)
     if _is_adapted(model):
         _check_adapter(model, weights, present, directory)
     named = f"the trainer's state in {directory / STATE}"
@@ -76,8 +78,10 @@ def restore(model: nn.Module, optimizer: Optimizer, directory: Path, sharded: Sh
             state["optimizer"] = sharded.divided(state["optimizer"])
         optimizer.refuse_other_form(state["optimizer"])
         _set_random_states(state["random"])
-    for name, parameter in present.items():
-        parameter.copy_(part(parameter, weights[name]))
+    for one in converting:
+        for name, tensor in one.tensors(weights.__getitem__).items():
+            if (parameter := present.get(name)) is not None:
+                parameter.copy_(part(parameter, tensor))
     optimizer.adopt()
     with taking_up(named):
         optimizer.load(state["optimizer"])
@@ -94,6 +98,17 @@ def _parameters(model: nn.Module) -> tuple[str, Mapping[str, torch.Tensor]]:
     from atropos_trainer_grpo import lora
 
     return lora.WEIGHTS, lora.tensors(model)
+
+
+def _conversions(
+    model: nn.Module, weights: Mapping[str, torch.Tensor]
+) -> tuple[list[Conversion], Mapping[str, torch.Tensor]]:
+    """How the file's tensors become parameters, and those in its shapes and dtypes, by their names in the model. An adapter's are
+    named alike."""
+    if _is_adapted(model):
+        return [Conversion(name, model, None, [(name, name)]) for name in weights], weights
+    found = list(converted_shapes(model, {name: (one.dtype, one.shape) for name, one in weights.items()}))
+    return [one for one, _ in found], {name: shape for _, made in found for name, shape in made.items()}
 
 
 def _check_fit(

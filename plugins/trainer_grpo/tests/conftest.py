@@ -11,7 +11,15 @@ import psutil
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 from atropos_core.plugins.provider import RunContext
 from atropos_core.types import Batch
@@ -55,6 +63,9 @@ def model_of(tmp_path_factory, share_directory) -> Callable[..., Path]:
             torch.manual_seed(7)
             if kind == "qwen3":
                 model = Qwen3ForCausalLM(Qwen3Config(**SHAPE, head_dim=8, tie_word_embeddings=tied))
+            elif kind == "qwen3_moe":
+                experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+                model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**SHAPE, **experts, head_dim=8, tie_word_embeddings=tied))
             else:
                 model = LlamaForCausalLM(LlamaConfig(**SHAPE, tie_word_embeddings=tied))
             model.to(dtype).save_pretrained(directory)

@@ -12,13 +12,15 @@ from atropos_core.errors import CheckpointError
 from plugins.trainer_grpo.tests.resumed import assert_same_bits, trained_on
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-async def test_a_new_process_resumes_to_identical_bits(open_trainer, make_batch, model_of, gate, tmp_path, dtype):
+@pytest.mark.parametrize(
+    ("kind", "dtype"), [("qwen3", torch.float32), ("qwen3", torch.bfloat16), ("qwen3_moe", torch.bfloat16)], ids=str
+)
+async def test_a_new_process_resumes_to_identical_bits(open_trainer, make_batch, model_of, gate, tmp_path, kind, dtype):
     options = {
         "learning_rate": 1e-3, "minibatches": 2, "warmup_steps": 5, "schedule": "cosine", "weight_decay": 0.01,
         "learning_rates": [{"pattern": "q_proj", "factor": 3.0}, {"pattern": "norm", "learning_rate": 1e-4}],
     }  # fmt: skip
-    directory = model_of(dtype=dtype)
+    directory = model_of(kind, dtype=dtype)
     trainer = await open_trainer(directory, steps=7, **options)
     for seed in range(3):
         await trainer.step(make_batch(seed, version=seed + 1), gate)
@@ -39,7 +41,7 @@ async def test_a_new_process_resumes_to_identical_bits(open_trainer, make_batch,
 
 
 @pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("kind", ["qwen3", "llama"])
+@pytest.mark.parametrize("kind", ["qwen3", "llama", "qwen3_moe"])
 async def test_what_is_saved_loads_as_a_model_with_its_tokenizer(
     open_trainer, make_batch, model_of, gate, tmp_path, kind, tied
 ):

@@ -1,0 +1,54 @@
+"""Runs of a tiny mixture of experts: the engine samples from the trainer's weights over each bridge, and a killed run resumes."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import metrics_of
+from tests.e2e.runs import RunningRun, finish, weights
+from tests.moe import ENVIRONMENT, make_moe
+
+pytestmark = pytest.mark.slow
+
+STEPS = 3
+
+
+@pytest.fixture(scope="module")
+def arguments(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
+    folder = tmp_path_factory.mktemp("moe")
+    (folder / "letters.py").write_text(ENVIRONMENT)
+    return (
+        "run", "--model", str(make_moe(folder / "model")), "--env", f"{folder}/letters.py:Letters", "--engine", "hf",
+        "--deterministic", "--steps", str(STEPS), "--set", "training.groups_per_step=2", "--set", "training.group_size=4",
+        "--set", "sampling.max_tokens=24", "--set", "checkpoint.every=1", "--set", "evaluation.problems=0",
+        "--set", "trainer.learning_rate=0.003",
+    )  # fmt: skip
+
+
+def check(folder: Path) -> None:
+    lines = metrics_of(folder)
+    assert max(line["alignment/max_abs_logprob_diff"] for line in lines if "step/skipped" not in line) <= 1e-4
+    assert lines[-1]["policy/version"] == STEPS
+    assert lines[-1]["policy/probe_shift_nats"] > 0.01
+
+
+def test_a_killed_run_of_experts_resumes_to_the_same_bits(arguments: tuple[str, ...], tmp_path: Path) -> None:
+    arguments = (*arguments, "--bridge", "checkpoint")
+    finish(tmp_path / "whole", *arguments, "--dir", str(tmp_path / "whole"))
+    check(tmp_path / "whole")
+    run = RunningRun(tmp_path / "run", *arguments, "--dir", str(tmp_path / "run"))
+    run.wait_for_step(2)
+    run.kill("trainer")
+    run.kill("supervisor")
+    assert run.process.wait(60) == -signal.SIGKILL
+    finish(tmp_path / "run", "resume", str(tmp_path / "run"))
+    assert weights(tmp_path / "run", STEPS) == weights(tmp_path / "whole", STEPS)
+
+
+@pytest.mark.parametrize("bridge", ["delta", "nccl"])
+def test_experts_travel_over_every_bridge(bridge: str, arguments: tuple[str, ...], tmp_path: Path) -> None:
+    finish(tmp_path / "run", *arguments, "--bridge", bridge, "--dir", str(tmp_path / "run"))
+    check(tmp_path / "run")
