@@ -264,6 +264,10 @@ class GrpoOptions(Options):
         16384, ge=1, description="bounds the memory of activations; changes results only by rounding"
     )
     logprob_chunk: int = Field(8192, ge=1, description="rows of logits that exist at once, at most")
+    layout: Literal["auto", "packed", "rows"] = Field(
+        "auto",
+        description="sequences in one row, or each in a row of its own; auto: packed if that is exact for the model: README.md, Layout",
+    )
     share_prompts: bool = Field(
         True,
         description="compute a common beginning of a micro-batch's sequences once: prompts, turns before a branch",
@@ -403,6 +407,12 @@ class GrpoOptions(Options):
             "without gradient_checkpointing: no layer is computed again",
             "checkpointed_layers",
             "activation_offloading",
+        )
+        self.refuse_idle(
+            self.layout != "rows",
+            'with layout = "rows", which takes the model\'s own attention',
+            "attention",
+            "share_prompts",
         )
         self.refuse_idle(
             self.schedule != "constant", 'with schedule = "constant", which does not end', "schedule_floor"

@@ -17,8 +17,9 @@ from atropos_trainer_grpo.distillation import Taught
 from atropos_trainer_grpo.episodes import Episodes, side_by_side
 from atropos_trainer_grpo.kept_tokens import kept_rows
 from atropos_trainer_grpo.logprobs import Scored
-from atropos_trainer_grpo.model import language_model, score, score_empty
-from atropos_trainer_grpo.packed_rows import microbatches, pack
+from atropos_trainer_grpo.model import language_model, lay_out_tokens, layout_of_model, score, score_empty
+from atropos_trainer_grpo.packed_rows import microbatches
+from atropos_trainer_grpo.padded_rows import row_microbatches
 from atropos_trainer_grpo.process_group import ALONE, ProcessGroup
 
 if TYPE_CHECKING:
@@ -44,8 +45,10 @@ class ForwardPasses:
         self._model = model
         self._options = options
         self._device = device
+        self._is_padded = layout_of_model(model).name == "rows"
         config = language_model(model).config
-        self._attention, self._window = attention_of(options.attention, config, device), window_of(config)
+        self._attention = "" if self._is_padded else attention_of(options.attention, config, device)
+        self._window = window_of(config)
 
     def parts(self, sequences: Indices, *, whole: bool = False) -> list[Indices]:
         """This rank's micro-batches; an empty one is a pass that the others make. `whole`: each has whole episodes, all of
@@ -53,9 +56,20 @@ class ForwardPasses:
         lengths, group = self.batch.lengths, self.batch.group
         if whole and self.episodes.several:
             first = self.episodes.first
-            parts = self._cut(self.episodes.numbers(sequences), np.add.reduceat(lengths, first), group[first])
+            episodes = self.episodes.numbers(sequences)
+            if self._is_padded:
+                longest, count = np.maximum.reduceat(lengths, first), np.diff(np.append(first, len(lengths)))
+                parts = self._cut_rows(episodes, longest, count)
+            else:
+                parts = self._cut(episodes, np.add.reduceat(lengths, first), group[first])
             return [self.episodes.sequences(part) for part in parts]
+        if self._is_padded:
+            return self._cut_rows(sequences, lengths, np.ones_like(lengths))
         return self._cut(sequences, lengths, group)
+
+    def _cut_rows(self, order: Indices, longest: Indices, count: Indices) -> list[Indices]:
+        limit = self._options.tokens_per_microbatch
+        return self.group.passes(longest * count, order, lambda part: row_microbatches(longest, part, limit, count))
 
     def _cut(self, order: Indices, lengths: Indices, group: NDArray[np.int32]) -> list[Indices]:
         limit = self._options.tokens_per_microbatch
@@ -73,7 +87,8 @@ class ForwardPasses:
         model = model or self._model
         lengths = batch.lengths[sequences]
         padded = self._attention == "auto" and lengths.max() > self._window
-        packing = pack(
+        packing = lay_out_tokens(
+            model,
             tokens,
             lengths,
             self._device,

@@ -1,4 +1,4 @@
-"""Open a causal language model for packed training, with its weights or as a skeleton that a bridge fills."""
+"""Open a causal language model for training, with its weights or as a skeleton that a bridge fills, and score tokens with it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging
@@ -16,18 +17,33 @@ from atropos_torch_models.model_directory import OWN_CODE_REMEDY, needs_own_code
 from atropos_trainer_grpo.architecture import logit_form
 from atropos_trainer_grpo.attention import NAME, attention_of, register
 from atropos_trainer_grpo.kept_tokens import KeptRows
+from atropos_trainer_grpo.layouts import PACKED, Layout
 from atropos_trainer_grpo.logprobs import Scored, token_logprobs
+from atropos_trainer_grpo.own_logits import own_logprobs
 from atropos_trainer_grpo.packed_rows import Packing, pack
+from atropos_trainer_grpo.padded_rows import PaddedRows, pad
+from atropos_trainer_grpo.prefix_tree import Indices
 
-ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention"})
+NEUTRAL = {  # settings with which the trained policy would not be the sampled one, or which training does not use
+    **dict.fromkeys(("attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
+    **dict.fromkeys(("dropout", "activation_dropout"), 0.0),
+    **dict.fromkeys(("router_jitter_noise", "input_jitter_noise"), 0.0), "output_router_logits": False,
+}  # fmt: skip
 
 
 def open_model(
-    directory: Path, *, dtype: str, device: str, with_weights: bool, at: str | None = None, attention: str = "auto"
+    directory: Path,
+    *,
+    dtype: str,
+    device: str,
+    with_weights: bool,
+    at: str | None = None,
+    attention: str = "auto",
+    layout: Layout = PACKED,
 ) -> PreTrainedModel:
     """Open the model in evaluation mode (no dropout). Without weights its parameters are on the meta device and its buffers
-    (rotary frequencies) on `device`. With weights all is on `device`, or for the time being on `at`. Raises FitError
-    for a model that cannot be trained packed."""
+    (rotary frequencies) on `device`. With weights all is on `device`, or for the time being on `at`. Of a model that also sees images, the
+    language model is trained and the rest frozen. Raises FitError for a model that cannot be computed in this layout."""
     if (directory / "adapter_config.json").exists():
         raise FitError(
             f"{directory} holds an adapter, but training starts from a whole model.",
@@ -41,33 +57,67 @@ def open_model(
         if own := needs_own_code(directory):
             raise FitError(f"{own}.", remedy=OWN_CODE_REMEDY) from error
         raise
-    for name in ("attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop"):
-        if hasattr(config, name):
-            setattr(config, name, 0.0)  # with dropout the trained policy would not be the sampled one
-    _check(config, directory)
+    neutral(config)
     stored = torch.float32 if torch.device(device).type == "cpu" else config.dtype
     wanted: Any = stored if dtype == "auto" else getattr(torch, dtype)
     config.dtype = wanted
-    attention_of(attention, config, device)  # refused before anything is loaded
+    if layout.name == "packed":
+        attention_of(attention, config, device)  # refused before anything is loaded
+    function = NAME if layout.name == "packed" else None  # transformers' choice: sdpa if the model has it, else eager
     model: Any  # transformers' own classes are typed in part
     if with_weights:
         model = AutoModelForCausalLM.from_pretrained(
-            directory, config=config, dtype=wanted, attn_implementation=NAME, trust_remote_code=False
+            directory, config=config, dtype=wanted, attn_implementation=function, trust_remote_code=False
         )
         model = model.to(at or device)
     else:
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config, dtype=wanted, attn_implementation=NAME)
+            model = AutoModelForCausalLM.from_config(config, dtype=wanted, attn_implementation=function)
         _fill_buffers(model, device)
-    if not getattr(model, "_supports_attention_backend", False):
-        raise FitError(
-            f"{type(model).__name__} has its own attention code, which this trainer cannot pack: use another model."
-        )
-    if type(model.get_output_embeddings()) is not nn.Linear:
-        raise FitError(f"{type(model).__name__} has no plain linear language-model head, which this trainer needs.")
     model.eval()
+    lay_out(model, layout)
+    _freeze_all_but_language(model)
     made: PreTrainedModel = model
     return made
+
+
+def neutral(config: Any) -> Any:
+    """Switch off, in place, what would make another policy of the model in training."""
+    for part in {id(one): one for one in (config, config.get_text_config(decoder=True))}.values():
+        for name, value in NEUTRAL.items():
+            if hasattr(part, name):
+                setattr(part, name, value)
+    return config
+
+
+def lay_out(model: Any, layout: Layout) -> None:
+    """Have `score` compute the model in this layout, with the attention function that it was opened with. Raises FitError if it cannot."""
+    if layout.name == "packed" and not getattr(model, "_supports_attention_backend", False):
+        raise FitError(f"{type(model).__name__} has its own attention code, which cannot be packed.")
+    if not layout.own_logits and type(model.get_output_embeddings()) is not nn.Linear:
+        raise FitError(f"{type(model).__name__} has no plain linear language-model head.")
+    model.token_layout = layout
+
+
+def layout_of_model(model: nn.Module) -> Layout:
+    """The layout that `lay_out` chose; packed without it."""
+    layout: Layout = vars(language_model(model)).get("token_layout", PACKED)
+    return layout
+
+
+def lay_out_tokens(
+    model: nn.Module,
+    tokens: NDArray[np.int32],
+    lengths: Indices,
+    device: str,
+    *,
+    share: bool,
+    attention: str = "padded",
+) -> Packing | PaddedRows:
+    """Lay out sequences that stand end to end in `tokens`, as `pack` or `pad` does."""
+    if layout_of_model(model).name == "rows":
+        return pad(tokens, lengths, device)
+    return pack(tokens, lengths, device, share=share, attention=attention)
 
 
 def complete(model: nn.Module) -> None:
@@ -91,7 +141,7 @@ def only_used_rows(model: Any) -> None:
 
 def score(
     model: nn.Module,
-    packing: Packing,
+    packing: Packing | PaddedRows,
     predicts: Tensor,
     targets: Tensor,
     temperature: Tensor | None,
@@ -99,19 +149,28 @@ def score(
     others: Tensor | None = None,
     kept: KeptRows | None = None,
 ) -> Scored:
-    """One forward pass over a packing: logprobs of `targets` [R], and of `others` [R, K], at the packed positions `predicts`
-    [R] before them; of the distribution over the `kept` tokens of each."""
+    """One forward pass over laid out sequences: logprobs of `targets` [R], and of `others` [R, K], at the places `predicts` [R] before
+    them; of the distribution over the `kept` tokens of each."""
     if isinstance(model, Scorer):
         return model.scored(packing, predicts, targets, temperature, chunk, others, kept)
     whole = language_model(model)
-    hidden = whole.base_model(
-        input_ids=packing.tokens, position_ids=packing.positions, use_cache=False, packing=packing
-    ).last_hidden_state[0]
-    head = whole.get_output_embeddings()
+    body = decoder(whole)
+    if isinstance(packing, PaddedRows):  # positions are the model's own
+        made = body(input_ids=packing.tokens, use_cache=False)
+    else:
+        made = body(input_ids=packing.tokens, position_ids=packing.positions, use_cache=False, packing=packing)
+    hidden = made.last_hidden_state.flatten(0, 1).index_select(0, predicts)
+    if layout_of_model(whole).own_logits:
+        return own_logprobs(whole, hidden, vocabulary_of(whole), targets, temperature, chunk, others, kept)
     if "logit_form" not in vars(whole):
         whole.logit_form = logit_form(whole.config)
-    form = whole.logit_form
-    return token_logprobs(hidden.index_select(0, predicts), head, targets, temperature, chunk, others, kept, form)
+    head, form = whole.get_output_embeddings(), whole.logit_form
+    return token_logprobs(hidden, head, targets, temperature, chunk, others, kept, form)
+
+
+def decoder(whole: Any) -> Any:
+    """The body of a transformers model that maps tokens to hidden states; of a model that also sees images, its language part."""
+    return getattr(whole.base_model, "language_model", whole.base_model)
 
 
 class Scorer(nn.Module):
@@ -136,9 +195,9 @@ class Scorer(nn.Module):
 
 def score_empty(model: nn.Module, device: str) -> Tensor:
     """A pass for a rank without work: its result is zero, with a gradient of zeros for every parameter."""
-    tokens = np.zeros(2, np.int32)
+    laid_out = lay_out_tokens(model, np.zeros(2, np.int32), np.array([2]), device, share=False)
     one = torch.zeros(1, dtype=torch.int64, device=device)
-    scored = score(model, pack(tokens, np.array([2]), device), one, one, None, 1)
+    scored = score(model, laid_out, one, one, None, 1)
     return (scored.logprobs * 0.0).sum()
 
 
@@ -154,13 +213,14 @@ def language_model(model: Any) -> Any:
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
-def _check(config: Any, directory: Path) -> None:
-    other = set(getattr(config, "layer_types", None) or ()) - ATTENTION_LAYERS
-    if other:
-        raise FitError(
-            f"{directory}: layers of kind {sorted(other)} would mix packed sequences; this trainer supports only attention."
-        )
-    logit_form(config)
+def _freeze_all_but_language(model: Any) -> None:
+    """Freeze the parts of a model that only images reach, which a run without images cannot train."""
+    if decoder(model) is model.base_model:
+        return
+    head = model.get_output_embeddings()
+    trained = {id(one) for part in (decoder(model), head) if part is not None for one in part.parameters()}
+    for parameter in model.parameters():
+        parameter.requires_grad_(id(parameter) in trained)
 
 
 def _fill_buffers(model: PreTrainedModel, device: str) -> None:
@@ -171,9 +231,18 @@ def _fill_buffers(model: PreTrainedModel, device: str) -> None:
             if not waiting:
                 continue
             for name, buffer in waiting.items():
-                setattr(module, name, torch.full_like(buffer, float("nan"), device=device))
+                setattr(module, name, torch.full_like(buffer, _unlikely(buffer.dtype), device=device))
             model._init_weights(module)
-            if any(torch.isnan(getattr(module, name)).any() for name in waiting):
+            if any(_is_unlikely(getattr(module, name)).any() for name in waiting):
                 raise FitError(
                     f"{type(model).__name__}: {type(module).__name__} does not compute its buffers {sorted(waiting)}."
                 )
+
+
+def _unlikely(dtype: torch.dtype) -> float | int:
+    """A value that no buffer has."""
+    return float("nan") if dtype.is_floating_point else torch.iinfo(dtype).min
+
+
+def _is_unlikely(buffer: Tensor) -> Tensor:
+    return torch.isnan(buffer) if buffer.dtype.is_floating_point else buffer == torch.iinfo(buffer.dtype).min

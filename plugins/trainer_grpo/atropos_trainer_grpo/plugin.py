@@ -140,17 +140,12 @@ def sizes(options: GrpoOptions, workload: Workload, free: Collection[str]) -> Se
 
 def check(options: GrpoOptions, workload: Workload) -> None:
     from atropos_core.models.model_size import read
-    from atropos_torch_models.model_directory import sliding_window
+    from atropos_trainer_grpo.layouts import layout_of
 
     if workload.truncated:
         _refuse_truncation(options)
     directory = workload.context.model
-    if (window := sliding_window(directory)) is not None and window <= workload.max_tokens:
-        raise FitError(
-            f"trainer 'grpo' does not train beyond a sliding window: layers of the model in {directory} see {window} tokens "
-            f"(sliding_window in its config.json), but replies may have {workload.max_tokens}.",
-            remedy=f"--set sampling.max_tokens={max(window // 2, 1)}, or use a model with full attention.",
-        )
+    layout_of(directory, options)
     model = read(directory)
     if model is None or options.lora is None or options.lora.targets == "all-linear":
         return

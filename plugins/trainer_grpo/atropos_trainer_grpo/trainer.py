@@ -31,12 +31,23 @@ from atropos_torch_models.devices import refuse_missing
 from atropos_torch_models.rounding import measured_rounding
 from atropos_trainer_grpo import checkpointing, saving, sharded_state
 from atropos_trainer_grpo.forward_passes import distinct_rows
+from atropos_trainer_grpo.layouts import layout_in_process
 from atropos_trainer_grpo.learning_rates import parameter_groups, updates_in_all
 from atropos_trainer_grpo.losses import LOSSES, Loss
 from atropos_trainer_grpo.losses.supervised import SUPERVISED
-from atropos_trainer_grpo.model import complete, only_used_rows, open_model, score, score_empty
+from atropos_trainer_grpo.model import (
+    complete,
+    lay_out_tokens,
+    layout_of_model,
+    only_used_rows,
+    open_model,
+    score,
+    score_empty,
+    vocabulary_of,
+)
 from atropos_trainer_grpo.optimizer import Optimizer
-from atropos_trainer_grpo.packed_rows import microbatches, pack
+from atropos_trainer_grpo.packed_rows import microbatches
+from atropos_trainer_grpo.padded_rows import row_microbatches
 from atropos_trainer_grpo.process_group import ALONE, ProcessGroup
 from atropos_trainer_grpo.update import Update
 
@@ -194,8 +205,15 @@ class GrpoTrainer(Trainer):
         at = "cpu" if self._mesh is not None or quantized else None  # until it is sharded or packed
         dtype, device = self._options.dtype, self._device
         attention = self._options.attention
+        layout = layout_in_process(self._context.model, self._options)
         model = open_model(
-            self._context.model, dtype=dtype, device=device, with_weights=not shared, at=at, attention=attention
+            self._context.model,
+            dtype=dtype,
+            device=device,
+            with_weights=not shared,
+            at=at,
+            attention=attention,
+            layout=layout,
         )
         if self._options.kernels == "liger":
             from atropos_trainer_grpo.kernels import use_liger
@@ -205,7 +223,7 @@ class GrpoTrainer(Trainer):
         info = ModelInfo(
             architecture=type(model).__name__,
             parameters=sum(parameter.numel() for parameter in parameters),
-            vocabulary=int(model.config.vocab_size),
+            vocabulary=vocabulary_of(model),
             dtype=str(parameters[0].dtype).removeprefix("torch."),
             device=self._device,
             tokenizer=fingerprint(self._context.model),
@@ -230,7 +248,13 @@ class GrpoTrainer(Trainer):
                 layer.eval()
         if self._options.kl is not None and self._options.lora is None:
             frozen = open_model(
-                self._context.model, dtype=dtype, device=device, with_weights=True, at=at, attention=attention
+                self._context.model,
+                dtype=dtype,
+                device=device,
+                with_weights=True,
+                at=at,
+                attention=attention,
+                layout=layout,
             )
             self._frozen = frozen.requires_grad_(False)
         if self._mesh is not None:
@@ -330,12 +354,15 @@ class GrpoTrainer(Trainer):
         lengths = np.array([len(sequence) for sequence in sequences], dtype=np.int64)
         longer = np.flatnonzero(lengths > 1)
         limit = self._options.tokens_per_microbatch
-        for part in self._group.passes(lengths, longer, lambda order: microbatches(lengths, order, limit)):
+        cut = row_microbatches if layout_of_model(self._policy).name == "rows" else microbatches
+        for part in self._group.passes(lengths, longer, lambda order: cut(lengths, order, limit)):
             if not len(part):
                 score_empty(self._policy, self._device)
                 continue
             tokens = np.concatenate([sequences[i] for i in part])
-            packing = pack(tokens, lengths[part], self._device, share=self._options.share_prompts)
+            packing = lay_out_tokens(
+                self._policy, tokens, lengths[part], self._device, share=self._options.share_prompts
+            )
             follows = np.ones(len(tokens), dtype=np.bool_)
             follows[np.cumsum(lengths[part]) - lengths[part]] = False
             rows = np.flatnonzero(follows)

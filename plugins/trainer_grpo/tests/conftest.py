@@ -24,6 +24,7 @@ from transformers import (
 from atropos_core.plugins.provider import RunContext
 from atropos_core.types import Batch
 from atropos_trainer_grpo.config import GrpoOptions
+from atropos_trainer_grpo.layouts import Layout
 from atropos_trainer_grpo.losses import LOSSES
 from atropos_trainer_grpo.model import open_model
 from atropos_trainer_grpo.optimizer import Optimizer
@@ -194,9 +195,12 @@ def gradient(model_of):
     def reference():
         yield open_model(model_of(tied=False), dtype="auto", device="cpu", with_weights=True)
 
-    def compute(batch, double=False, kind="qwen3", **options):
+    def compute(batch, double=False, kind="qwen3", own_logits=False, **options):
         options = GrpoOptions(**options)
-        model = open_model(model_of(kind), dtype="auto", device="cpu", with_weights=True, attention=options.attention)
+        layout = Layout(options.layout if options.layout == "rows" else "packed", own_logits)
+        model = open_model(
+            model_of(kind), dtype="auto", device="cpu", with_weights=True, attention=options.attention, layout=layout
+        )
         model = doubled(model) if double else model
         optimizer = Optimizer(model.named_parameters(), options)
         loss = LOSSES[options.loss].having(**options.loss_values)

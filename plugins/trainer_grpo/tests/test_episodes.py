@@ -29,7 +29,8 @@ MORE = [
     {"loss": "grpo", "distillation": {"kind": "forward", "coefficient": 0.5}},
     {"loss": "grpo", "distillation": {"kind": "reverse"}},
 ]
-MEMORY = [{}, {"tokens_per_microbatch": 1}, {"tokens_per_microbatch": 90}, {"share_prompts": False}]
+MEMORY = [{}, {"tokens_per_microbatch": 1}, {"tokens_per_microbatch": 90}, {"share_prompts": False}, {"layout": "rows"}]
+MEMORY += [{"layout": "rows", "tokens_per_microbatch": 90}]
 
 
 def conversations(seed=0, groups=2, size=3, tokens_of=np.float32):

@@ -52,6 +52,8 @@ ALONE = {"alone": True}
         ({"clip_high": 0.3, "distillation": ALONE}, "clip_high has no effect"),
         ({"correction": {"kind": "mis"}, "distillation": ALONE, **RECOMPUTE}, "correction has no effect"),
         ({"loss_length": 9}, "loss_length has no effect"),
+        ({"layout": "rows", "attention": "padded"}, "attention has no effect"),
+        ({"layout": "rows", "share_prompts": False}, "share_prompts has no effect"),
         ({"betas": (0.9, 1.0)}, "less than 1"),
         ({"max_grad_norm": float("inf")}, "finite"),
     ],
@@ -165,6 +167,7 @@ ELSEWHERE = {
 COMPUTED = {
     "tokens_per_microbatch": {"tokens_per_microbatch": 30},
     "logprob_chunk": {"logprob_chunk": 5},
+    "layout": {"layout": "rows"},
     "share_prompts": {"share_prompts": False},
     "gradient_checkpointing": {"gradient_checkpointing": True},
 }
