@@ -158,7 +158,7 @@ def _say_memory(plan: Plan, directory: Path) -> None:
     import asyncio
 
     from atropos_core import console
-    from atropos_core.launch.banner import of_warmup
+    from atropos_core.launch.banner import of_paths, of_warmup, paths
     from atropos_core.launch.builder import tasks_of
     from atropos_core.launch.memory_plan import plan_memory, table
     from atropos_core.launch.memory_remedies import check_memory
@@ -172,7 +172,7 @@ def _say_memory(plan: Plan, directory: Path) -> None:
     made = plan_memory(plan, directory)
     rows, totals = table(made)
     console.table(("component", "what", "device", "at most", ""), rows)
-    console.facts(totals)
+    console.facts([*totals, *of_paths(paths(plan, directory))])
     console.say(f"for prompts of at most {PROMPT_TOKENS} tokens; nothing was started")
     if not plan.config.oversubscribe:
         check_memory(plan, directory, made)

@@ -10,7 +10,7 @@ from atropos_core.config.run_file import RunConfig, toml_value
 from atropos_core.interfaces import ModelInfo, Transport
 from atropos_core.launch.memory_plan import workloads
 from atropos_core.launch.plan import Plan
-from atropos_core.plugins.model_provider import EngineProvider
+from atropos_core.plugins.model_provider import DeviceProvider, EngineProvider
 from atropos_core.plugins.requirements import cuda_devices
 from atropos_core.storage.checkpoint import Checkpoint
 from atropos_core.training.parts import Parts
@@ -58,6 +58,7 @@ def banner(
             for engine in plan.engines
         ),
         ("trainer", f"{config.trainer.use} {_where(config.trainer, model.threads)}"),
+        *of_paths(paths(plan, directory)),
         *plan.notes(),
         *(
             ("size", f"{path} = {toml_value(value)}: {plan.sizes.reasons[path]}")
@@ -92,6 +93,22 @@ def kept_by_engines(plan: Plan, directory: Path) -> dict[str, str]:
         if isinstance(provider, EngineProvider) and (text := provider.keeps(resolved.options, workload)):
             found[resolved.label] = f"; keeps {text}"
     return found
+
+
+def paths(plan: Plan, directory: Path) -> dict[str, str]:
+    """Return which way of computing the model each engine and trainer takes, and why, by label."""
+    found = {}
+    for resolved, workload in workloads(plan, directory):
+        provider = resolved.offer.provider
+        if isinstance(provider, DeviceProvider) and (text := provider.path(resolved.options, workload)):
+            found[resolved.label] = text
+    return found
+
+
+def of_paths(paths: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield one line about the ways of computing the model, if components have several."""
+    if paths:
+        yield "paths", "; ".join(f"{label} {text}" for label, text in paths.items())
 
 
 def by_rule(plan: Plan) -> Iterator[tuple[str, str]]:

@@ -20,6 +20,7 @@ from atropos_core.guards.endings import raise_first
 from atropos_core.guards.exits import own_process
 from atropos_core.health.watch import end_recorded, forget_after
 from atropos_core.launch.awake import AwakeLoop
+from atropos_core.launch.banner import paths
 from atropos_core.launch.builder import build
 from atropos_core.launch.memory_plan import plan_memory
 from atropos_core.launch.memory_remedies import check_memory
@@ -34,7 +35,7 @@ from atropos_core.observe.profile import Profile, ProfileRow
 from atropos_core.storage.atomic import size_bytes
 from atropos_core.storage.checkpoint import Checkpoint
 from atropos_core.storage.file_permissions import private_files
-from atropos_core.storage.run_directory import RunDirectory
+from atropos_core.storage.run_directory import PATHS, RunDirectory
 from atropos_core.training.snapshot import Progress
 from atropos_core.types import Metrics
 
@@ -55,6 +56,7 @@ class Summary:
     peak_bytes: int  # of memory, over all processes
     checkpoint_bytes: int  # of the last checkpoint
     published_bytes: int  # on disk, for the last publishing
+    paths: dict[str, str]  # which way of computing the model each engine and trainer took, and why
 
 
 def execute(plan: Plan, directory: Path, *, resume: bool = False) -> Summary:
@@ -123,6 +125,7 @@ async def _run(
         began.set()
         # A resume may have changed values. They are kept now that everything has opened.
         RunDirectory(directory).write("config.toml", to_toml(plan.resolved()))
+        RunDirectory(directory).write(PATHS, json.dumps(taken := paths(plan, directory)) + "\n")
         parts.profile.began(perf_counter() - started)
         await watched(loop.run(), parts.children, parts.workers)
     except BaseException:
@@ -130,10 +133,12 @@ async def _run(
             console.warn(f"while ending the run: {error}")
         raise
     raise_first(await parts.close())
-    return _summary(loop.progress, parts.profile, directory, peak)
+    return _summary(loop.progress, parts.profile, directory, peak, taken)
 
 
-def _summary(progress: Progress, profile: Profile, directory: Path, peak: Peak) -> Summary:
+def _summary(
+    progress: Progress, profile: Profile, directory: Path, peak: Peak, paths: dict[str, str]
+) -> Summary:
     return Summary(
         directory,
         progress.step,
@@ -147,4 +152,5 @@ def _summary(progress: Progress, profile: Profile, directory: Path, peak: Peak) 
         peak.size_bytes,
         size_bytes(directory / "checkpoints" / f"step-{progress.step:06d}"),
         progress.published_bytes,
+        paths,
     )

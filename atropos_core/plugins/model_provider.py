@@ -102,6 +102,8 @@ class DeviceProvider(WeightsProvider[T_co]):
     """The base for engines and trainers, which run on the devices that a run file names."""
 
     dtype: Callable[[Any, Workload], str] = lambda options, workload: ""  # of its weights, as "float32"; "" if unknown
+    # which of its ways to compute it takes for this model, and why: "rows: its layers keep a state"; "" if it has only one
+    path: Callable[[Any, Workload], str] = lambda options, workload: ""
     # options (and "devices", "threads") that have no effect on these devices, with the reason
     idle: Callable[[Any, Sequence[str]], Mapping[str, str]] = lambda options, devices: {}
     several_devices: bool = False  # one instance may span several

@@ -17,7 +17,8 @@ from atropos_core.storage.file_permissions import make_private
 from atropos_core.storage.reading import open_file, read_file
 
 FOLDERS = ("checkpoints", "logs", "rollouts")
-BEFORE_IT_BEGINS = ("config.toml", "health.jsonl", "lock", "metrics.jsonl")  # its files before anything is measured
+PATHS = "paths.json"  # which way of computing the model each engine and trainer takes, and why
+BEFORE_IT_BEGINS = ("config.toml", "health.jsonl", "lock", "metrics.jsonl", PATHS)  # its files before anything is measured
 
 
 class RunDirectory:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from atropos_core.errors import RunDirectoryError
 from atropos_core.storage.reading import parse_json, parse_toml, read_file, read_text
-from atropos_core.storage.run_directory import RunDirectory
+from atropos_core.storage.run_directory import PATHS, RunDirectory
 
 NAMED = ("environment", "reward", "sink")  # tables of tables that readers of a run look into
 TABLES = (*NAMED, "training", "engine", "trainer", "health")
@@ -79,6 +79,15 @@ class RunRecords:
         except (OSError, ValueError):
             return {}
         return found if isinstance(found, dict) else {}
+
+    @property
+    def paths(self) -> Mapping[str, str]:
+        """The way of computing the model that each engine and trainer takes, with the reason, by label; empty if unknown."""
+        try:
+            found = parse_json(read_file(self.directory / PATHS))
+        except (OSError, ValueError):
+            return {}
+        return {str(label): str(text) for label, text in found.items()} if isinstance(found, dict) else {}
 
     @property
     def finished_steps(self) -> int:

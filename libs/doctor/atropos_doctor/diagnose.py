@@ -57,6 +57,7 @@ def diagnose(directory: Path) -> list[Finding]:
                 "A crash or a full disk cuts lines off; the steps on them are not looked at.",
             )
         )
+    found += [Finding("paths", None, f"{label} {text}") for label, text in records.paths.items()]
     return found + _checked(records, section, steps) + _checkpoints(records.run.checkpoints)
 
 
