@@ -136,9 +136,7 @@ async def _run(
     return _summary(loop.progress, parts.profile, directory, peak, taken)
 
 
-def _summary(
-    progress: Progress, profile: Profile, directory: Path, peak: Peak, paths: dict[str, str]
-) -> Summary:
+def _summary(progress: Progress, profile: Profile, directory: Path, peak: Peak, paths: dict[str, str]) -> Summary:
     return Summary(
         directory,
         progress.step,

@@ -18,7 +18,13 @@ from atropos_core.storage.reading import open_file, read_file
 
 FOLDERS = ("checkpoints", "logs", "rollouts")
 PATHS = "paths.json"  # which way of computing the model each engine and trainer takes, and why
-BEFORE_IT_BEGINS = ("config.toml", "health.jsonl", "lock", "metrics.jsonl", PATHS)  # its files before anything is measured
+BEFORE_IT_BEGINS = (
+    "config.toml",
+    "health.jsonl",
+    "lock",
+    "metrics.jsonl",
+    PATHS,
+)  # its files before anything is measured
 
 
 class RunDirectory:

@@ -137,6 +137,7 @@ class RunningBatch:
         for slot in range(len(self.rows)):
             self._store(slot)
         rows, self.rows = self.rows, []
+        self._decoder.forget()
         return rows
 
     @property
@@ -242,14 +243,18 @@ class RunningBatch:
         """Drop the rows in these slots, and move the last rows into the gaps."""
         if not slots:
             return
-        left = len(self.rows) - len(slots)
+        count = len(self.rows)
+        left = count - len(slots)
         gone = set(slots)
         target = np.array([slot for slot in slots if slot < left], dtype=np.int64)
-        source = np.array([slot for slot in range(left, len(self.rows)) if slot not in gone], dtype=np.int64)
+        source = np.array([slot for slot in range(left, count) if slot not in gone], dtype=np.int64)
+        to = np.arange(count)
+        to[list(slots)] = -1
+        to[source] = target
+        self._decoder.move(to, self._columns["length"][:count] - 1)
         if len(source):
-            self._decoder.move(source, target, int(self._columns["length"][source].max()))
             for column in self._columns.values():
                 column[target] = column[source]
-            for moved, to in zip(source, target, strict=True):
-                self.rows[to] = self.rows[moved]
+            for moved, slot in zip(source, target, strict=True):
+                self.rows[slot] = self.rows[moved]
         del self.rows[left:]

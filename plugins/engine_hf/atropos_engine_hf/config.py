@@ -19,6 +19,11 @@ class HFOptions(Options):
         None,
         description="hold the base of a run's adapters in 4 or 8 bits; round it first with `atropos quantize`",
     )
+    decode: Literal["auto", "slots", "cohort"] = Field(
+        "auto",
+        description="what rows are decoded in: slots of a cache of all keys and values, or caches of the model's own, for other "
+        'kinds of layers; "auto" is the first that is exact for the model',
+    )
     max_batch: int = Field(256, ge=1, description="rows that are decoded together; more wait in arrival order")
     prefill_tokens: int = Field(
         4096, ge=1, description="padded prompt tokens in one forward pass of prefill or rescoring"

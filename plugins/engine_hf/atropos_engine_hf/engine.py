@@ -25,8 +25,9 @@ from atropos_core.types import Completion, Floats, Sampling, Tokens, TopK
 from atropos_engine_hf import limits
 from atropos_engine_hf.batch import Finished, RunningBatch, SequenceState
 from atropos_engine_hf.blocked_weights import BlockedWeights
-from atropos_engine_hf.decoder import Decoder, chunks
-from atropos_engine_hf.loading import ends_of, load_model
+from atropos_engine_hf.decoder import chunks
+from atropos_engine_hf.loading import ends_of, load_model, read_config
+from atropos_engine_hf.probe import open_decoder, path_of
 from atropos_engine_hf.scoring import likeliest, score
 from atropos_engine_hf.weights import replace
 from atropos_torch_models.allocation import LARGE, keep_blocks, return_blocks
@@ -75,13 +76,14 @@ class HFEngine(Engine):
         if self._context.threads:
             torch.set_num_threads(self._context.threads)
         warm_up()
+        path = path_of(read_config(directory), directory, options)
         self.model = load_model(directory, options.dtype, self._context.devices[0], options.quantization)
         info = self._described()
         self._keeps_blocks = info.device == "cpu" and info.parameters is not None and info.parameters >= LARGE
         if self._keeps_blocks:
             keep_blocks()
-        decoder = Decoder(self.model)
-        decoder.check()
+        decoder = open_decoder(self.model, path)
+        self._resumes = decoder.resumes
         self._blocked = BlockedWeights(self.model)
         self._batch = RunningBatch(
             decoder,
@@ -149,11 +151,13 @@ class HFEngine(Engine):
 
     async def logprobs(self, sequences: Sequence[Tokens], temperature: float = 1.0) -> list[Floats]:
         """Score all sequences under one version of the weights: a `pause` waits for it. Temperature 0 counts as 1, as in sampling."""
-        return await self._scored(sequences, lambda some: score(self.model, some, temperature))
+        return await self._scored(sequences, lambda some: score(self.model, some, temperature, resumes=self._resumes))
 
     async def top_logprobs(self, sequences: Sequence[Tokens], k: int, temperature: float = 1.0) -> list[TopK]:
         """Like `logprobs`: under one version of the weights, and temperature 0 counts as 1."""
-        return await self._scored(sequences, lambda some: likeliest(self.model, some, k, temperature))
+        return await self._scored(
+            sequences, lambda some: likeliest(self.model, some, k, temperature, resumes=self._resumes)
+        )
 
     async def _scored(self, sequences: Sequence[Tokens], scoring: Callable[[list[Tokens]], list[T]]) -> list[T]:
         for sequence in sequences:

@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import transformers.modeling_utils  # noqa: F401 - two thirds of the start-up; imported here, it runs in parallel with the trainer's
-from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
-from transformers.cache_utils import DynamicLayer
+from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging
 
 from atropos_core.errors import ConfigError, FitError
-from atropos_core.storage.reading import base_of_adapter
+from atropos_engine_hf.decode_path import config_directory
 from atropos_torch_models.devices import refuse_missing
 from atropos_torch_models.model_directory import OWN_CODE_REMEDY, needs_own_code
 from atropos_torch_models.stop_ids import stop_ids
@@ -22,13 +21,7 @@ def load_model(directory: Path, dtype: str, device: str, quantization: str | Non
 
     With `quantization`, the whole model is in host memory until it is packed. Raises FitError for a model that the decode
     loop does not support, ConfigError for a bad directory."""
-    try:
-        config = AutoConfig.from_pretrained(_base(directory), local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
-        if own := needs_own_code(_base(directory)):
-            raise FitError(f"{own}.", remedy=OWN_CODE_REMEDY) from error
-        raise ConfigError(f"engine 'hf' cannot read a model from {directory}: {error}") from error
-    refuse_unsupported(config)
+    read_config(directory)
     refuse_missing(device, "engine 'hf'")
     logging.disable_progress_bar()
     chosen = "float32" if dtype == "auto" and device == "cpu" else dtype
@@ -37,7 +30,7 @@ def load_model(directory: Path, dtype: str, device: str, quantization: str | Non
             directory, dtype=chosen, local_files_only=True, trust_remote_code=False
         )
     except (OSError, ValueError) as error:
-        if own := needs_own_code(_base(directory)):
+        if own := needs_own_code(config_directory(directory)):
             raise FitError(f"{own}.", remedy=OWN_CODE_REMEDY) from error
         raise ConfigError(f"engine 'hf' cannot load the model in {directory}: {error}") from error
     if quantization is not None:
@@ -47,32 +40,22 @@ def load_model(directory: Path, dtype: str, device: str, quantization: str | Non
     return model.to(device).eval().requires_grad_(False)
 
 
-def _base(directory: Path) -> Path:
-    """Return the directory of the whole model, which for an adapter is its base model's."""
-    adapter = directory / "adapter_config.json"
-    if (directory / "config.json").exists() or not adapter.exists():
-        return directory
-    return base_of_adapter(directory)
-
-
-def refuse_unsupported(config: Any) -> None:
-    what = f"engine 'hf' does not run {config.model_type!r} models"
-    remedy = "Use `--engine vllm` for this model."
+def read_config(directory: Path) -> Any:
+    """Return the model's configuration. Raises ConfigError if there is none, FitError for one that is not of a causal model."""
+    where = config_directory(directory)
+    try:
+        config = AutoConfig.from_pretrained(where, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as error:
+        if own := needs_own_code(where):
+            raise FitError(f"{own}.", remedy=OWN_CODE_REMEDY) from error
+        raise ConfigError(f"engine 'hf' cannot read a model from {directory}: {error}") from error
     if getattr(config, "is_encoder_decoder", False):
         raise FitError(
-            f"{what}: it is an encoder and a decoder, and the engine decodes causal models only.", remedy=remedy
+            f"engine 'hf' does not run {config.model_type!r} models: it is an encoder and a decoder, and the engine decodes causal"
+            " models only.",
+            remedy="Use a causal language model.",
         )
-    try:
-        layers = DynamicCache(config=config).layers
-    except (KeyError, AttributeError, TypeError, ValueError) as error:
-        raise FitError(f"{what}: transformers knows no cache for it ({error}).", remedy=remedy) from error
-    other = sorted({type(layer).__name__ for layer in layers if type(layer) is not DynamicLayer})
-    if other:
-        raise FitError(
-            f"{what}: not every layer is full attention (it has {', '.join(other)}), and the engine's cache holds"
-            " all keys and values of a sequence.",
-            remedy=remedy,
-        )
+    return config
 
 
 def ends_of(directory: Path, model: Any) -> set[int]:

@@ -65,16 +65,17 @@ def sizes(options: HFOptions, workload: Workload, free: Collection[str]) -> Sequ
 
 
 def check(options: HFOptions, workload: Workload) -> None:
-    from atropos_torch_models.model_directory import check_weights, sliding_window
+    from atropos_engine_hf.decode_path import before_start
+    from atropos_torch_models.model_directory import check_weights
 
-    directory = workload.context.model
-    check_weights(directory)
-    if (window := sliding_window(directory)) is not None:
-        raise FitError(
-            f"engine 'hf' does not run the model in {directory}: its layers see {window} tokens (sliding_window in its config.json), "
-            "and the engine's cache holds all keys and values of a sequence.",
-            remedy="Use `--engine vllm` for this model.",
-        )
+    check_weights(workload.context.model)
+    before_start(options, workload.context.model)
+
+
+def path(options: HFOptions, workload: Workload) -> str:
+    from atropos_engine_hf.decode_path import before_start
+
+    return before_start(options, workload.context.model).line
 
 
 def dtype(options: HFOptions, workload: Workload) -> str:
@@ -105,6 +106,7 @@ def atropos_engines() -> Iterable[EngineProvider]:
         check=check,
         sizes=sizes,
         dtype=dtype,
+        path=path,
         keeps=keeps,
         announces=announces,
         requires=frozenset({"torch", "transformers"}),

@@ -62,6 +62,11 @@ def make_model(directory: Path, kind: str = "qwen3", *, seed: int = 0, scale: fl
     return directory
 
 
+@pytest.fixture(scope="session", name="write_tokenizer")
+def write_tokenizer_fixture() -> Callable[[Path], None]:
+    return write_tokenizer
+
+
 @pytest.fixture(scope="session", name="make_model")
 def make_model_fixture() -> Callable[..., Path]:
     return make_model  # tests cannot import a conftest under importlib
