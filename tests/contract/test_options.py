@@ -552,6 +552,8 @@ plugins/curriculum/tests/test_curriculum.py::test_a_prior_file_gives_the_same_bi
   curriculum *: prior.file
 plugins/engine_hf/tests/test_memory.py::test_options_bound_the_memory_plan
   engine hf: max_batch kv_cache_gb
+plugins/engine_hf/tests/test_refusals.py::test_a_decoder_that_is_not_exact_is_refused_with_its_number_and_the_one_that_is
+  engine hf: decode
 plugins/engine_hf/tests/test_quantization.py::test_the_plan_counts_packed_weights_and_the_whole_model_while_it_opens
   engine hf: quantization
 plugins/engine_hf/tests/test_memory.py::test_sixteen_bits_take_half

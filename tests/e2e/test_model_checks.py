@@ -71,7 +71,10 @@ CASES: dict[str, tuple[Callable[[Path], object], tuple[str, ...], tuple[str, ...
         template("{% if messages[0].content not in ('.', 'What is 38 + 7?') %}{{ raise_exception('not this one') }}{% endif %}"),
         (), ("and the others at the beginning, cannot be shown", "not this one"),
     ),
-    "window": (add_sliding_window, (), ("see 64 tokens", "Use `--engine vllm`")),
+    "window": (
+        add_sliding_window, ("--set", "engine.decode=slots"),
+        ("engine.decode = 'slots' is not exact for 'qwen3' models", "of the logits' spread", "takes 'cohort'"),
+    ),
     "vocabulary": (lambda model: edit_json(model / "config.json", vocab_size=9), (), ("only 9 embeddings", "own tokenizer")),
     "positions": (
         lambda model: edit_json(model / "config.json", max_position_embeddings=100), ("--set", "sampling.max_tokens=256"),

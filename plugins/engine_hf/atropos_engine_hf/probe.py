@@ -126,13 +126,13 @@ def worst(decoder: Decoder, scene: Scene) -> float:
     return found
 
 
-class Row(NamedTuple):
+class TriedRow(NamedTuple):
     tokens: NDArray[np.int64]
     start: int  # the position that the first logits are after
     logits: list[torch.Tensor]  # [V] each
 
 
-def _replay(decoder: Decoder, scene: Scene) -> list[Row]:
+def _replay(decoder: Decoder, scene: Scene) -> list[TriedRow]:
     """Decode given random tokens, and return the logits. Of each prompt's rows the first continues with other tokens than the second;
     one row ends after `before` steps, when the later prompts join; another ends half-way from there."""
     random = np.random.default_rng(0)
@@ -145,7 +145,7 @@ def _replay(decoder: Decoder, scene: Scene) -> list[Row]:
         logits = decoder.prefill([one.astype(np.int32) for one in prompts], [copies] * len(prompts), len(present))
         for at, row in enumerate(logits):
             prompt = prompts[at // copies]
-            present.append(Row(np.concatenate([prompt, random.integers(0, vocabulary, steps)]), len(prompt) - 1, [row]))
+            present.append(TriedRow(np.concatenate([prompt, random.integers(0, vocabulary, steps)]), len(prompt) - 1, [row]))
 
     def leave(slot: int) -> None:
         ended.append(present[slot])
@@ -164,8 +164,8 @@ def _replay(decoder: Decoder, scene: Scene) -> list[Row]:
         for row, logits in zip(present, decoder.decode(tokens, lengths), strict=True):
             row.logits.append(logits)
 
-    present: list[Row] = []
-    ended: list[Row] = []
+    present: list[TriedRow] = []
+    ended: list[TriedRow] = []
     enter(scene.prompts, 2)
     decoder.measure()
     for _ in range(scene.before):
