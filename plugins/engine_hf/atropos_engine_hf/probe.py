@@ -145,7 +145,9 @@ def _replay(decoder: Decoder, scene: Scene) -> list[TriedRow]:
         logits = decoder.prefill([one.astype(np.int32) for one in prompts], [copies] * len(prompts), len(present))
         for at, row in enumerate(logits):
             prompt = prompts[at // copies]
-            present.append(TriedRow(np.concatenate([prompt, random.integers(0, vocabulary, steps)]), len(prompt) - 1, [row]))
+            present.append(
+                TriedRow(np.concatenate([prompt, random.integers(0, vocabulary, steps)]), len(prompt) - 1, [row])
+            )
 
     def leave(slot: int) -> None:
         ended.append(present[slot])
