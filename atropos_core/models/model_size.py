@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ PARAMETERS_A_THREAD = 4_000_000
 LLAMA_LIKE = {  # model_type -> (queries, keys and values have biases; queries and keys are normalised)
     "llama": (False, False), "mistral": (False, False), "qwen2": (True, False), "qwen3": (False, True), "smollm3": (False, False),
 }  # fmt: skip
+_EXPERT = re.compile(r"\.experts\.\d+\.")
+_OF_EXPERTS = re.compile(_EXPERT.pattern + r"|\.(gate|router)\.weight$")
 _STORED = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "I64": 8, "I32": 4, "I8": 1, "U8": 1}
 
 
@@ -50,7 +53,15 @@ class ModelSize:
         return (self.parameters - linear) * element + held
 
     def linear(self) -> dict[str, tuple[int, int]]:
-        """Return the matrices that are neither embedding nor head: name, outputs, inputs."""
+        """Return the matrices of linear layers, so without embedding, head, experts and their routers: name, outputs, inputs."""
+        return {name: shape for name, shape in self._matrices().items() if not _OF_EXPERTS.search(name)}
+
+    def experts(self) -> dict[str, tuple[int, int]]:
+        """Return the matrices of each expert, which are stored one by one: name, outputs, inputs. A model computes with all of a layer
+        as one tensor."""
+        return {name: shape for name, shape in self._matrices().items() if _EXPERT.search(name)}
+
+    def _matrices(self) -> dict[str, tuple[int, int]]:
         apart = ("embed", "lm_head", "wte", "wpe")
         return {
             name: (shape[0], shape[1])

@@ -48,7 +48,7 @@ def test_a_killed_run_of_experts_resumes_to_the_same_bits(arguments: tuple[str, 
     assert weights(tmp_path / "run", STEPS) == weights(tmp_path / "whole", STEPS)
 
 
-@pytest.mark.parametrize("bridge", ["delta", "nccl"])
+@pytest.mark.parametrize("bridge", ["delta", "nccl", "lora"])
 def test_experts_travel_over_every_bridge(bridge: str, arguments: tuple[str, ...], tmp_path: Path) -> None:
     finish(tmp_path / "run", *arguments, "--bridge", bridge, "--dir", str(tmp_path / "run"))
     check(tmp_path / "run")

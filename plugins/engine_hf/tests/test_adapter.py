@@ -45,6 +45,23 @@ def by_peft(model: Path, adapter: Path, sequence: Any, temperature: float = 1.0)
     return score(whole, [sequence], temperature)[0][len(PROMPT) :]
 
 
+async def test_adapters_of_experts_are_sampled_with_as_peft_computes(
+    open_engine: Any, make_model: Any, tmp_path: Path
+) -> None:
+    model = make_model(tmp_path / "model", "qwen3_moe")
+    engine = await open_engine(model)
+    shape: dict[str, Any] = {
+        "targets": ["q_proj"],
+        "target_parameters": ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"],
+    }
+    for version in (1, 2):
+        adapter = make_adapter(model, tmp_path / f"v{version}", seed=version, **shape)
+        await engine.load_adapter(adapter, version)
+        (made,) = await engine.sample(PROMPT, 1, Sampling(30), [0], 30)
+        expected = by_peft(model, adapter, np.concatenate([PROMPT, made.tokens]))
+        np.testing.assert_allclose(made.logprobs, expected, atol=1e-4)
+
+
 @pytest.mark.parametrize("kind", ["qwen3", "llama"])
 async def test_logprobs_are_those_of_pefts_own_forward(
     open_engine: Any, make_model: Any, tmp_path: Path, kind: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,6 +49,24 @@ def check(options: VLLMOptions, workload: Workload) -> None:
         )
     check_share(options, workload)
     check_weights(context.model)
+    _refuse_adapted_experts(context)
+
+
+def _refuse_adapted_experts(context: RunContext) -> None:
+    """Raises FitError if the adapters that the trainer publishes have matrices for experts: in peft's form, vLLM would leave them out."""
+    from atropos_core.errors import FitError
+    from atropos_core.models.model_size import read
+    from atropos_engine_vllm.command import announced_adapters
+
+    targets = set(announced_adapters(context).get("targets", ()))
+    if not targets & {"all-linear", "gate_up_proj", "down_proj"} or (size := read(context.model)) is None:
+        return
+    if size.experts():
+        linear = sorted({name.removesuffix(".weight").rpartition(".")[2] for name in size.linear()})
+        raise FitError(
+            f"engine 'vllm' does not take adapters of experts, and trainer.lora.targets chooses those of the model in {context.model}.",
+            remedy=f"--set trainer.lora.targets='{json.dumps(linear)}' adapts the other layers. Or use `--engine hf`.",
+        )
 
 
 def dtype(options: VLLMOptions, workload: Workload) -> str:

@@ -51,7 +51,8 @@ class LoraOptions(Options):
     )
     targets: Literal["all-linear"] | tuple[str, ...] = Field(
         "all-linear",
-        description='last names of linear layers, such as ["q_proj", "v_proj"]; all-linear: all except the head',
+        description='last names of linear layers, such as ["q_proj", "v_proj"], or of tensors of experts; all-linear: all of these except '
+        "the head and routers",
     )
     layers: tuple[int, ...] | None = Field(None, description="indices of the adapted layers; unset: all")
     learning_rate: float | None = Field(

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
 from peft.tuners.lora import LoraLayer
+from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
 from safetensors.torch import save_file
 from torch import nn
 from transformers import PreTrainedModel
@@ -33,8 +34,13 @@ _LAYER = re.compile(r"\.(\d+)\.")  # the index of a layer in a module's path: th
 
 def attach(model: PreTrainedModel, options: LoraOptions, origin: Path) -> PeftModel:
     """Freeze the model and add adapters, which change nothing until they are trained (B = 0). Raises ConfigError
-    if `targets` or `layers` name something that does not exist."""
-    targets, layers = _chosen(model, options)
+    if `targets` or `layers` name something that does not exist, or that peft cannot adapt."""
+    targets, experts, layers = _chosen(model, options)
+    if experts and options.dropout:
+        raise ConfigError(
+            "trainer.lora.dropout is set, but peft has no dropout for adapters of experts, which this model has.",
+            remedy=f"Set trainer.lora.dropout=0, or adapt only linear layers: trainer.lora.targets={_listed(targets)}.",
+        )
     config = LoraConfig(
         task_type="CAUSAL_LM",
         base_model_name_or_path=str(origin.resolve()),
@@ -42,6 +48,7 @@ def attach(model: PreTrainedModel, options: LoraOptions, origin: Path) -> PeftMo
         lora_alpha=options.alpha,  # type: ignore[arg-type] # peft types it as an int, and only divides it by the rank
         lora_dropout=options.dropout,
         target_modules=targets,
+        target_parameters=experts or None,
         layers_to_transform=layers,
     )
     adapted = get_peft_model(model, config)  # initialises A from torch's seed
@@ -116,19 +123,33 @@ def dropouts(model: nn.Module) -> list[nn.Module]:
     return found
 
 
-def _chosen(model: PreTrainedModel, options: LoraOptions) -> tuple[list[str], list[int] | None]:
-    """The last names of the linear layers to adapt, and the layer indices unless all are."""
+def _chosen(model: PreTrainedModel, options: LoraOptions) -> tuple[list[str], list[str], list[int] | None]:
+    """The last names of the linear layers to adapt, the tensors of experts, and the layer indices unless all are."""
     head = model.get_output_embeddings()
-    linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear) and module is not head]
+    linear = [name for name, module in model.named_modules() if type(module) is nn.Linear and module is not head]
+    of_experts = _expert_tensors(model)
+    last = [name.rpartition(".")[2] for name in of_experts]
     present = sorted({name.rpartition(".")[2] for name in linear})
-    targets = present if options.targets == "all-linear" else list(options.targets)
-    if unknown := [target for target in targets if target not in present]:
-        raise ConfigError(
-            f"trainer.lora.targets names {', '.join(map(repr, unknown))}, but {type(model).__name__} has no such linear layer"
-            f" to adapt (the head is not one). Choose from: {', '.join(present)}."
-        )
+    lost = _lost(model, present) if of_experts else []
+    free = [name for name in present if name not in lost]
+    if options.targets == "all-linear":
+        if lost:
+            raise ConfigError(
+                f'trainer.lora.targets = "all-linear" cannot adapt all linear layers of {type(model).__name__}: peft takes the names '
+                f"{', '.join(lost)} for those of its experts, so linear layers of that name would be left out.",
+                remedy=f"--set trainer.lora.targets={_listed([*free, *sorted(set(last))])} adapts the others, and the experts.",
+            )
+        targets, experts = free, of_experts
+    else:
+        if unknown := [one for one in options.targets if one not in free and one not in last]:
+            raise ConfigError(
+                f"trainer.lora.targets names {', '.join(map(repr, unknown))}, but {type(model).__name__} has no such linear layer"
+                f" to adapt (the head is not one). Choose from: {', '.join(sorted({*free, *last}))}."
+            )
+        targets = [one for one in options.targets if one in free]
+        experts = [name for name, own in zip(of_experts, last, strict=True) if own in options.targets]
     if options.layers is None:
-        return targets, None
+        return targets, sorted({name.partition(_numbered(name))[2] for name in experts}), None
     indices = {int(found[1]) for name in linear if (found := _LAYER.search(name))}
     if beyond := [layer for layer in options.layers if layer not in indices]:
         raise ConfigError(
@@ -137,4 +158,37 @@ def _chosen(model: PreTrainedModel, options: LoraOptions) -> tuple[list[str], li
             if indices
             else f"trainer.lora.layers is set, but {type(model).__name__} has no numbered layers."
         )
-    return targets, sorted(options.layers)
+    return targets, [name for name in experts if int(_number(name)) in options.layers], sorted(options.layers)
+
+
+def _expert_tensors(model: PreTrainedModel) -> list[str]:
+    """The parameters that hold a matrix for each expert of a layer."""
+    config = model.config.get_text_config(decoder=True)
+    counts = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+    number = next((int(found) for name in counts if isinstance(found := getattr(config, name, None), int)), 0)
+    return [
+        name
+        for name, parameter in model.named_parameters()
+        if number and parameter.ndim == 3 and len(parameter) == number and _LAYER.search(name)
+    ]
+
+
+def _lost(model: PreTrainedModel, names: list[str]) -> list[str]:
+    """Those of these names of linear layers that peft, which has rules for files of transformers 4, takes for experts'."""
+    config = LoraConfig(target_modules=list(names))
+    convert_peft_config_for_transformers(config, model, None)
+    return sorted(set(names) - set(config.target_modules or ()))
+
+
+def _numbered(name: str) -> str:
+    found = _LAYER.search(name)
+    assert found is not None, "tensors of experts are in numbered layers"
+    return found[0]
+
+
+def _number(name: str) -> str:
+    return _numbered(name).strip(".")
+
+
+def _listed(names: list[str]) -> str:
+    return f"[{','.join(names)}]" if not names else "'[" + ",".join(f'"{name}"' for name in names) + "]'"

@@ -35,6 +35,7 @@ MOMENT_BYTES = {  # with torchao's scales
 }
 UNPACKED = {"int8": 8, "nf4": 6}  # bytes an element, at most
 SHARED = ("posix_shm", "cuda_ipc")
+EXPERTS = {"gate_up_proj", "down_proj"}  # tensors of all experts of a layer, as transformers names them
 Settings = Mapping[str, Sequence[Any]]
 
 
@@ -136,6 +137,12 @@ def _on(
         trained, size = adapter_parameters(model, lora) // parts, FP32
         rank = {"trainer.lora.rank": halves(lora.rank, 1)}
         yield MemoryUse("adapter", trained * FP32, device, settings=rank)
+        if adapts_experts(model, lora.targets):  # peft adds its product to the weights, and autograd keeps the sum
+            elements = sum(out * into for out, into in model.experts().values())
+            at_once = 2 if _checkpointed(options, model) == model.layers else model.layers
+            less: Settings = {} if options.gradient_checkpointing else {"trainer.gradient_checkpointing": [True]}
+            adapted = elements * element * at_once // model.layers
+            yield MemoryUse("experts with their adapters", adapted, device, UPDATE, settings=less)
     offloads = options.optimizer_offloading
     at = "cpu" if offloads else device
     elsewhere: Settings = {} if offloads or device == "cpu" or parts > 1 else {"trainer.optimizer_offloading": [True]}
@@ -175,7 +182,7 @@ def _on(
         gaps = (GAPS + int(GAPS_SHARE * activations)) // parts
         yield MemoryUse("gaps between blocks", gaps, device, UPDATE, settings={**shorter, **again})
     if parts > 1:
-        layers = sum(out * into for out, into in model.linear().values())
+        layers = sum(out * into for out, into in (model.linear() | model.experts()).values())
         gathered = model.parameters - layers + layers // model.layers  # parameters outside layers, and one layer
         yield MemoryUse("gathered parameters", gathered * element, device, UPDATE)
     yield MemoryUse(BUFFERS, OVERHEAD, device)
@@ -288,7 +295,7 @@ def adapter_parameters(model: ModelSize, lora: LoraOptions) -> int:
 
 
 def adapter_sizes(model: ModelSize, lora: LoraOptions) -> list[int]:
-    """Sizes of the two matrices of each adapted linear layer."""
+    """Sizes of the two matrices of each adapted linear layer and expert. (For a tensor of several matrices of an expert they are fewer.)"""
 
     def adapted(name: str) -> bool:
         chosen = lora.targets == "all-linear" or name.removesuffix(".weight").rpartition(".")[2] in lora.targets
@@ -296,4 +303,10 @@ def adapter_sizes(model: ModelSize, lora: LoraOptions) -> list[int]:
         return chosen and inside
 
     pairs = [(out, into) for name, (out, into) in model.linear().items() if adapted(name)]
+    pairs += model.experts().values() if adapts_experts(model, lora.targets) else []
     return [lora.rank * side for pair in pairs for side in pair]
+
+
+def adapts_experts(model: ModelSize, targets: str | Sequence[str]) -> bool:
+    """Return True if an adapter with these targets has matrices for the model's experts."""
+    return bool(model.experts()) and (targets == "all-linear" or bool(EXPERTS & set(targets)))

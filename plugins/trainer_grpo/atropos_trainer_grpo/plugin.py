@@ -150,6 +150,10 @@ def check(options: GrpoOptions, workload: Workload) -> None:
     if model is None or options.lora is None or options.lora.targets == "all-linear":
         return
     known = {name.removesuffix(".weight").rpartition(".")[2] for name in model.linear()}
+    if model.experts():
+        from atropos_trainer_grpo.memory import EXPERTS
+
+        known |= EXPERTS
     if unknown := [target for target in options.lora.targets if target not in known]:
         raise FitError(
             f"trainer.lora.targets names {unknown[0]!r}, but the model in {directory} has no linear layer of that name.",

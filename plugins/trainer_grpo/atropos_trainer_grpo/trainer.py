@@ -37,6 +37,7 @@ from atropos_trainer_grpo.losses import LOSSES, Loss
 from atropos_trainer_grpo.losses.supervised import SUPERVISED
 from atropos_trainer_grpo.model import (
     complete,
+    language_model,
     lay_out_tokens,
     layout_of_model,
     only_used_rows,
@@ -49,6 +50,7 @@ from atropos_trainer_grpo.optimizer import Optimizer
 from atropos_trainer_grpo.packed_rows import microbatches
 from atropos_trainer_grpo.padded_rows import row_microbatches
 from atropos_trainer_grpo.process_group import ALONE, ProcessGroup
+from atropos_trainer_grpo.router_load import RouterLoad, router_load
 from atropos_trainer_grpo.update import Update
 
 if TYPE_CHECKING:
@@ -90,6 +92,7 @@ class GrpoTrainer(Trainer):
         self._optimizer: Optimizer | None = None
         self._frozen: nn.Module | None = None  # the reference of a KL term, if no adapter is trained
         self._token_values: Mapping[str, Floats] = {}
+        self._router_load: RouterLoad | None = None  # of a mixture of experts
         self._dropouts: list[nn.Module] = []  # of an adapter; off except in a training forward pass
         self._keeps_blocks = False
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="trainer")
@@ -139,6 +142,8 @@ class GrpoTrainer(Trainer):
         if self._group.size > 1:  # each rank draws its own dropout, so that a checkpoint need not hold it
             seeds = np.random.SeedSequence([self._context.seed, batch.version, self._group.rank])
             torch.manual_seed(int(seeds.generate_state(1)[0]))
+        if self._router_load is not None:
+            self._router_load.clear()
         async with AsyncExitStack() as stack:
             for number, minibatch in enumerate(update.minibatches()):
                 await self._run(partial(update.backward, minibatch))
@@ -148,6 +153,8 @@ class GrpoTrainer(Trainer):
             if self._sharded is not None:
                 await self._run(self._sharded.gather)
         metrics = await self._run(update.metrics)
+        if self._router_load is not None:
+            metrics = {**metrics, **await self._run(partial(self._router_load.metrics, self._group))}
         await self._give_back()
         return metrics
 
@@ -259,6 +266,7 @@ class GrpoTrainer(Trainer):
             self._frozen = frozen.requires_grad_(False)
         if self._mesh is not None:
             self._divide(self._mesh)
+        self._router_load = router_load(language_model(self._policy))
         if not shared:
             self.weights_moved()
         return info

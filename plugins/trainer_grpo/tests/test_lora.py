@@ -12,7 +12,7 @@ import pytest
 import torch
 from peft import AutoPeftModelForCausalLM
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from atropos_core.cli import run_app
 from atropos_core.errors import CheckpointError, ConfigError, FitError
@@ -28,6 +28,7 @@ from atropos_trainer_grpo.update import Update
 from plugins.trainer_grpo.tests.resumed import assert_same_bits, trained_on
 
 LORA = {"rank": 4, "alpha": 8.0, "learning_rate": 1e-2}
+SHAPE = {"vocab_size": 37, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
 EVERY_LAYER = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
 
 
@@ -68,6 +69,60 @@ async def test_only_the_adapter_changes_and_it_is_in_fp32(open_trainer, make_bat
         assert torch.equal(value.view(torch.uint8), after[name].view(torch.uint8)), name
 
 
+async def test_experts_are_adapted_and_peft_loads_and_merges_what_is_saved(
+    open_trainer, make_batch, model_of, gate, tmp_path
+):
+    trainer = await open_trainer(model_of("qwen3_moe"), lora=LORA)
+    layers = {f"model.layers.{number}" for number in (0, 1)}
+    attention = {f"{layer}.self_attn.{name}_proj" for layer in layers for name in "qkvo"}
+    experts = {f"{layer}.mlp.experts{inner}" for layer in layers for inner in ("", ".base_layer")}  # down, gate and up
+    assert adapted_modules(trainer.model) == attention | experts
+    before, adapter = base_of(trainer.model), {k: v.clone() for k, v in lora.tensors(trainer.model).items()}
+    for seed in range(2):
+        await trainer.step(make_batch(seed), gate)
+    assert not any(torch.equal(tensor, adapter[name]) for name, tensor in lora.tensors(trainer.model).items())
+    assert all(torch.equal(value, before[name]) for name, value in base_of(trainer.model).items())
+    (tmp_path / "saved").mkdir()
+    await trainer.save(tmp_path / "saved")
+    sequence = np.arange(2, 20, dtype=np.int32)
+    ours = (await trainer.logprobs([sequence]))[0][1:]
+    tokens = torch.from_numpy(sequence).long()[None]
+    with torch.no_grad():
+        lora.merge(tmp_path / "saved", tmp_path / "merged")
+        for theirs in (
+            AutoPeftModelForCausalLM.from_pretrained(tmp_path / "saved"),
+            AutoModelForCausalLM.from_pretrained(tmp_path / "merged"),
+        ):
+            logs = theirs(tokens).logits[0, :-1].log_softmax(-1).gather(1, tokens[0, 1:, None])[:, 0]
+            np.testing.assert_allclose(logs.numpy(), ours, atol=1e-5)
+
+
+async def test_experts_and_layers_are_chosen_by_name(open_trainer, model_of):
+    chosen = await open_trainer(model_of("qwen3_moe"), lora={**LORA, "targets": ["q_proj", "down_proj"], "layers": [1]})
+    assert adapted_modules(chosen.model) == {"model.layers.1.self_attn.q_proj", "model.layers.1.mlp.experts"}
+    with pytest.raises(ConfigError, match=r"names 'gate_proj'.* Choose from: down_proj, gate_up_proj, k_proj"):
+        await open_trainer(model_of("qwen3_moe"), lora={**LORA, "targets": ["gate_proj"]})
+    with pytest.raises(ConfigError, match=r"no dropout for adapters of experts.*\n.*k_proj"):
+        await open_trainer(model_of("qwen3_moe"), lora={**LORA, "dropout": 0.1})
+    await open_trainer(model_of("qwen3_moe"), lora={**LORA, "dropout": 0.1, "targets": ["k_proj"]})
+
+
+def test_linear_layers_that_peft_takes_for_experts_are_named_with_what_can_be_adapted():
+    shape = {**SHAPE, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "n_group": 1}
+    config = AutoConfig.for_model("glm4_moe", **shape, topk_group=1, first_k_dense_replace=1, head_dim=8)
+    model = AutoModelForCausalLM.from_config(config)
+    with pytest.raises(ConfigError, match="takes the names down_proj, gate_proj, up_proj for those") as refused:
+        lora.attach(model, LoraOptions(**LORA), Path("base"))
+    _, _, wanted = refused.value.remedy.partition("targets='")
+    targets = json.loads(wanted.partition("'")[0])
+    assert set(targets) == {"q_proj", "k_proj", "v_proj", "o_proj", "gate_up_proj", "down_proj"}
+    adapted = {
+        name.rpartition(".")[2]
+        for name in adapted_modules(lora.attach(model, LoraOptions(targets=targets), Path("base")))
+    }
+    assert adapted == {"q_proj", "k_proj", "v_proj", "o_proj", "experts", "base_layer"}
+
+
 async def test_an_adapter_computes_in_the_dtype_of_its_base_and_keeps_no_copy_of_what_goes_in(open_trainer):
     trainer = await open_trainer(lora=LORA, dtype="bfloat16")
     disturb(trainer.model)
@@ -91,13 +146,15 @@ async def test_an_untrained_adapter_leaves_the_policy_as_it_was_and_the_model_in
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
-@pytest.mark.parametrize("kind", ["qwen3", "llama"])
+@pytest.mark.parametrize("kind", ["qwen3", "llama", "qwen3_moe"])
 def test_gradients_are_those_of_pefts_own_forward(make_batch, model_of, kind, checkpointing):
     options = GrpoOptions(loss="dapo", lora=LoraOptions(**LORA))
     ours = lora.attach(
         open_model(model_of(kind), dtype="auto", device="cpu", with_weights=True).double(), options.lora, model_of(kind)
     )
     theirs = lora.attach(AutoModelForCausalLM.from_pretrained(model_of(kind)).double(), options.lora, model_of(kind))
+    for model in (ours, theirs):
+        model.get_base_model().config._experts_implementation = "eager"  # torch's grouped products know no float64
     disturb(ours)
     with torch.no_grad():
         for name, tensor in lora.tensors(theirs).items():
