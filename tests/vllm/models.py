@@ -49,7 +49,7 @@ def make_model(
 
 
 def _config(family: str, changes: dict[str, Any]) -> Any:
-    from transformers import LlamaConfig, Qwen2Config, Qwen3Config
+    from transformers import LlamaConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
 
     if family == "llama3":
         return LlamaConfig(**{**_SHAPE, "rope_parameters": dict(_LLAMA3), "tie_word_embeddings": False, **changes})
@@ -57,6 +57,9 @@ def _config(family: str, changes: dict[str, Any]) -> Any:
         return Qwen2Config(**{**_SHAPE, "tie_word_embeddings": True, **changes})
     if family == "qwen3":
         return Qwen3Config(**{**_SHAPE, "head_dim": 32, "tie_word_embeddings": False, **changes})
+    if family == "qwen3_moe":  # only where a test names it
+        experts = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+        return Qwen3MoeConfig(**{**_SHAPE, **experts, "head_dim": 32, "tie_word_embeddings": False, **changes})
     raise ValueError(f"there is no family {family!r}: {', '.join(FAMILIES)}")
 
 

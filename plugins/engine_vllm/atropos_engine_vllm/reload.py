@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from atropos_torch_models.vllm_experts import pack_again
+
 METHOD = "atropos_reload"
 
 
@@ -27,6 +29,7 @@ class Reloading:
         except BaseException:
             self._put_back()
             raise
+        pack_again(self.model_runner.get_model())
         for module in self.model_runner.get_model().modules():
             if isinstance(module, VocabParallelEmbedding) and hasattr(module, "cpu_linear"):
                 module.quant_method.process_weights_after_loading(module)  # packs the weight that is there now

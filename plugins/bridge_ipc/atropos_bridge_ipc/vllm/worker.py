@@ -25,6 +25,7 @@ from atropos_bridge_ipc.vllm import angles, names
 from atropos_bridge_ipc.vllm.regions import CannotShare, check_shareable, regions
 from atropos_core.errors import AtroposError, FitError, WeightsMismatch
 from atropos_core.interfaces import Transport
+from atropos_torch_models.vllm_experts import pack_again
 
 TRANSPORT = "ATROPOS_WEIGHT_TRANSPORT"  # environment: how weights reach this engine; "copy": nothing is to move
 
@@ -102,6 +103,7 @@ class WeightKeeper(WeightTransferEngine):  # type: ignore[misc]
     def finish_weight_update(self) -> None:
         """Raises WeightsMismatch unless every parameter was loaded since the update began."""
         self._names.end_reload(self.model, self.model_config)
+        pack_again(self.model)
         self._use_plain_products()
         if self._loaded is None:
             raise WeightsMismatch("a weight update was finished in which nothing was loaded: the publish was skipped.")

@@ -14,6 +14,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmb
 
 from atropos_bridge_nccl.group import Group
 from atropos_core.errors import WeightsMismatch
+from atropos_torch_models.vllm_experts import pack_again
 
 
 @dataclass
@@ -50,6 +51,7 @@ class Receiver(NCCLWeightTransferEngine):  # type: ignore[misc]
     def finish_weight_update(self) -> None:
         """Raises WeightsMismatch unless every parameter was loaded."""
         super().finish_weight_update()
+        pack_again(self.model)
         for module in self.model.modules():
             if isinstance(module, VocabParallelEmbedding) and hasattr(module, "cpu_linear"):
                 module.quant_method.process_weights_after_loading(
