@@ -10,35 +10,54 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import AutoConfig
 
 from atropos_core.errors import FitError
+from atropos_torch_models.probes import keep, kept
 from atropos_torch_models.small_model import small_model
 from atropos_trainer_grpo.attention import NAME, register
-from atropos_trainer_grpo.layouts import WAYS, Layout, way
-from atropos_trainer_grpo.model import lay_out, neutral, score, vocabulary_of
+from atropos_trainer_grpo.layouts import MODULE, PACKED, PROBE, WAYS, Layout, chosen, way
+from atropos_trainer_grpo.model import config_of, lay_out, neutral, score, vocabulary_of
 from atropos_trainer_grpo.packed_rows import pack
 from atropos_trainer_grpo.padded_rows import pad
+
+if TYPE_CHECKING:
+    from atropos_trainer_grpo.config import GrpoOptions
 
 SHARED, LENGTHS = 40, (90, 70, 37, 22)  # tokens: the first two begin alike
 OTHERS = 8  # further tokens whose logprobs are compared at each position
 
 
+def layout_in_process(directory: Path, options: GrpoOptions) -> Layout:
+    """Return what `layout_of` does, measured in this process if it is not known yet. Raises FitError."""
+    if not (directory / "config.json").is_file():
+        return PACKED  # what opens it says what is wrong
+    found = kept(directory, PROBE, MODULE)
+    if found is None:
+        found = measured(directory)
+        keep(directory, PROBE, MODULE, found)
+    return chosen(found, directory, options)
+
+
 def measured(directory: Path) -> dict[str, Any]:
-    """Return what `compared` does for a small copy of the model in this directory, with its type and the kinds of its layers."""
-    config: Any = AutoConfig.from_pretrained(directory, trust_remote_code=False)
+    """Return what `compared` does for a small copy of the model in this directory, with its type and the kinds of its layers; or the error
+    and the remedy for a model that is refused as a whole."""
+    try:
+        config = config_of(directory)
+    except FitError as error:
+        return {"refused": str(error).splitlines()[0], "remedy": error.remedy}
     decoder = config.get_text_config(decoder=True)
     kinds = getattr(decoder, "layer_types", None) or getattr(decoder, "layers_block_type", None) or [decoder.model_type]
     model = small_model(neutral(config))
+    eager = model.config._attn_implementation == "eager"
     return {
         "model_type": str(config.model_type),
         "layers": sorted({str(kind) for kind in kinds}),
-        "eager": model.config._attn_implementation == "eager",  # rows: all pairs of tokens are there at once
+        "eager_heads": int(getattr(decoder, "num_attention_heads", 0) or 0) if eager else 0,
         **compared(model),
     }
 

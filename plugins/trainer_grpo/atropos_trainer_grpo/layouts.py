@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from atropos_core.errors import FitError
-from atropos_torch_models.probes import keep, kept, plain, probed
+from atropos_torch_models.probes import plain, probed
 
 if TYPE_CHECKING:
+    from atropos_core.plugins.model_provider import Workload
     from atropos_trainer_grpo.config import GrpoOptions
 
-NAME, MODULE = "trainer", "atropos_trainer_grpo.layout_probe"
+PROBE, MODULE = "trainer", "atropos_trainer_grpo.layout_probe"
 LIMIT = (
     1e-3  # of a difference to single sequences: float32 gives 1e-6 to 3e-5, and a leak in the small copy 0.2 and more
 )
@@ -37,7 +38,7 @@ class Layout:
 
     name: Literal["packed", "rows"] = "packed"
     own_logits: bool = False  # from the model's own forward (own_logits.py), since their form is not known
-    eager: bool = False  # rows: attention that holds the scores of all pairs of tokens
+    eager_heads: int = 0  # rows: heads whose attention holds the scores of all pairs of tokens; 0 if it does not
     why: str = ""  # it is not packed
 
     @property
@@ -65,21 +66,15 @@ def layout_of(directory: Path, options: GrpoOptions) -> Layout:
     return chosen(_found(directory, file.stat().st_mtime_ns), directory, options)
 
 
-def layout_in_process(directory: Path, options: GrpoOptions) -> Layout:
-    """The same in a process that has torch, which measures it itself."""
-    if not (directory / "config.json").is_file():
-        return PACKED  # what opens it says what is wrong
-    found = kept(directory, NAME, MODULE)
-    if found is None:
-        from atropos_trainer_grpo.layout_probe import measured
-
-        found = measured(directory)
-        keep(directory, NAME, MODULE, found)
-    return chosen(found, directory, options)
+def path(options: GrpoOptions, workload: Workload) -> str:
+    """Say which layout a run takes, and why."""
+    return layout_of(workload.context.model, options).line
 
 
 def chosen(found: Mapping[str, Any], directory: Path, options: GrpoOptions) -> Layout:
     """Choose by what a probe has found: for each way its largest difference, or the reason why it cannot be computed."""
+    if "refused" in found:
+        raise FitError(found["refused"], remedy=found["remedy"])
     allowed = [one for one in WAYS if options.layout in ("auto", one[0])]
     exact = [one for one in allowed if _is_exact(found[way(*one)])]
     kind = found["model_type"]
@@ -95,7 +90,10 @@ def chosen(found: Mapping[str, Any], directory: Path, options: GrpoOptions) -> L
             remedy='Leave trainer.attention out, or set it to "auto".',
         )
     return Layout(
-        name, own_logits, bool(found["eager"]), _why(found) if options.layout == "auto" else 'trainer.layout = "rows"'
+        name,
+        own_logits,
+        int(found["eager_heads"]),
+        _why(found) if options.layout == "auto" else 'trainer.layout = "rows"',
     )
 
 
@@ -142,4 +140,4 @@ def _why(found: Mapping[str, Any]) -> str:
 @lru_cache(maxsize=64)
 def _found(directory: Path, modified_ns: int) -> dict[str, Any]:
     """Return what the probe found for the config.json of this time; `atropos plan` asks a hundred times."""
-    return probed(directory, NAME, MODULE)
+    return probed(directory, PROBE, MODULE)

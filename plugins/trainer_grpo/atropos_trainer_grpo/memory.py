@@ -18,6 +18,7 @@ from atropos_torch_models.allocation import LARGE
 from atropos_trainer_grpo.chunks import in_one_pass, rows_at_once
 from atropos_trainer_grpo.config import GrpoOptions, LoraOptions
 from atropos_trainer_grpo.host_memory import in_pieces, page_locked
+from atropos_trainer_grpo.layouts import PACKED, Layout, layout_of
 from atropos_trainer_grpo.prefix_tree import pays_by_levels
 
 LIBRARIES = 450_000_000  # a child with torch, transformers and peft: benchmarks/plan.py
@@ -27,6 +28,7 @@ OVERHEAD = 60_000_000  # what libraries allocate once they work
 GAPS, GAPS_SHARE = 110_000_000, 0.07  # bytes, and the share of the activations
 BUFFERS = "buffers of libraries"
 FP32 = 4
+OWN_LOGITS = 5  # copies of a piece of the model's own logits that autograd keeps: raw, logprobs, probabilities and their products
 MOMENT_BYTES = {  # with torchao's scales
     "adamw": 4,
     "adamw_8bit": 1 + 4 / 256,
@@ -49,6 +51,8 @@ class Rows(NamedTuple):
     mask: int  # elements of the attention masks, if beginnings are shared
     several: bool  # True if an update has several micro-batches
     cut: bool = False  # True if distributions are over the tokens that the sampler kept
+    pairs: int = 0  # elements of the scores of attention, if a layer holds all of them
+    own_logits: bool = False  # True if logits are the model's own
 
 
 def parts_of(workload: Workload) -> int:
@@ -161,6 +165,7 @@ def _on(
         replace(workload, groups=-(-workload.groups // parts)),
         model,
         flashes=device == "cpu" or element < FP32,
+        layout=layout_of(workload.context.model, options),
     )
     activations, gradients, work = _largest_moment(
         options, model, rows, element, device, trained, lora is not None, parts > 1
@@ -227,10 +232,10 @@ def _largest_moment(
     rest = (
         options.distillation is not None and options.distillation.kind == "forward"
     )  # logits without the teacher's tokens
-    once = in_one_pass(device, element > FP32, rest or rows.cut)
+    once = in_one_pass(device, element > FP32, rest or rows.cut) and not rows.own_logits
     one_chunk = logit_rows(options, model, rows, device, one_pass=once) * model.vocabulary
     chunks = one_chunk * (
-        element if once else (4 if rest else 2) * FP32 + rows.cut
+        element if once else (OWN_LOGITS if rows.own_logits else 4 if rest else 2) * FP32 + rows.cut
     )  # a mask of kept tokens: a byte each
     inside = rows.packed * 3 * model.intermediate * element  # gradients in an MLP whose activations still exist
     inside += _whole_weight(options, model)
@@ -249,10 +254,14 @@ def _whole_weight(options: GrpoOptions, model: ModelSize) -> int:
     return largest * UNPACKED[kind] if kind else 0
 
 
-def rows_of(options: GrpoOptions, workload: Workload, model: ModelSize, *, flashes: bool = True) -> Rows:
+def rows_of(
+    options: GrpoOptions, workload: Workload, model: ModelSize, *, flashes: bool = True, layout: Layout = PACKED
+) -> Rows:
     """Row counts if every sequence has its maximal length. `flashes`: attention by levels is possible."""
     reply = min(workload.max_tokens, model.longest)
     prompt = min(workload.prompt_tokens, max(model.longest - reply, 1))
+    if layout.name == "rows":
+        return _padded(options, workload, prompt, reply, layout)
     shares = options.share_prompts and workload.group_size > 1
     group = workload.group_size * reply + prompt * (1 if shares else workload.group_size)
     all_rows = -(-workload.groups // options.minibatches) * group
@@ -274,6 +283,25 @@ def rows_of(options: GrpoOptions, workload: Workload, model: ModelSize, *, flash
     )
 
 
+def _padded(options: GrpoOptions, workload: Workload, prompt: int, reply: int, layout: Layout) -> Rows:
+    """Row counts of the layout `rows`, whose padding is within `tokens_per_microbatch`."""
+    length = prompt + reply
+    in_all = -(-workload.groups // options.minibatches) * workload.group_size
+    sequences = min(max(options.tokens_per_microbatch // length, 1), in_all)
+    tokens = sequences * length
+    return Rows(
+        packed=tokens,
+        queries=tokens,
+        keys=tokens,
+        scored=sequences * reply,
+        mask=0,
+        several=sequences < in_all,
+        cut=workload.truncated,
+        pairs=layout.eager_heads * sequences * length * length,
+        own_logits=layout.own_logits,
+    )
+
+
 def layer_bytes(model: ModelSize, rows: Rows, element: int, adapted: bool) -> int:
     """Bytes that autograd keeps of one decoder layer. A frozen norm keeps no normed values."""
     hidden, wide, query, key = model.hidden, model.intermediate, model.query_width, model.key_width
@@ -283,7 +311,8 @@ def layer_bytes(model: ModelSize, rows: Rows, element: int, adapted: bool) -> in
     attention = (
         2 * query * rows.queries + 2 * key * rows.keys + rows.mask
     )  # queries and what comes out; keys and values
-    return per_token * rows.packed + attention * element
+    scores = rows.pairs * (FP32 + element)  # before and after the softmax, which is in fp32
+    return per_token * rows.packed + attention * element + scores
 
 
 def logit_rows(options: GrpoOptions, model: ModelSize, rows: Rows, device: str, *, one_pass: bool = False) -> int:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging
 
 from atropos_core.errors import FitError, WeightsMismatch
@@ -51,13 +51,7 @@ def open_model(
         )
     register()
     logging.disable_progress_bar()
-    try:
-        config = AutoConfig.from_pretrained(directory, trust_remote_code=False)
-    except ValueError as error:
-        if own := needs_own_code(directory):
-            raise FitError(f"{own}.", remedy=OWN_CODE_REMEDY) from error
-        raise
-    neutral(config)
+    config = neutral(config_of(directory))
     stored = torch.float32 if torch.device(device).type == "cpu" else config.dtype
     wanted: Any = stored if dtype == "auto" else getattr(torch, dtype)
     config.dtype = wanted
@@ -79,6 +73,22 @@ def open_model(
     _freeze_all_but_language(model)
     made: PreTrainedModel = model
     return made
+
+
+def config_of(directory: Path) -> Any:
+    """Read the configuration of a causal language model. Raises FitError if transformers does not know it as one."""
+    try:
+        config = AutoConfig.from_pretrained(directory, trust_remote_code=False)
+    except ValueError as error:
+        if own := needs_own_code(directory):
+            raise FitError(f"{own}.", remedy=OWN_CODE_REMEDY) from error
+        raise
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise FitError(
+            f"the installed transformers has no causal language model of type {config.model_type!r} (AutoModelForCausalLM).",
+            remedy="Use a model of another type, such as qwen3, qwen3_5 or gemma3.",
+        )
+    return config
 
 
 def neutral(config: Any) -> Any:
@@ -225,14 +235,16 @@ def _freeze_all_but_language(model: Any) -> None:
 
 def _fill_buffers(model: PreTrainedModel, device: str) -> None:
     """Fill buffers, which are not weights: they follow from the configuration, and each module can compute its own."""
+    owner: Any = model  # the nearest model above a module, such as the part that sees images: it knows its own modules
     with torch.no_grad():
-        for module in model.modules():
+        for module in model.modules():  # a model comes before its parts
+            owner = module if isinstance(module, PreTrainedModel) else owner
             waiting = {name: buffer for name, buffer in module.named_buffers(recurse=False) if buffer.is_meta}
             if not waiting:
                 continue
             for name, buffer in waiting.items():
                 setattr(module, name, torch.full_like(buffer, _unlikely(buffer.dtype), device=device))
-            model._init_weights(module)
+            owner._init_weights(module)
             if any(_is_unlikely(getattr(module, name)).any() for name in waiting):
                 raise FitError(
                     f"{type(model).__name__}: {type(module).__name__} does not compute its buffers {sorted(waiting)}."

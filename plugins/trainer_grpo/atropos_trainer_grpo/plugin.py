@@ -161,6 +161,12 @@ def check(options: GrpoOptions, workload: Workload) -> None:
         )
 
 
+def path(options: GrpoOptions, workload: Workload) -> str:
+    from atropos_trainer_grpo.layouts import path
+
+    return path(options, workload)
+
+
 def _refuse_truncation(options: GrpoOptions) -> None:
     """Raises ConfigError for distillation: a teacher's logprobs are of its whole distribution, and only of its likeliest tokens."""
     if options.distillation is not None:
@@ -245,6 +251,7 @@ def atropos_trainers() -> Iterable[TrainerProvider]:
         check=check,
         sizes=sizes,
         dtype=dtype,
+        path=path,
         saves=saves,
         announces=announces,
         suits=suits,

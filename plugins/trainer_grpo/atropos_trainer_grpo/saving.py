@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from pickle import UnpicklingError
@@ -14,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from atropos_core.errors import CheckpointError
@@ -23,7 +24,7 @@ from atropos_core.storage.checkpoint import AS_WRITTEN, taking_up
 from atropos_torch_models import tokenizer_files
 from atropos_torch_models.stored_tensors import Conversion, converted_shapes
 from atropos_trainer_grpo import sharded_state
-from atropos_trainer_grpo.model import language_model
+from atropos_trainer_grpo.model import NEUTRAL, language_model
 from atropos_trainer_grpo.optimizer import Optimizer
 from atropos_trainer_grpo.process_group import part
 
@@ -43,6 +44,7 @@ def save(model: nn.Module, state: Mapping[str, Any], origin: Path, directory: Pa
         lora.save(model, directory)  # without config.json: loaders would look for the base model's weights here
     else:
         _save_whole(model, directory)
+        _as_origin(origin, directory)
     tokenizer_files.copy(origin, directory)
     torch.save({"optimizer": state, "random": _random_states()}, directory / STATE)
 
@@ -51,6 +53,37 @@ def _save_whole(model: Any, directory: Path) -> None:
     implementation = model.config._attn_implementation
     model.save_pretrained(directory, max_shard_size="100TB")  # one file, whatever its size
     model.config._attn_implementation = implementation
+
+
+def _as_origin(origin: Path, directory: Path) -> None:
+    """Have the checkpoint load where the model of `origin` does: with the settings that training has switched off, and if only its language
+    model was opened, with its other parts as they are there."""
+    before, saved = (json.loads((one / "config.json").read_text(encoding="utf-8")) for one in (origin, directory))
+    if "text_config" in before and "text_config" not in saved:
+        _add_other_parts(origin, directory)
+        made = before | {"dtype": saved["dtype"], "text_config": before["text_config"] | {"dtype": saved["dtype"]}}
+    else:
+        made = saved | {name: before[name] for name in NEUTRAL if name in before}
+        if "text_config" in before:
+            made["text_config"] = saved["text_config"] | {
+                name: before["text_config"][name] for name in NEUTRAL if name in before["text_config"]
+            }
+    if made != saved:
+        (directory / "config.json").write_text(json.dumps(made, indent=2) + "\n", encoding="utf-8")
+
+
+def _add_other_parts(origin: Path, directory: Path) -> None:
+    """Copy the tensors of `origin` that are not of its language model into the file of weights, and what its processor needs."""
+    weights = load_file(directory / WEIGHTS)
+    for path in sorted(origin.glob("*.safetensors")):
+        with safe_open(path, "pt") as file:
+            for name in file.keys():  # noqa: SIM118 - not a dictionary
+                if "language_model." not in name and not name.endswith("lm_head.weight"):
+                    weights.setdefault(name, file.get_tensor(name))
+    save_file(weights, directory / "with-other-parts", metadata={"format": "pt"})
+    (directory / "with-other-parts").replace(directory / WEIGHTS)
+    for path in origin.glob("*processor_config.json"):
+        shutil.copy(path, directory / path.name)
 
 
 @torch.no_grad()

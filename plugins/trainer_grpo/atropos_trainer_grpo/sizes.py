@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 from atropos_core.models.model_size import read
 from atropos_core.plugins.model_provider import SizeChoice, Workload, halves
 from atropos_trainer_grpo.config import GrpoOptions
+from atropos_trainer_grpo.layouts import layout_of
 from atropos_trainer_grpo.memory import parts_of, rows_of
 
 SEQUENCES = 4  # the least that a micro-batch should hold: with fewer, matrices are small and a step is many passes
@@ -24,7 +25,10 @@ def sizes(options: GrpoOptions, workload: Workload, free: Collection[str]) -> Se
     if model is None:
         return ()
     sequence = min(workload.prompt_tokens + workload.max_tokens, model.longest)
-    batch = rows_of(options.model_copy(update={"tokens_per_microbatch": 1 << 40}), workload, model).packed
+    layout = layout_of(workload.context.model, options)
+    batch = rows_of(
+        options.model_copy(update={"tokens_per_microbatch": 1 << 40}), workload, model, layout=layout
+    ).packed
     whole = -(-batch // parts_of(workload))
     few = min(SEQUENCES * sequence, whole)
     microbatches = [options.tokens_per_microbatch]

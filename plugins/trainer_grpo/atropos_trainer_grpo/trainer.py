@@ -31,7 +31,7 @@ from atropos_torch_models.devices import refuse_missing
 from atropos_torch_models.rounding import measured_rounding
 from atropos_trainer_grpo import checkpointing, saving, sharded_state
 from atropos_trainer_grpo.forward_passes import distinct_rows
-from atropos_trainer_grpo.layouts import layout_in_process
+from atropos_trainer_grpo.layout_probe import layout_in_process
 from atropos_trainer_grpo.learning_rates import parameter_groups, updates_in_all
 from atropos_trainer_grpo.losses import LOSSES, Loss
 from atropos_trainer_grpo.losses.supervised import SUPERVISED

@@ -8,20 +8,23 @@ import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedTokenizerFast
 
 from atropos_core.errors import FitError
+from atropos_core.models.model_size import read
 from atropos_core.plugins.model_provider import Workload
 from atropos_core.plugins.provider import RunContext
 from atropos_torch_models.small_model import small_model
 from atropos_trainer_grpo.architecture import PLAIN
 from atropos_trainer_grpo.config import GrpoOptions
-from atropos_trainer_grpo.layout_probe import compared, measured
-from atropos_trainer_grpo.layouts import LIMIT, PACKED, Layout, chosen, layout_in_process
+from atropos_trainer_grpo.layout_probe import compared, layout_in_process, measured
+from atropos_trainer_grpo.layouts import LIMIT, PACKED, Layout, chosen
 from atropos_trainer_grpo.losses import LOSSES
+from atropos_trainer_grpo.memory import layer_bytes, rows_of
 from atropos_trainer_grpo.model import language_model, open_model
 from atropos_trainer_grpo.optimizer import Optimizer
 from atropos_trainer_grpo.plugin import check
+from atropos_trainer_grpo.saving import save
 from atropos_trainer_grpo.update import Update
 
 _HEADS = {
@@ -256,6 +259,90 @@ async def test_a_saved_recurrent_model_is_restored_and_loaded_by_transformers(
         assert torch.equal(mine, theirs) and torch.equal(mine, its)
 
 
+def with_images(kind, directory):
+    """Write a small model that also sees images."""
+    text = {**_SHAPE, "num_hidden_layers": 2, "head_dim": 16}
+    vision = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
+    if kind == "gemma3":
+        config = AutoConfig.for_model(
+            kind, text_config={**text, "sliding_window": 16}, vision_config={**vision, "image_size": 28, "patch_size": 14},
+            mm_tokens_per_image=4,
+        )  # fmt: skip
+    else:
+        heads = {
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 16,
+            "linear_value_head_dim": 16,
+        }
+        config = AutoConfig.for_model(
+            kind, text_config={**text, **heads, "layer_types": ["linear_attention", "full_attention"]},
+            vision_config={**vision, "depth": 1, "num_heads": 2, "out_hidden_size": 64},
+        )  # fmt: skip
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        AutoModelForImageTextToText.from_config(config).save_pretrained(directory)
+    (directory / "preprocessor_config.json").write_text("{}")
+    return directory
+
+
+@pytest.mark.parametrize("kind", ["gemma3", "qwen3_5"])
+@pytest.mark.parametrize("more", [{}, {"gradient_checkpointing": True}], ids=str)
+async def test_a_model_that_sees_images_trains_its_language_and_is_saved_whole(
+    family, make_batch, open_trainer, gate, tmp_path, kind, more
+):
+    directory = with_images(kind, tmp_path / "origin")
+    for path in family("lfm2").glob("tokenizer*"):
+        (directory / path.name).write_bytes(path.read_bytes())
+    trainer = await open_trainer(directory, **more)
+    assert (await trainer.step(longer(make_batch()), gate))["grad_norm"] > 0
+    (tmp_path / "saved").mkdir()
+    await trainer.save(tmp_path / "saved")
+    before, after = (
+        dict(AutoModelForImageTextToText.from_pretrained(one).named_parameters())
+        for one in (directory, tmp_path / "saved")
+    )
+    moved = {name for name in before if not torch.equal(before[name], after[name])}
+    language = {name for name in before if ".language_model." in name or name.startswith("lm_head")}
+    assert moved and moved <= language and len(moved) > len(language) / 2
+    other = await open_trainer(directory, seed=3, **more)
+    await other.restore(tmp_path / "saved")
+    for one, theirs in zip(trainer.model.parameters(), other.model.parameters(), strict=True):
+        assert torch.equal(one, theirs)
+
+
+@pytest.mark.parametrize("kind", ["gemma3", "qwen3_5"])
+def test_buffers_of_a_skeleton_that_sees_images_are_those_of_the_model(tmp_path, kind):
+    directory = with_images(kind, tmp_path)
+    whole, skeleton = (
+        open_model(directory, dtype="auto", device="cpu", with_weights=with_weights, layout=Layout("rows"))
+        for with_weights in (True, False)
+    )
+    theirs = dict(whole.named_buffers())
+    assert theirs.keys() == dict(skeleton.named_buffers()).keys()
+    assert all(torch.equal(buffer, theirs[name]) for name, buffer in skeleton.named_buffers())
+
+
+def test_a_model_that_transformers_has_no_causal_class_for_is_refused_by_name(tmp_path):
+    AutoConfig.for_model("qwen2_5_vl").save_pretrained(tmp_path)
+    with pytest.raises(FitError, match="no causal language model of type 'qwen2_5_vl'"):
+        layout_in_process(tmp_path, GrpoOptions())
+
+
+def test_the_plan_of_rows_counts_no_shared_prompt_and_the_scores_of_eager_attention(family):
+    """Rows of whole sequences: a row of logits for each reply's token, and no prompt twice in one row."""
+    model = read(family("lfm2"))
+    work = Workload(RunContext(family("lfm2"), family("lfm2")), 2, 4, 100, 8, prompt_tokens=50)
+    options = GrpoOptions(tokens_per_microbatch=500)
+    rows = rows_of(options, work, model, layout=Layout("rows"))
+    assert (rows.packed, rows.keys, rows.scored, rows.mask, rows.several) == (450, 450, 300, 0, True)
+    eager = rows_of(options, work, model, layout=Layout("rows", eager_heads=4))
+    assert layer_bytes(model, eager, 4, False) - layer_bytes(model, rows, 4, False) == 4 * 3 * 150**2 * 8
+    packed = rows_of(options.model_copy(update={"tokens_per_microbatch": 10**6}), work, model)
+    whole = rows_of(options.model_copy(update={"tokens_per_microbatch": 10**6}), work, model, layout=Layout("rows"))
+    assert whole.packed == packed.packed + 6 * 50, "3 more prompts in each of two groups"
+
+
 def test_noise_of_a_router_is_switched_off(tmp_path):
     """It would make another policy of the model while layers are computed again."""
     config = AutoConfig.for_model(
@@ -267,3 +354,6 @@ def test_noise_of_a_router_is_switched_off(tmp_path):
     assert json.loads((tmp_path / "config.json").read_text())["router_jitter_noise"] == 0.5
     model = open_model(tmp_path, dtype="auto", device="cpu", with_weights=True, layout=Layout("rows"))
     assert language_model(model).config.router_jitter_noise == 0
+    (tmp_path / "saved").mkdir()
+    save(model, {}, tmp_path, tmp_path / "saved")
+    assert json.loads((tmp_path / "saved" / "config.json").read_text())["router_jitter_noise"] == 0.5
