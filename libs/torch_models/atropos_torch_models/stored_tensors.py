@@ -48,7 +48,10 @@ class Conversion:
         converter = copy.deepcopy(self.converter)
         for pattern, name in self.sources:
             converter.add_tensor(self.target, name, pattern, read(name))  # type: ignore[arg-type] # as transformers' own saving does
-        made: Mapping[str, Any] = converter.convert(self.target, model=self.model, config=self.model.config)
+        made: Any = converter.convert(self.target, model=self.model, config=self.model.config)
+        made = (
+            made[0] if isinstance(made, tuple) else made
+        )  # transformers 5.0 adds its errors, after which tensors are missing
         return {name: one[0] if isinstance(one, list) else one for name, one in made.items()}
 
 

@@ -109,6 +109,17 @@ def test_a_models_size_is_read_from_its_headers(tmp_path):
     assert (found.query_width, found.key_width, found.tied, found.norms_heads) == (8, 4, True, False)
 
 
+def test_experts_and_their_routers_are_not_linear_layers(tmp_path):
+    experts = {f"l.0.mlp.experts.{number}.{name}_proj.weight": (6, 8) for number in (0, 11) for name in ("gate", "up")}
+    routers = {"l.0.mlp.gate.weight": (12, 8), "l.1.block_sparse_moe.router.weight": (12, 8)}
+    linear = {"l.0.q_proj.weight": (8, 8), "l.0.mlp.shared_experts.gate_proj.weight": (6, 8)}
+    found = read(model(tmp_path, {**experts, **routers, **linear}))
+    assert found is not None
+    assert (found.linear(), found.experts()) == (linear, experts)
+    rest = 4 * 48 + 2 * 96  # stay as they are if linear layers are held in 8 bits
+    assert found.quantized_bytes("int8", 2) == 2 * rest + 64 + 48 + 4 * (8 + 6)
+
+
 def test_a_directory_that_says_too_little_gives_no_plan(tmp_path):
     assert read(tmp_path) is None
     (tmp_path / "config.json").write_text("{}")
