@@ -11,7 +11,7 @@ from tests.conftest import metrics_of
 from tests.e2e.runs import RunningRun, finish, weights
 from tests.moe import ENVIRONMENT, make_moe
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 STEPS = 3
 
