@@ -56,6 +56,7 @@ CONFIGURATIONS = [
     Configuration("full, fp32, Llama, head of its own", 4, 4, 100, 100, {}, model="llama"),
     Configuration("full, fp32, two ranks", 4, 8, 40, 60, ranks=2),
     Configuration("full, bf16 with masters, KL, two ranks", 2, 8, 40, 60, {"kl": {}}, dtype="bfloat16", ranks=2),
+    Configuration("full, fp32, LFM2, one sequence to a row", 4, 8, 40, 60, model="lfm2"),
     Configuration("SmolLM2-135M, full, fp32", 2, 4, 64, 128, model="smollm2"),
     Configuration("SmolLM2-135M, LoRA, fp32", 2, 4, 128, 256, LORA, model="smollm2"),
     Configuration(
@@ -83,7 +84,7 @@ def make_model(directory: Path, kind: str, dtype: str) -> None:
     import shutil
 
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+    from transformers import Lfm2Config, Lfm2ForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
     from atropos_env_gsm8k.plugin import HERE
     from benchmarks.trainer_work import SHAPE
@@ -92,6 +93,10 @@ def make_model(directory: Path, kind: str, dtype: str) -> None:
     ends = {"pad_token_id": 0, "bos_token_id": None, "eos_token_id": 1}
     if kind == "qwen3":
         model: Any = Qwen3ForCausalLM(Qwen3Config(**SHAPE, **ends))
+    elif kind == "lfm2":  # three short convolutions to one attention layer
+        kinds = ["full_attention" if layer % 4 == 3 else "conv" for layer in range(SHAPE["num_hidden_layers"])]
+        shape = {name: value for name, value in SHAPE.items() if name != "head_dim"}
+        model = Lfm2ForCausalLM(Lfm2Config(**shape, layer_types=kinds, block_auto_adjust_ff_dim=False, **ends))
     elif kind == "smollm2":
         model = LlamaForCausalLM(LlamaConfig(**SMOLLM2, **ends))
     else:
@@ -133,6 +138,7 @@ def child(directory: Path, configuration: Configuration) -> None:
     import numpy as np
     import peft  # noqa: F401 - what LoRA imports later counts among the imports
     import torch
+    import transformers.models.lfm2.modeling_lfm2
     import transformers.models.llama.modeling_llama
     import transformers.models.qwen3.modeling_qwen3  # noqa: F401
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import signal
 import time
 from contextlib import asynccontextmanager, suppress
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from atropos_core.errors import ConfigError, FitError, OutOfMemory, ProcessDied, TrainingDiverged
 from atropos_core.plugins.provider import RunContext
@@ -96,6 +98,32 @@ async def saved(trainer, directory):
 def weights_in(directory):
     (file,) = directory.glob("*.safetensors")
     return load_file(file)
+
+
+@pytest.mark.parametrize("more", [{}, {"gradient_checkpointing": True, "logprob_chunk": 16}], ids=str)
+async def test_two_ranks_train_a_recurrent_model_in_rows_as_one_process_does(
+    more, make_batch, tmp_path, gate, model_of
+):
+    """With fewer sequences for one rank than for the other, which then makes empty passes."""
+    config = AutoConfig.for_model(
+        "lfm2", vocab_size=37, hidden_size=64, intermediate_size=96, num_attention_heads=4, num_key_value_heads=2,
+        num_hidden_layers=3, layer_types=["conv", "full_attention", "conv"], bos_token_id=None, eos_token_id=1, pad_token_id=0,
+    )  # fmt: skip
+    model = shutil.copytree(model_of(), tmp_path / "model")
+    (model / "model.safetensors").unlink()
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config).save_pretrained(model)
+    ended = []
+    for ranks in (1, 2):
+        async with opened(model, tmp_path / f"run-{ranks}", ranks, tokens_per_microbatch=60, **more) as trainer:
+            metrics = await curve(trainer, make_batch, gate, 2)
+            ended.append((metrics, weights_in(await saved(trainer, tmp_path / f"saved-{ranks}"))))
+    (one, weights), (two, others) = ended
+    for mine, theirs in zip(one, two, strict=True):
+        assert mine["loss"] == pytest.approx(theirs["loss"], abs=1e-5)
+        assert mine["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-4)
+    for name, values in weights.items():
+        torch.testing.assert_close(values, others[name], atol=1e-4, rtol=1e-3, msg=name)
 
 
 def test_shares_hold_every_sequence_once_and_nearly_as_many_tokens_each():
