@@ -20,9 +20,8 @@ if TYPE_CHECKING:
     from atropos_trainer_grpo.config import GrpoOptions
 
 PROBE, MODULE = "trainer", "atropos_trainer_grpo.layout_probe"
-LIMIT = (
-    1e-3  # of a difference to single sequences: float32 gives 1e-6 to 3e-5, and a leak in the small copy 0.2 and more
-)
+# Of a difference to single sequences: float32 gives 1e-6 to 3e-5, and a leak in the small copy 0.2 and more.
+LIMIT = 1e-3
 WAYS: tuple[tuple[Literal["packed", "rows"], bool], ...] = (
     ("packed", False), ("packed", True), ("rows", False), ("rows", True),
 )  # fmt: skip
