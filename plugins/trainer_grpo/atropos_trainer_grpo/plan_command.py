@@ -73,7 +73,9 @@ def plan(
     from atropos_core.launch.model_checks import refuse_adapter
     from atropos_core.models.model_size import read
     from atropos_core.plugins.model_provider import PROMPT_TOKENS
+    from atropos_trainer_grpo.config import GrpoOptions
     from atropos_trainer_grpo.fitting import Fitting, best
+    from atropos_trainer_grpo.layouts import layout_of
 
     if context is not None and context <= PROMPT_TOKENS:
         raise ConfigError(
@@ -113,6 +115,9 @@ def plan(
             remedy="`atropos run --dry-run` prints the plan of a run with shorter prompts.",
         )
     console.say(f"{size.parameters:,} parameters in {resolved.directory}; {_devices(available)}")
+    layout = layout_of(resolved.directory, GrpoOptions.model_validate(loaded.config.trainer.options))
+    if layout.name == "rows":
+        console.say(f"trainer {layout.line}")
     with waiting("what fits"):
         found = fitting.each()
     wanted = fitting.wanted
@@ -120,9 +125,10 @@ def plan(
         ("train", "bridge", "longest context", f"at {wanted:,} tokens: at once", "sequences", "needs", "price"),
         [_row(one, fitting) for one in found],
     )
+    shared = "; a group's prompt counts once in it"
     console.say(
         f"a context is a prompt of {PROMPT_TOKENS} tokens with its reply; at once: tokens of the micro-batch that a run chooses "
-        "(trainer.tokens_per_microbatch), or of one sequence if that is longer; a group's prompt counts once in it"
+        f"(trainer.tokens_per_microbatch), or of one sequence if that is longer{'' if layout.name == 'rows' else shared}"
     )
     chosen = best(found, wanted)
     if chosen is None:

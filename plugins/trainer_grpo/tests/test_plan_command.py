@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from atropos_core.cli import run_app
 from atropos_core.models.model_size import read
@@ -220,6 +221,19 @@ def test_a_model_that_plans_prompts_do_not_fit_into_is_refused(capsys, model_of,
     )
     (directory / "config.json").write_text("[]")
     assert "does not say how large its model is" in said(capsys, "--model", str(directory), code=2)
+
+
+def test_a_model_that_is_not_packed_is_planned_in_rows_and_the_plan_says_why(capsys, model_of, tmp_path):
+    directory = shutil.copytree(model_of(), tmp_path / "hybrid")
+    (directory / "model.safetensors").unlink()
+    config = AutoConfig.for_model(
+        "lfm2", vocab_size=37, hidden_size=64, intermediate_size=96, num_attention_heads=4, num_key_value_heads=2, eos_token_id=1,
+        num_hidden_layers=2, layer_types=["conv", "full_attention"], max_position_embeddings=1024, bos_token_id=None, pad_token_id=0,
+    )  # fmt: skip
+    AutoModelForCausalLM.from_config(config).save_pretrained(directory)
+    text = said(capsys, "--model", str(directory))
+    assert "trainer rows: short convolutions would keep state across packed sequences; prompts are not shared" in text
+    assert "prompt counts once" not in text and "take: whole model" in text
 
 
 @pytest.mark.parametrize(
