@@ -13,7 +13,7 @@ of their own, decoded in turn with the others.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,7 @@ from transformers.cache_utils import (
 )
 
 from atropos_core.types import Tokens
+from atropos_engine_hf.decode_path import RowBytes
 from atropos_engine_hf.decoder import Decoder, Logits, some_logits
 
 KNOWN = (
@@ -42,18 +43,6 @@ KNOWN = (
     LinearAttentionAndFullAttentionLayer,
     LinearAttentionAndSlidingWindowAttentionLayer,
 )
-
-
-@dataclass
-class RowBytes:
-    """The bytes of one row in a model's cache."""
-
-    state: int = 0  # whatever its length
-    token: int = 0  # for each of its tokens
-    windows: dict[int, int] = field(default_factory=dict)  # tokens that are kept at most -> bytes for each of them
-
-    def of(self, tokens: int) -> int:
-        return self.state + self.token * tokens + sum(min(tokens, most) * size for most, size in self.windows.items())
 
 
 @dataclass
@@ -118,12 +107,15 @@ class CohortDecoder(Decoder):
         arguments: dict[str, Any] = {"cache_params" if self._recurrent else "past_key_values": cohort.cache}
         cohort.columns += 1
         if not self._recurrent:
-            padding = cohort.columns - 1 - lengths
-            arguments["attention_mask"] = self.put((np.arange(cohort.columns) >= padding[:, None]).astype(np.int64))
+            arguments["attention_mask"] = self._mask(cohort.columns, lengths + 1)
         if "position_ids" in self.takes:
             arguments["position_ids"] = self.put(lengths)[:, None]
         logits: torch.Tensor = self.model(input_ids=self.put(tokens)[:, None], use_cache=True, **arguments).logits
         return logits[:, -1]
+
+    def _mask(self, columns: int, lengths: NDArray[np.int64]) -> torch.Tensor:
+        """Return [rows, columns]: 1 for a row's tokens, 0 for its padding on the left."""
+        return self.put((np.arange(columns) >= columns - lengths[:, None]).astype(np.int64))
 
     @torch.inference_mode()
     def move(self, to: NDArray[np.int64], lengths: NDArray[np.int64]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,11 +30,32 @@ _LAYERS = {
 }
 
 
+@dataclass
+class RowBytes:
+    """The bytes of one row in a model's own cache."""
+
+    state: int = 0  # whatever its length
+    token: int = 0  # for each of its tokens
+    windows: dict[int, int] = field(default_factory=dict)  # tokens that are kept at most -> bytes for each of them
+
+    def of(self, tokens: int) -> int:
+        return self.state + self.token * tokens + sum(min(tokens, most) * size for most, size in self.windows.items())
+
+    def record(self) -> dict[str, Any]:
+        """Return it as JSON has it."""
+        return {"state": self.state, "token": self.token, "windows": list(self.windows.items())}
+
+    @classmethod
+    def of_record(cls, record: Mapping[str, Any]) -> RowBytes:
+        return cls(record["state"], record["token"], dict(record["windows"]))
+
+
 class DecodePath(NamedTuple):
     """The decoder to use, and the reason."""
 
     name: str  # SLOTS, COHORT or EQUAL
     line: str  # for the start of a run: "cohort: 30 of 40 layers keep a state (1.2e-06 of the logits' spread off)"
+    row_bytes: Mapping[int, RowBytes] = {}  # in the model's own cache, by bytes of an element, as far as known
 
 
 def before_start(options: HFOptions, directory: Path) -> DecodePath:
@@ -72,7 +94,8 @@ def choose(wanted: str, kind: str, found: Mapping[str, Any]) -> DecodePath:
     if name in known and off[name] > LIMIT:
         why += f": {KNOWN[kind]}"
     reason = "as engine.decode says" if wanted != "auto" else _reason(name, found)
-    return DecodePath(name, f"{name.partition(',')[0]}: {reason} ({why})")
+    row_bytes = {int(element): RowBytes.of_record(record) for element, record in found["bytes"].items()}
+    return DecodePath(name, f"{name.partition(',')[0]}: {reason} ({why})", {} if name == SLOTS else row_bytes)
 
 
 def _reason(name: str, found: Mapping[str, Any]) -> str:

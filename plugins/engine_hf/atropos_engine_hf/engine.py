@@ -26,7 +26,7 @@ from atropos_engine_hf import limits
 from atropos_engine_hf.batch import Finished, RunningBatch, SequenceState
 from atropos_engine_hf.blocked_weights import BlockedWeights
 from atropos_engine_hf.decoder import chunks
-from atropos_engine_hf.loading import ends_of, load_model, read_config
+from atropos_engine_hf.loading import ends_of, load_model, media_tokens, read_config
 from atropos_engine_hf.probe import open_decoder, path_of
 from atropos_engine_hf.scoring import likeliest, score
 from atropos_engine_hf.weights import replace
@@ -76,7 +76,9 @@ class HFEngine(Engine):
         if self._context.threads:
             torch.set_num_threads(self._context.threads)
         warm_up()
-        path = path_of(read_config(directory), directory, options)
+        whole = read_config(directory)
+        path = path_of(whole, directory, options)
+        self._media = media_tokens(whole)
         self.model = load_model(directory, options.dtype, self._context.devices[0], options.quantization)
         info = self._described()
         self._keeps_blocks = info.device == "cpu" and info.parameters is not None and info.parameters >= LARGE
@@ -287,6 +289,7 @@ class HFEngine(Engine):
         if not len(prompt):
             raise DataError("a prompt has no tokens: there is nothing to continue")
         self._check_ids(prompt)
+        self._check_text(prompt)
         if len(seeds) < n:
             raise DataError(f"{n} continuations were requested with {len(seeds)} seeds: each needs its own")
         check_sampling(sampling)
@@ -296,6 +299,15 @@ class HFEngine(Engine):
                 f" {len(prompt) + sampling.max_tokens}, and the model has {self._longest} positions.",
                 remedy=f"Set max_tokens to at most {max(0, self._longest - len(prompt))}, or shorten the prompt.",
             )
+
+    def _check_text(self, prompt: Tokens) -> None:
+        for what, token in self._media.items():
+            if count := int(np.count_nonzero(prompt == token)):
+                raise DataError(
+                    f"a prompt has {count} tokens that stand for {what} (id {token}), and engine 'hf' samples from text only: it"
+                    f" has no processor for {what}, and nothing hands their pixels or samples to the model.",
+                    remedy="Leave images, videos and audio out of the tasks of this run.",
+                )
 
     def _check_ids(self, tokens: Tokens) -> None:
         if len(tokens) and not (int(np.min(tokens)) >= 0 and int(np.max(tokens)) < self._vocabulary):

@@ -58,6 +58,22 @@ def read_config(directory: Path) -> Any:
     return config
 
 
+def media_tokens(config: Any) -> dict[str, int]:
+    """Return the ids of tokens that stand for something other than text, by what that is. Only for models that also see or hear."""
+    if config.get_text_config(decoder=True) is config:
+        return {}
+    names = {
+        "images": ("image_token_id", "image_token_index"),
+        "videos": ("video_token_id",),
+        "audio": ("audio_token_id",),
+    }
+    return {
+        what: found[0]
+        for what, fields in names.items()
+        if (found := [token for field in fields if isinstance(token := getattr(config, field, None), int)])
+    }
+
+
 def ends_of(directory: Path, model: Any) -> set[int]:
     """Return the ids of the tokens that end a reply of a loaded model."""
     return stop_ids(

@@ -8,6 +8,7 @@ from atropos_core.models.model_size import BYTES, ModelSize, read
 from atropos_core.plugins.model_provider import CONTEXT, CONTEXT_BYTES, SAMPLING, MemoryUse, Workload, halves
 from atropos_engine_hf import limits
 from atropos_engine_hf.config import HFOptions
+from atropos_engine_hf.decode_path import before_start
 
 LIBRARIES = 420_000_000  # a child with torch and transformers: benchmarks/plan.py
 OVERHEAD = 60_000_000  # what libraries allocate once they work
@@ -62,9 +63,12 @@ def blocked_bytes(options: HFOptions, workload: Workload) -> int:
 
 
 def sequence_bytes(options: HFOptions, workload: Workload, model: ModelSize) -> int:
-    """Return the bytes of the keys and values of one sequence at its end. Memory grows in steps of 64 tokens."""
+    """Return the bytes of what is kept of one sequence at its end. In slots, memory grows in steps of 64 tokens."""
     length = min(workload.prompt_tokens + workload.max_tokens, model.longest)
     element = _element(options, workload.context.devices[0], model)
+    path = before_start(options, workload.context.model)
+    if (row := path.row_bytes.get(element)) is not None:
+        return row.of(length)
     return 2 * model.layers * model.key_width * element * (-(-length // 64) * 64)
 
 

@@ -201,8 +201,7 @@ def row_bytes(config: Any, dtype: torch.dtype) -> dict[str, Any]:
         with torch.inference_mode():
             output = model(input_ids=ids, use_cache=True)
     cache = output.cache_params if "cache_params" in decoder.takes else output.past_key_values
-    found = measured_bytes(cache, tokens)
-    return {"state": found.state, "token": found.token, "windows": list(found.windows.items())}
+    return measured_bytes(cache, tokens).record()
 
 
 def main() -> None:

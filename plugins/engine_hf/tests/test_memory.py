@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
+from transformers import AutoConfig
 
 from atropos_core.plugins.model_provider import Workload
 from atropos_core.plugins.provider import RunContext
+from atropos_engine_hf.cohort import CohortDecoder
 from atropos_engine_hf.config import HFOptions
 from atropos_engine_hf.loading import load_model
 from atropos_engine_hf.plugin import holds, sizes
+from atropos_torch_models.small_model import small_model
 
 
 def uses(directory, concurrent_rollouts, transport=None, **options):
@@ -67,3 +71,18 @@ def test_only_free_options_are_offered_and_a_gpu_has_room_for_all_rollouts(tiny)
     many = int(20e9 / row)
     first = offered(tiny, many, "kv_cache_gb", device="cuda:0", max_batch=many)[0].values["kv_cache_gb"]
     assert 19 <= first <= 21
+
+
+async def test_rows_in_the_models_own_cache_are_planned_with_their_states_and_windows(
+    open_engine, write_tokenizer, tmp_path
+):
+    config = AutoConfig.for_model("gemma3_text")
+    small_model(config).save_pretrained(tmp_path)
+    write_tokenizer(tmp_path)
+    planned = uses(tmp_path, concurrent_rollouts=5)["keys and values"].size_bytes
+    engine = await open_engine(tmp_path)
+    decoder = engine._batch._decoder
+    assert isinstance(decoder, CohortDecoder) and planned == decoder.bytes_for(5, 60, kept=False)
+    decoder.prefill([np.arange(60)], [5], 0)
+    decoder.decode(np.zeros(5, np.int64), np.full(5, 60))  # a prompt's window is cut to its size by the next step
+    assert decoder.bytes_for(0, 0, kept=True) <= decoder.bytes_for(5, 61, kept=False) * 1.1
