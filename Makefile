@@ -22,7 +22,7 @@ ROLE_TESTS := $(wildcard tests/e2e/test_roles*.py)
 API_TESTS := plugins/trajectory_api/tests $(wildcard tests/e2e/test_api_*.py)
 AGENT_TESTS := plugins/agent_api/tests $(wildcard tests/e2e/test_agent_*.py) tests/e2e/test_serve_agent.py
 FEW_BITS_TESTS := tests/e2e/test_quantize.py $(wildcard plugins/*/tests/test_quantization.py) plugins/trainer_grpo/tests/test_torchao.py
-OWN_TARGET := $(addprefix tests/,slurm machines kubernetes gpu pages real) plugins/simulation/tests/test_pages.py $(ROLE_TESTS) $(API_TESTS) \
+OWN_TARGET := $(addprefix tests/,slurm machines kubernetes gpu pages real models) plugins/simulation/tests/test_pages.py $(ROLE_TESTS) $(API_TESTS) \
   $(AGENT_TESTS) $(FEW_BITS_TESTS)
 ROLL := roll$(if $(ROLL_SOURCE),-source)
 SWEEP := $(if $(ATROPOSLIB_SOURCE),.venv-environments/stamp)
@@ -69,6 +69,10 @@ test-machines: .venv/test.stamp ## several machines and Kubernetes pods, as netw
 	$(PYTEST) -n 2 tests/machines tests/kubernetes
 test-gpu: .venv/test.stamp .venv-triton/stamp ## the checks of `make gpu` on a CPU, and weights in fewer bits (needs a C++ compiler): three minutes
 	TRITON_PYTHON=.venv-triton/bin/python $(PYTEST) -n 4 tests/gpu $(FEW_BITS_TESTS)
+test-models: .venv/test.stamp ## every family of models as a tiny one: trained exactly, killed, resumed, exported, or refused: eight minutes
+	$(PYTEST) -n 2 tests/models
+test-models-short: .venv/test.stamp ## one family for each way to compute: three minutes
+	$(PYTEST) -n 2 tests/models -k "refused or [qwen3] or [gpt_oss] or [deepseek_v3] or [qwen3_5_text] or [lfm2] or [mamba2]"
 test-slurm: .venv/test.stamp slurm ## runs as jobs of a real Slurm, with kills: ten minutes
 	$(call in) pytest tests/slurm
 test-slurm-short: .venv/test.stamp slurm ## the contract in a job, a killed role, and refusals

@@ -1,8 +1,8 @@
 """The memory plan: what each part of a run will hold, by device, before anything is loaded.
 
-Components estimate it themselves (`ModelProvider.holds`), only from their options and the model's files. A copy that two share
-counts once. Memory that is held only in a phase counts if that phase is the component's largest. In an on-policy run, what only
-sampling needs and what only the update needs do not add up: the larger one counts.
+Components estimate it themselves (`ModelProvider.holds`, in their `memory.py`), only from their options and the model's files. A
+copy that two share counts once. Memory that is held only in a phase counts if that phase is the component's largest. In an
+on-policy run, what only sampling needs and what only the update needs do not add up: the larger one counts.
 """
 
 from __future__ import annotations

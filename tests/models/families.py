@@ -40,6 +40,16 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+# Words of the reason for which a family is refused.
+REFUSED: dict[str, str] = {
+    "deepseek_v32": "spread",
+    "nemotron_h": "spread",  # a decode step does not bound the time step as the pass over a prompt does
+    "zamba2": "spread",
+    "recurrent_gemma": "get_seq_length",
+    "rwkv": "past_key_values",
+}
+
+
 def config_of(name: str) -> PreTrainedConfig:
     """The configuration of a family, of the sizes of a released model."""
     config: PreTrainedConfig = CONFIG_MAPPING[name](**FAMILIES[name])

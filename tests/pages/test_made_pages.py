@@ -1,11 +1,11 @@
-"""docs/commands.md and docs/plugins.md are what their scripts make of the code."""
+"""docs/commands.md, docs/plugins.md and docs/models.md are what their scripts make of the code and of measurements."""
 
 from __future__ import annotations
 
 from atropos_core.cli.overview import OTHERS
 from atropos_core.plugins.manager import load_plugins
 from tests.conftest import REPOSITORY
-from tools import make_commands_page, make_plugins_page
+from tools import make_commands_page, make_models_page, make_plugins_page
 
 
 def test_the_page_of_commands_is_current():
@@ -24,6 +24,11 @@ def test_every_command_names_its_group():
 
 def test_the_page_of_plugins_is_current():
     assert make_plugins_page.PAGE.read_text() == make_plugins_page.page(), "run `python -m tools.make_plugins_page`"
+
+
+def test_the_page_of_models_is_current():
+    page = (REPOSITORY / make_models_page.PAGE).read_text()
+    assert page == make_models_page.page(page), "run `python -m tools.make_models_page`"
 
 
 def test_the_page_of_plugins_has_every_component_and_every_package():

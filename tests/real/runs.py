@@ -56,15 +56,16 @@ def plain(directory: Path) -> Any:
     return kind.from_pretrained(directory, dtype=torch.float32).eval()
 
 
-def logprobs(model: Any, ids: Tokens) -> Floats:
+def logprobs(model: Any, ids: Tokens, temperature: float = 1.0) -> Floats:
     """f32[T] of these ids, without cache; 0 for the first."""
     whole = torch.from_numpy(ids.astype(np.int64))[None]
     with torch.no_grad():
-        table = model(input_ids=whole, use_cache=False).logits[0].float().log_softmax(-1)
+        logits = model(input_ids=whole, use_cache=False).logits[0].float()
+        table = (logits / temperature).log_softmax(-1)
     return np.concatenate([[0.0], table[:-1].gather(1, whole[0, 1:, None])[:, 0].numpy()]).astype(np.float32)
 
 
-def largest_difference(run: Path, step: int, model: Any) -> float:
+def largest_difference(run: Path, step: int, model: Any, temperature: float = 1.0) -> float:
     """Return the largest |engine - model| over the tokens that a step sampled, in nats. All must be of the version before it."""
     tokens = RolloutRecords(run).step(step).tokens
     assert tokens is not None and tokens.sequences == 4
@@ -72,5 +73,5 @@ def largest_difference(run: Path, step: int, model: Any) -> float:
     for number in range(tokens.sequences):
         one = tokens.sequence(number)
         assert one.sampled.any() and set(one.versions[one.sampled].tolist()) == {step - 1}
-        worst = max(worst, float(np.abs(one.logprobs - logprobs(model, one.ids))[one.sampled].max()))
+        worst = max(worst, float(np.abs(one.logprobs - logprobs(model, one.ids, temperature))[one.sampled].max()))
     return worst

@@ -28,7 +28,7 @@ from tests.warm import NAME, forked, requests
 WARM = (
     "atropos_core", "atropos_core.processes.child_main", "atropos_trainer_grpo.rank", "atropos_env_atroposlib.host", "pytest",
     "tests.warm.program", "tests.e2e.api_programs", "plugins.bridge_ipc.tests.holder_process",
-    "atropos_core.rollouts.template_process",
+    "atropos_core.rollouts.template_process", "atropos_trainer_grpo.layout_probe", "atropos_engine_hf.probe",
 )  # fmt: skip
 STARTS = ("serve", "engine", "env")  # commands that start processes of ours, besides those of GUARDED
 WORKER = ("-u", "-c", popen_bootstrapline)  # what pytest-xdist starts its workers with
@@ -43,6 +43,7 @@ IMPORTED = (
     "atropos_testing.new_command", "atropos_testing.check_command",
     "atropos_config.command", "atropos_recipes.command", "atropos_doctor.command", "atropos_adapter_kit.command",
     "atropos_testing.environments", "atropos_engine_hf.engine", "atropos_trainer_grpo.trainer",
+    "atropos_torch_models.small_model",
     "atropos_bridge_ipc.bridge", "atropos_bridge_ipc.trainer_extension", "torch.profiler",
     "atropos_bridge_lora.bridge", "atropos_bridge_checkpoint.bridge",
     "atropos_env_gsm8k.environment", "atropos_trajectory_api.server.app", "pytest",

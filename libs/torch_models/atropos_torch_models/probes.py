@@ -53,7 +53,7 @@ def probed(directory: Path, name: str, module: str) -> dict[str, Any]:
     object. Raises FitError if that process fails, with the last line that it wrote."""
     if (found := kept(directory, name, module)) is not None:
         return found
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "TRANSFORMERS_VERBOSITY": "error"}
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}  # a probe computes on one thread of the CPU
     command = [sys.executable, "-m", module, str(directory)]
     try:
         ended = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, env=environment)

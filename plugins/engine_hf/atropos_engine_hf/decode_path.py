@@ -16,10 +16,7 @@ from atropos_torch_models.probes import plain, probed
 
 NAME, MODULE = "engine", "atropos_engine_hf.probe"
 LIMIT = 1e-3  # of the logits' spread, in float32 on the small copy
-KNOWN_LIMIT = 3e-2
-# Models whose one-step pass computes something other than their pass over a prompt. This is of the model, not of a decoder.
-KNOWN = dict.fromkeys(("nemotron_h", "zamba2"), "its decode step does not bound the time step as its prompt pass does")
-OTHER = "Use a model of another type; docs/models.md lists those that were measured."
+OTHER = "Use a model of another type."
 SLOTS, COHORT, EQUAL = "slots", "cohort", "cohort, equal lengths"
 _LAYERS = {
     "DynamicSlidingWindowLayer": "see only a window or a chunk",
@@ -84,15 +81,12 @@ def _measured(directory: Path, changed_ns: int) -> Mapping[str, Any]:
 def choose(wanted: str, kind: str, found: Mapping[str, Any]) -> DecodePath:
     """Return the fastest exact path, or the wanted one. Raises FitError if it is not exact."""
     off = found["off"]
-    known = {name for name in (COHORT, EQUAL) if kind in KNOWN and off.get(name, 1.0) <= KNOWN_LIMIT}
-    good = [name for name in (SLOTS, COHORT, EQUAL) if off.get(name, 1.0) <= LIMIT or name in known]
+    good = [name for name in (SLOTS, COHORT, EQUAL) if off.get(name, 1.0) <= LIMIT]
     taken = [name for name in good if wanted in ("auto", name.partition(",")[0])]
     if not taken:
         raise _refusal(wanted, kind, found, good)
     name = taken[0]
     why = f"{off[name]:.1g} of the logits' spread off"
-    if name in known and off[name] > LIMIT:
-        why += f": {KNOWN[kind]}"
     reason = "as engine.decode says" if wanted != "auto" else _reason(name, found)
     row_bytes = {int(element): RowBytes.of_record(record) for element, record in found["bytes"].items()}
     return DecodePath(name, f"{name.partition(',')[0]}: {reason} ({why})", {} if name == SLOTS else row_bytes)

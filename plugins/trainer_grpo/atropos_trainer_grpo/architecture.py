@@ -70,6 +70,14 @@ def logit_form(config: PreTrainedConfig) -> LogitForm:
     return form
 
 
+def decoder(whole: Any) -> Any:
+    """The body of a transformers model that maps tokens to hidden states; of a model that also sees images, its language part."""
+    body = (
+        whole.base_model if whole.base_model is not whole else whole.model
+    )  # Llama 4 names that of its multimodal class
+    return getattr(body, "language_model", body)
+
+
 _KNOWN: dict[str, Architecture] = {}
 
 
@@ -105,7 +113,7 @@ def _logit_form(model: PreTrainedModel, tokens: Tensor, config: Any) -> LogitFor
     if type(head) is not torch.nn.Linear:
         return None
     try:
-        hidden = whole.base_model(input_ids=tokens, use_cache=False).last_hidden_state
+        hidden = decoder(whole)(input_ids=tokens, use_cache=False).last_hidden_state
         logits, raw = whole(input_ids=tokens, use_cache=False).logits, head(hidden)
     except _CANNOT:
         return None

@@ -114,7 +114,7 @@ def packed_attention(
     if packing.alone:
         whole = Bucket(1, packing.longest, packing.longest, None)
         mask = whole.seen(window, query.device)
-        return _attend(query, key, value, mask, scale, dropout, cap, sinks).transpose(1, 2), None
+        return attend(query, key, value, mask, scale, dropout, cap, sinks).transpose(1, 2), None
     q_rows = _gather(_rows(query), packing.queries, packing.query_home, None)  # [sum S*Tq, H*D]
     kv_rows = _gather(  # [sum S*Tk, K*D + K*E]
         torch.cat([_rows(key), _rows(value)], dim=1), packing.keys, packing.key_home, packing.key_again
@@ -129,13 +129,13 @@ def packed_attention(
             for states in (kv[:, :of_keys], kv[:, of_keys:])
         )
         q = q.view(bucket.segments, bucket.queries, heads, width).transpose(1, 2)  # [S, H, Tq, D]
-        mixed = _attend(q, k, v, bucket.seen(window, query.device), scale, dropout, cap, sinks)
+        mixed = attend(q, k, v, bucket.seen(window, query.device), scale, dropout, cap, sinks)
         outputs.append(mixed.transpose(1, 2).reshape(bucket.segments * bucket.queries, -1))  # [S*Tq, H*E]
     together = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
     return _return(together, packing.query_home).view(1, -1, heads, value.shape[3]), None
 
 
-def _attend(
+def attend(
     query: Tensor,  # [S, H, Tq, D]
     key: Tensor,  # [S, K, Tk, D]
     value: Tensor,  # [S, K, Tk, E]

@@ -52,22 +52,23 @@ def measured(directory: Path) -> dict[str, Any]:
         return {"refused": str(error).splitlines()[0], "remedy": error.remedy}
     decoder = config.get_text_config(decoder=True)
     kinds = getattr(decoder, "layer_types", None) or getattr(decoder, "layers_block_type", None) or [decoder.model_type]
+    plain = small_model(config)  # as it is sampled
     model = small_model(neutral(config))
     eager = model.config._attn_implementation == "eager"
     return {
         "model_type": str(config.model_type),
         "layers": sorted({str(kind) for kind in kinds}),
         "eager_heads": int(getattr(decoder, "num_attention_heads", 0) or 0) if eager else 0,
-        **compared(model),
+        **compared(model, plain),
     }
 
 
-def compared(model: Any) -> dict[str, float | str]:
+def compared(model: Any, plain: Any = None) -> dict[str, float | str]:
     """Return by way the largest difference to single sequences: of logprobs in units of their spread, or of the gradient in units of its
-    norm; or, as text, why it cannot be computed."""
+    norm; or, as text, why it cannot be computed. `plain` is the model as it is sampled, if that is another."""
     register()
     inputs = _Inputs(vocabulary_of(model))
-    values, gradient = inputs.of_single(model)
+    values, gradient = inputs.of_single(model if plain is None else plain)
     attention = model.config._attn_implementation
     found: dict[str, float | str] = {}
     for name, own_logits in WAYS:
@@ -123,7 +124,7 @@ class _Inputs:
         return self._with_gradient(model, torch.cat([scored.logprobs[:, None], scored.others], dim=1))
 
     def _with_gradient(self, model: Any, values: Tensor) -> tuple[Tensor, Tensor]:
-        parameters = list(model.parameters())
+        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         gradients = torch.autograd.grad((values * self.weights).sum(), parameters, allow_unused=True)
         flat = [
             torch.zeros_like(parameter) if one is None else one

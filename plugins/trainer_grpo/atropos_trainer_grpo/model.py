@@ -10,11 +10,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.initialization import no_init_weights
 from transformers.utils import logging
 
 from atropos_core.errors import FitError, WeightsMismatch
 from atropos_torch_models.model_directory import OWN_CODE_REMEDY, needs_own_code
-from atropos_trainer_grpo.architecture import logit_form
+from atropos_trainer_grpo.architecture import decoder, logit_form
 from atropos_trainer_grpo.attention import NAME, attention_of, register
 from atropos_trainer_grpo.kept_tokens import KeptRows
 from atropos_trainer_grpo.layouts import PACKED, Layout
@@ -95,7 +96,10 @@ def neutral(config: Any) -> Any:
     """Switch off, in place, what would make another policy of the model in training."""
     for part in {id(one): one for one in (config, config.get_text_config(decoder=True))}.values():
         for name, value in NEUTRAL.items():
-            if hasattr(part, name):
+            if hasattr(part, name) and (part.model_type, name) != (
+                "phimoe",
+                "router_jitter_noise",
+            ):  # a threshold of its router
                 setattr(part, name, value)
     return config
 
@@ -178,11 +182,6 @@ def score(
     return token_logprobs(hidden, head, targets, temperature, chunk, others, kept, form)
 
 
-def decoder(whole: Any) -> Any:
-    """The body of a transformers model that maps tokens to hidden states; of a model that also sees images, its language part."""
-    return getattr(whole.base_model, "language_model", whole.base_model)
-
-
 class Scorer(nn.Module):
     """`score` as a module, for a model whose parameters exist only while a module around them runs."""
 
@@ -234,10 +233,12 @@ def _freeze_all_but_language(model: Any) -> None:
 
 
 def _fill_buffers(model: PreTrainedModel, device: str) -> None:
-    """Fill buffers, which are not weights: they follow from the configuration, and each module can compute its own."""
+    """Fill buffers, which are not weights: they follow from the configuration. Most modules can compute their own; otherwise they are
+    taken from a second model, whose constructor has computed them."""
     owner: Any = model  # the nearest model above a module, such as the part that sees images: it knows its own modules
+    constructed: dict[str, Tensor] | None = None
     with torch.no_grad():
-        for module in model.modules():  # a model comes before its parts
+        for path, module in model.named_modules():  # a model comes before its parts
             owner = module if isinstance(module, PreTrainedModel) else owner
             waiting = {name: buffer for name, buffer in module.named_buffers(recurse=False) if buffer.is_meta}
             if not waiting:
@@ -245,10 +246,26 @@ def _fill_buffers(model: PreTrainedModel, device: str) -> None:
             for name, buffer in waiting.items():
                 setattr(module, name, torch.full_like(buffer, _unlikely(buffer.dtype), device=device))
             owner._init_weights(module)
-            if any(_is_unlikely(getattr(module, name)).any() for name in waiting):
-                raise FitError(
-                    f"{type(model).__name__}: {type(module).__name__} does not compute its buffers {sorted(waiting)}."
-                )
+            for name in waiting:
+                if _is_unlikely(getattr(module, name)).any():
+                    constructed = _constructed_buffers(model) if constructed is None else constructed
+                    setattr(module, name, constructed[f"{path}.{name}"].to(device))
+
+
+def _constructed_buffers(model: PreTrainedModel) -> dict[str, Tensor]:
+    """The buffers of the same model as its constructor leaves them. Its parameters have no memory but one at a time."""
+    register = nn.Module.register_parameter
+
+    def without_memory(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        register(module, name, parameter if parameter is None else nn.Parameter(parameter.to("meta")))
+
+    nn.Module.register_parameter = without_memory  # type: ignore[assignment]
+    try:
+        with no_init_weights():
+            made = type(model)(model.config)
+    finally:
+        nn.Module.register_parameter = register  # type: ignore[method-assign]
+    return dict(made.named_buffers())
 
 
 def _unlikely(dtype: torch.dtype) -> float | int:

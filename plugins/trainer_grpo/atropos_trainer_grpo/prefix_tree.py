@@ -1,7 +1,7 @@
 """A tree of the common beginnings of sequences.
 
 A node is a run of tokens. Sequences that begin alike share one node for that beginning, and branch below it: the completions of one prompt,
-the branches of an episode, a conversation that a later turn continues.
+the branches of an episode, a conversation that a later turn continues. `packed_rows.py` stores each node once.
 """
 
 from __future__ import annotations

@@ -34,12 +34,12 @@ class RouterLoad:
             "router/entropy": float((entropy / tokens).mean()),
         }
 
-    def _count(self, layer: int, router: nn.Module, given: Any, made: tuple[Tensor, Tensor, Tensor]) -> None:
+    def _count(self, layer: int, router: nn.Module, given: Any, made: tuple[Tensor, ...]) -> None:
         if torch.is_grad_enabled():
-            self._add(layer, *made)
+            self._add(layer, made[0], made[2])
 
     @torch.no_grad()
-    def _add(self, layer: int, logits: Tensor, weights: Tensor, chosen: Tensor) -> None:
+    def _add(self, layer: int, logits: Tensor, chosen: Tensor) -> None:
         logs = logits.float().log_softmax(-1)
         sums = logs.new_zeros(logits.shape[-1] + 2)
         sums.scatter_add_(0, chosen.reshape(-1), logs.new_ones(chosen.numel()))
@@ -55,7 +55,7 @@ def router_load(model: Any) -> RouterLoad | None:
 
 def routers_of(model: Any) -> list[nn.Module]:
     """Return the routers of a transformers model, by layer: modules that return logits [T, E], weights [T, k] and the experts' numbers
-    [T, k]. Empty if it has none, or others."""
+    [T, k], and ZAYA's also a state. Empty if it has none, or others."""
     recorder = (getattr(model.base_model, "_can_record_outputs", None) or {}).get("router_logits")
     if isinstance(recorder, list):  # several kinds of router
         return []

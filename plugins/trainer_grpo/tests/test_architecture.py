@@ -86,11 +86,11 @@ def test_what_a_family_asks_for_is_measured(name: str, asks: tuple[LogitForm, se
     assert found.attention == asks[1]
 
 
-def test_logits_of_an_unknown_form_are_called_so() -> None:
+def test_a_configuration_is_measured_as_it_is_now() -> None:
     config = config_of("granite")
-    config.logits_scaling = 4.0
-    assert architecture_of(config).logits == LogitForm(scale=0.25)
-    assert architecture_of(config_of("llama4_text")).logits is None
+    for scale in (8.0, 4.0):
+        config.logits_scaling = scale
+        assert architecture_of(config).logits == LogitForm(scale=1 / scale)
 
 
 def test_only_plain_attention_goes_by_levels() -> None:
@@ -117,11 +117,11 @@ def test_planted_faults_are_far_from_exact(fault: str, monkeypatch: pytest.Monke
     else:
         from atropos_trainer_grpo import attention
 
-        attend = attention._attend
+        attend = attention.attend
         changed = {"sinks": (7, None), "softcap": (6, None)}[fault]
         monkeypatch.setattr(
             attention,
-            "_attend",
+            "attend",
             lambda *given: attend(*(changed[1] if at == changed[0] else one for at, one in enumerate(given))),
         )
     made = packed(model, share=True)

@@ -1,6 +1,6 @@
 """Control groups of Linux that bound a program with all that it starts: memory of every kind, processes and threads.
 
-A monitor makes one group in each hierarchy that this process may write to (version 2 if it is delegated; version 1 as root),
+A monitor (`monitor.py`) makes one group in each hierarchy that this process may write to (version 2 if it is delegated; version 1 as root),
 has the program join them, and removes them. Without control groups, the monitor enforces the limits by looking at the processes.
 This module uses only the standard library.
 """
