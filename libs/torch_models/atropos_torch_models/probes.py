@@ -32,7 +32,7 @@ _PLAIN_IF = ("sliding_window", "attention_chunk_size", "final_logit_softcapping"
 
 
 def plain(directory: Path) -> bool:
-    """Return true if config.json alone says that every way to compute is exact, so that nothing has to be measured before a run starts.
+    """Return true if config.json says that every way to compute is exact, so that nothing has to be measured before a run starts.
     (It is measured all the same by the process that opens the model, which has it open.)"""
     try:
         config = _read(directory)

@@ -1,7 +1,7 @@
 """A small copy of a model's architecture: one layer of each kind, few and narrow, in which a mistake shows at once.
 
 Whether a way to compute is exact depends on the architecture, not on the weights. A copy with weights of unit gain answers that in
-a second, where a trained model of the same kind would hide a small leak behind its own precision.
+a second. In a trained model of the same kind, rounding would hide a small leak.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ VOCABULARY = 640
 SPAN = 16  # tokens of a sliding window, of a chunk, and of a selection
 MOST_LAYERS = 6
 
-# What is set, where a configuration has it and it is a number. Products agree: 4 heads of 16 are the hidden size of 64, and 8 heads
+# Numbers that are set if a configuration has them. Products agree: 4 heads of 16 are the hidden size of 64, and 8 heads
 # of 16 its double, which is the inner size of Mamba's layers.
 _SIZES = {
     "vocab_size": VOCABULARY, "vocab_size_per_layer_input": VOCABULARY, "hidden_size": 64, "n_embd": 64, "d_model": 64, "ffn_dim": 96,
@@ -93,7 +93,7 @@ def _small(name: str, value: Any) -> Any:
 
 
 def _small_override(small: Any, name: str, usual: Any, value: Any) -> Any:
-    """What one layer has instead of the usual value: twice or half of the small one, where it has more or less."""
+    """Return what one layer has instead of the usual value: twice or half of the small one, if it has more or less."""
     if not (_whole(value) and _whole(usual)) or _small(name, usual) is None:
         return value
     size = getattr(small, name)
@@ -118,7 +118,7 @@ def _keep_relations(small: Any, whole: Any) -> None:
 
 def small_model(config: PreTrainedConfig, seed: int = 0) -> PreTrainedModel:
     """The model of `small_config(config)`: float32, on the CPU, in evaluation mode, without dropout. Every matrix has a gain of about
-    one, so that what reaches a place where it does not belong changes the logits there by about their spread."""
+    one, so that a leak from another sequence changes logits by about their spread."""
     small = small_config(config)
     for name in DROPOUT:
         if hasattr(small, name):

@@ -47,7 +47,7 @@ DECODERS: dict[str, Callable[[Any], Decoder]] = {
 
 
 class Scene(NamedTuple):
-    """What a decoder is tried on: the lengths of the first prompts, of those that join later, and steps before and after that."""
+    """The rows that a decoder is tried on: the lengths of the first prompts, of those that join later, and steps before and after that."""
 
     prompts: Sequence[int]
     later: Sequence[int]
@@ -190,7 +190,7 @@ def kinds(config: Any) -> dict[str, int]:
 
 def row_bytes(config: Any, dtype: torch.dtype) -> dict[str, Any]:
     """Return the bytes of a row in the cache of the whole model, from the shapes of a pass that computes no numbers."""
-    tokens = 37  # a number that is no width
+    tokens = 37  # not a width of any layer
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config.get_text_config(decoder=True), dtype=dtype).eval()
         model.set_experts_implementation("batched_mm")  # the others look at numbers

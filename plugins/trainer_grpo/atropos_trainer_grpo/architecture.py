@@ -1,5 +1,5 @@
-"""What a model's architecture asks of packed training, measured on a small copy of it: how it turns the output of its head into logits,
-and what its attention has beyond plain causal attention."""
+"""Measures on a small copy of a model what packed training has to provide: how the output of its head becomes logits, and what its
+attention has beyond plain causal attention."""
 
 from __future__ import annotations
 

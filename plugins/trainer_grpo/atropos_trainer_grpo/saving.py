@@ -56,8 +56,8 @@ def _save_whole(model: Any, directory: Path) -> None:
 
 
 def _as_origin(origin: Path, directory: Path) -> None:
-    """Have the checkpoint load where the model of `origin` does: with the settings that training has switched off, and if only its language
-    model was opened, with its other parts as they are there."""
+    """Give the checkpoint the settings that training has switched off, and if only the language model of `origin` was opened, its other
+    parts as they are there. So the class that loads `origin` loads it too."""
     before, saved = (json.loads((one / "config.json").read_text(encoding="utf-8")) for one in (origin, directory))
     if "text_config" in before and "text_config" not in saved:
         _add_other_parts(origin, directory)
