@@ -22,6 +22,7 @@ from atropos_engine_hf.config import HFOptions
 from atropos_engine_hf.decode_path import LIMIT, before_start
 from atropos_engine_hf.probe import SMALL, worst
 from atropos_torch_models.small_model import small_config, small_model
+from tests.waiting import until
 
 EOS = 2
 HYBRID = {"num_hidden_layers": 4}
@@ -143,8 +144,10 @@ async def test_a_publish_in_mid_flight_continues_under_the_new_weights(
     engine = await open_engine(small(kind))
     before = {name: value.clone() for name, value in engine.model.state_dict().items()}
     calls = [asyncio.ensure_future(engine.sample(prompt, 2, Sampling(40), range(2), 60)) for prompt in PROMPTS[:3]]
-    while not engine._batch.rows or engine._batch._columns["length"][0] < 60:
-        await asyncio.sleep(0)
+    columns = engine._batch._columns
+    await until(
+        lambda: len(engine._batch.rows) == 6 and (columns["length"] - columns["start"]).max() >= 15, "15 tokens"
+    )
     await engine.pause()
     assert not engine._batch._decoder.cohorts
     with torch.no_grad():
