@@ -74,7 +74,7 @@ class CohortDecoder(Decoder):
             chosen = np.flatnonzero(lengths == length) if self._equal_lengths else np.arange(len(prompts))
             logits, cache = self._read([prompts[int(index)] for index in chosen], int(length))
             source = self.put(np.repeat(np.arange(len(chosen)), np.asarray(copies)[chosen]))
-            _select(cache, source)
+            select(cache, source)
             own = np.concatenate([slots[int(index)] for index in chosen])
             order.append(own - first)
             parts.append(logits[source])
@@ -100,10 +100,10 @@ class CohortDecoder(Decoder):
 
     @torch.inference_mode()
     def decode(self, tokens: NDArray[np.int64], lengths: NDArray[np.int64]) -> Logits:
-        made = [self._step(cohort, tokens[cohort.slots], lengths[cohort.slots]) for cohort in self.cohorts]
+        made = [self.step(cohort, tokens[cohort.slots], lengths[cohort.slots]) for cohort in self.cohorts]
         return _in_order(made, [cohort.slots for cohort in self.cohorts])
 
-    def _step(self, cohort: Cohort, tokens: NDArray[np.int64], lengths: NDArray[np.int64]) -> Logits:
+    def step(self, cohort: Cohort, tokens: NDArray[np.int64], lengths: NDArray[np.int64]) -> Logits:
         arguments: dict[str, Any] = {"cache_params" if self._recurrent else "past_key_values": cohort.cache}
         cohort.columns += 1
         if not self._recurrent:
@@ -127,7 +127,7 @@ class CohortDecoder(Decoder):
             if not len(rows):
                 continue
             if len(rows) < len(new) or (np.diff(rows) < 0).any():
-                _select(cohort.cache, self.put(rows))
+                select(cohort.cache, self.put(rows))
                 if is_known(cohort.cache):
                     longest = int(lengths[cohort.slots[rows]].max())
                     _cut(cohort.cache, cohort.columns - longest)
@@ -171,7 +171,7 @@ class CohortDecoder(Decoder):
         self.cohorts.append(new)
 
 
-def _select(cache: Any, rows: torch.Tensor) -> None:
+def select(cache: Any, rows: torch.Tensor) -> None:
     """Make row i of the cache a copy of its row `rows[i]`."""
     own = (
         type(cache).batch_select_indices is not Cache.batch_select_indices

@@ -305,7 +305,7 @@ class HFEngine(Engine):
             if count := int(np.count_nonzero(prompt == token)):
                 raise DataError(
                     f"a prompt has {count} tokens that stand for {what} (id {token}), and engine 'hf' samples from text only: it"
-                    f" has no processor for {what}, and nothing hands their pixels or samples to the model.",
+                    f" has no processor for {what}, and the model never gets their pixels or samples.",
                     remedy="Leave images, videos and audio out of the tasks of this run.",
                 )
 

@@ -206,8 +206,8 @@ def mask_dropped(patch: pytest.MonkeyPatch) -> None:
 
 
 def compacted_wrongly(patch: pytest.MonkeyPatch) -> None:
-    plain = cohort._select
-    patch.setattr(cohort, "_select", lambda cache, rows: plain(cache, rows.flip(0)))
+    plain = cohort.select
+    patch.setattr(cohort, "select", lambda cache, rows: plain(cache, rows.flip(0)))
 
 
 def joined_on_the_right(patch: pytest.MonkeyPatch) -> None:
@@ -215,12 +215,12 @@ def joined_on_the_right(patch: pytest.MonkeyPatch) -> None:
 
 
 def positions_by_column(patch: pytest.MonkeyPatch) -> None:
-    plain = CohortDecoder._step
+    plain = CohortDecoder.step
 
     def step(self: Any, rows: Any, tokens: Any, lengths: Any) -> Any:
         return plain(self, rows, tokens, np.full_like(lengths, rows.columns))
 
-    patch.setattr(CohortDecoder, "_step", step)
+    patch.setattr(CohortDecoder, "step", step)
 
 
 FAULTS = {
