@@ -32,7 +32,7 @@ def shows(page: str, first: str, message: str) -> None:
 @pytest.fixture(scope="module")
 def a_run(tmp_path_factory) -> Iterator[tuple[Typed, str]]:
     """What `make run` types, in two small steps, with two sinks more; and its output."""
-    [command] = re.findall(r"types `(atropos run .*?)` for you", _page("README.md"))
+    [command] = re.findall(r"then runs `(atropos run .*?)`", _page("README.md"))
     assert command in _page("Makefile"), "what make run types"
     sinks = " ".join(f"--set sink.{name}.use={name}" for name in ("console", "jsonl", "csv", "tensorboard"))
     with typing(tmp_path_factory.mktemp("run")) as there:
@@ -77,7 +77,8 @@ def test_the_commands_beside_the_readme_example_run(typed):
     (typed.folder / "sums.py").write_text(the_block("README.md", "import random").text)
     check, run, new = the_block("README.md", "atropos check ./sums.py").commands
     assert "keeps its contract" in typed.type(check)
-    shows("README.md", "held-out accuracy", typed.type(run.replace("--steps 40", "--steps 2") + SMALL))
+    [end] = re.findall(r"The run ends with `(held-out accuracy .*?)`", _page("README.md"))
+    assert re.search(alike(end), re.sub(r"[ \t]+", " ", typed.type(run.replace("--steps 40", "--steps 2") + SMALL)))
     typed.type(new)
     assert list(typed.folder.glob("**/pyproject.toml"))
 

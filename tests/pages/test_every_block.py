@@ -29,7 +29,6 @@ EXECUTED = (
     ("README.md", "flowchart LR", "a drawing"),
     ("README.md", "import random", "tests/pages/test_readme_example.py::test_the_readme_example_learns_visibly"),
     ("README.md", "atropos check ./sums.py", HERE + "test_the_commands_beside_the_readme_example_run"),
-    ("README.md", "held-out accuracy", HERE + "test_the_commands_beside_the_readme_example_run"),
     ("README.md", "import atropos_core as atropos", "tests/pages/test_python_page.py::test_the_lines_of_the_readme"),
     ("libs/adapter_kit/README.md", "from atropos_adapter_kit", LIBRARY + "test_an_adapters_doctor_says_what_is_not_installed"),
     ("libs/chat_client/README.md", "from atropos_chat_client", CHAT_CLIENT),

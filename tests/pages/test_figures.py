@@ -182,7 +182,7 @@ def real_learning() -> Figures:
     words, lasted = rows[0]["before"]["problems"], f"{minutes[0]:.0f} to {minutes[-1]:.0f} minutes"
     gain = f"{100 * before:.0f} to {100 * after[0]:.0f}, {100 * after[1]:.0f} and {100 * after[2]:.0f} %"
     return {
-        "README.md": [f"from {gain} of {words} held-out words", f"in {lasted}"],
+        "README.md": [f"on {words} held-out words rose from {gain}", f"in {lasted}"],
         "docs/benchmarks.md": [
             f"| {gain}; {lasted} each; replies that name a kind: {100 * answered:.0f} to {100 * named:.0f} % |"
         ],
