@@ -7,12 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from atropos_core.errors import FitError
 from atropos_core.storage.reading import base_of_adapter
-from atropos_engine_hf.config import HFOptions
 from atropos_torch_models.probes import plain, probed
+
+if TYPE_CHECKING:
+    from atropos_engine_hf.config import HFOptions
 
 NAME, MODULE = "engine", "atropos_engine_hf.probe"
 LIMIT = 1e-3  # of the logits' spread, in float32 on the small copy

@@ -12,7 +12,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,7 +22,6 @@ from transformers.utils import logging
 
 from atropos_core.errors import FitError
 from atropos_engine_hf.cohort import CohortDecoder, measured_bytes
-from atropos_engine_hf.config import HFOptions
 from atropos_engine_hf.decode_path import (
     COHORT,
     EQUAL,
@@ -38,6 +37,9 @@ from atropos_engine_hf.decode_path import (
 from atropos_engine_hf.decoder import Decoder, SlotDecoder
 from atropos_torch_models.probes import keep, kept
 from atropos_torch_models.small_model import small_model
+
+if TYPE_CHECKING:
+    from atropos_engine_hf.config import HFOptions
 
 DECODERS: dict[str, Callable[[Any], Decoder]] = {
     SLOTS: SlotDecoder,
