@@ -19,7 +19,14 @@ from atropos_core.processes import child_main as hosted
 from atropos_core.processes.extension import Extension
 from tests.gpu.models import SMALL, large
 
-ENGINE = {"dtype": "auto", "max_batch": 64, "prefill_tokens": 4096, "kv_cache_gb": 2.0, "quantization": None, "decode": "auto"}
+ENGINE = {
+    "dtype": "auto",
+    "max_batch": 64,
+    "prefill_tokens": 4096,
+    "kv_cache_gb": 2.0,
+    "quantization": None,
+    "decode": "auto",
+}
 TRAINER = {
     "dtype": "auto", "loss": "grpo", "average": None, "clip_low": None, "clip_high": None, "dual_clip": None,
     "loss_length": None, "correction": None, "kl": None, "distillation": None, "entropy_coefficient": 0.0, "whiten_advantages": False,
