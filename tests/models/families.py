@@ -1,4 +1,4 @@
-"""Families of causal language models of transformers, each with settings of a model that was released where its defaults are none."""
+"""Families of causal language models of transformers, with the settings of a released model if the defaults are not those of one."""
 
 from __future__ import annotations
 

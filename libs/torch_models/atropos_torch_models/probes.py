@@ -21,7 +21,7 @@ from atropos_core.errors import ConfigError, FitError
 from atropos_core.storage.atomic import write_whole
 from atropos_torch_models.user_cache import user_cache
 
-DEADLINE_S = 300.0  # of a probe in a process of its own, most of which is the import of torch on a busy machine
+DEADLINE_S = 300.0  # of a probe in a child process, most of which is the import of torch on a busy machine
 
 # Models whose layers are all plain full attention, and whose logits come from a plain head.
 _PLAIN = frozenset(

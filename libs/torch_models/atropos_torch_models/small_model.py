@@ -1,6 +1,6 @@
 """A small copy of a model's architecture: one layer of each kind, few and narrow, in which a mistake shows at once.
 
-Whether a way to compute is exact depends on the architecture, not on the weights. A copy with weights of unit gain answers that in
+The architecture, not the weights, decides whether a way to compute is exact. A copy with weights of unit gain answers that in
 a second. In a trained model of the same kind, rounding would hide a small leak.
 """
 

@@ -1,4 +1,4 @@
-"""What each family asks of packed training, and that a tree of packed sequences then gives what single sequences give."""
+"""Packed sequences give what single sequences give, for what the attention and the logits of each family have."""
 
 from __future__ import annotations
 
