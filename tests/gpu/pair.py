@@ -16,7 +16,13 @@ from atropos_core.processes.child import Child
 from atropos_core.processes.proxies import HostedEngine, HostedTrainer
 
 ROOT = Path(__file__).parents[2]
-SOURCES = [str(ROOT), *(str(ROOT / "plugins" / name) for name in ("bridge_ipc", "engine_hf", "trainer_grpo"))]
+SOURCES = [
+    str(ROOT),
+    *(
+        str(ROOT / folder)
+        for folder in ("libs/torch_models", "plugins/bridge_ipc", "plugins/engine_hf", "plugins/trainer_grpo")
+    ),
+]
 THREADS = 2
 
 
