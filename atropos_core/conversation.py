@@ -9,7 +9,18 @@ import numpy as np
 
 from atropos_core.errors import DataError
 from atropos_core.seeds import derive
-from atropos_core.types import ABSTAINED, Completion, Episode, Kept, Message, Rollout, Sampling, Score, Tokens
+from atropos_core.types import (
+    ABSTAINED,
+    Completion,
+    Episode,
+    Kept,
+    Message,
+    Rollout,
+    RoutedExperts,
+    Sampling,
+    Score,
+    Tokens,
+)
 
 
 class Policy(Protocol):
@@ -130,6 +141,7 @@ class Conversation:
             temperature=completions[-1].temperature,
             truncated=any(completion.truncated for completion in completions),
             kept=Kept.joined(len(sampled), self._kept()),
+            experts=RoutedExperts.joined(len(sampled), (completion.experts for completion in completions)),
         )
 
     def _kept(self) -> Iterator[tuple[int, Kept | None]]:

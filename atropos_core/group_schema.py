@@ -30,6 +30,7 @@ from atropos_core.types import (
     Floats,
     Kept,
     Rollout,
+    RoutedExperts,
     Sampling,
     ScoredGroup,
     Task,
@@ -75,6 +76,7 @@ _BOUNDS = {
 _DTYPES = {
     "tokens": _INT, "sampled": _BOOL, "trained": _BOOL, "policy_version": _INT, **dict.fromkeys(_BOUNDS, _FLOAT)
 }  # fmt: skip
+_EXPERTS = (np.dtype(np.uint8), np.dtype(np.uint16))
 _TEACHER = (np.dtype(np.int64), np.dtype(np.int32), _FLOAT)
 
 Named = Callable[[str, int], str]  # a column and a token in it -> the sender's name of that value
@@ -424,6 +426,7 @@ def _has_its_types(rollout: Rollout) -> bool:
         and type(rollout.temperature) in (float, int)
         and rollout.teacher is None
         and rollout.kept is None
+        and rollout.experts is None
         and type(rollout.truncated) is bool
         and type(rollout.sft) is bool
     )
@@ -449,6 +452,11 @@ def _refuse_types(rollout: Any, where: str) -> None:
     kept = rollout.kept
     if not (kept is None or (isinstance(kept, Kept) and kept.sizes.dtype == kept.token_ids.dtype == _INT)):
         raise DataError(f"{where}.kept must be a Kept of two columns of int32")
+    experts = rollout.experts
+    if experts is not None and not (
+        isinstance(experts, RoutedExperts) and experts.known.dtype == _BOOL and experts.numbers.dtype in _EXPERTS
+    ):
+        raise DataError(f"{where}.experts must be RoutedExperts of a bool and a uint8 or uint16 column")
     if (teacher := rollout.teacher) is not None:
         if not isinstance(teacher, TopK):
             raise DataError(f"{where}.teacher is a {type(teacher).__name__}, not a TopK")

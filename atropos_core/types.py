@@ -131,6 +131,54 @@ class Kept:
 
 
 @dataclass(frozen=True)
+class RoutedExperts:
+    """The experts that the layers of a mixture of experts chose while they computed these T positions. A position that was not
+    computed (the last of a reply), or of which the engine does not say it, has none."""
+
+    known: Bools  # [T]
+    numbers: (
+        NDArray[np.uint8] | NDArray[np.uint16]
+    )  # [R, L, k] of the R known positions: of each of L layers, k experts
+
+    def __post_init__(self) -> None:
+        shape = (int(np.count_nonzero(self.known)), *self.numbers.shape[1:])
+        if self.known.ndim != 1 or self.numbers.ndim != 3 or self.numbers.shape != shape or 0 in shape[1:]:
+            raise DataError(
+                f"routed experts must be [positions, layers, experts of a token] for the {shape[0]} known positions, not "
+                f"{list(self.numbers.shape)}"
+            )
+
+    @property
+    def size_bytes(self) -> int:
+        return self.known.nbytes + self.numbers.nbytes
+
+    def part(self, length: int) -> RoutedExperts:
+        """Return those of the first `length` positions."""
+        known = self.known[:length]
+        return RoutedExperts(known, self.numbers[: np.count_nonzero(known)])
+
+    @classmethod
+    def joined(cls, length: int, parts: Iterable[RoutedExperts | None]) -> RoutedExperts | None:
+        """Return those of `length` positions. Each part has the first ones of them; where several know a position, the first counts,
+        which is of when its token was sampled. None if no part knows any. Raises DataError for parts of several shapes."""
+        there = [part for part in parts if part is not None]
+        if not there:
+            return None
+        if len({part.numbers.shape[1:] for part in there}) > 1:
+            raise DataError(
+                "replies of one rollout come from models with other layers or experts: they cannot be joined"
+            )
+        known = np.zeros(length, np.bool_)
+        made: NDArray[Any] = np.zeros((length, *there[0].numbers.shape[1:]), there[0].numbers.dtype)
+        for part in (one.part(length) for one in there):
+            at = np.flatnonzero(part.known)
+            new = ~known[at]
+            made[at[new]] = part.numbers[new]
+            known[at] = True
+        return cls(known, made[known])
+
+
+@dataclass(frozen=True)
 class Completion:
     """One sampled continuation of a prompt."""
 
@@ -141,6 +189,7 @@ class Completion:
     temperature: float
     truncated: bool = False
     kept: Kept | None = None  # of T positions; None if nothing was cut, or if the engine does not say what was kept
+    experts: RoutedExperts | None = None  # of the prompt's positions and the T of the reply
 
 
 @dataclass(frozen=True)
@@ -188,6 +237,7 @@ class Rollout:
     teacher: TopK | None = None  # of T positions
     sft: bool = False  # supervised data, not sampled: trained with an imitation loss
     kept: Kept | None = None  # of T positions; a truncated rollout can be trained only with it
+    experts: RoutedExperts | None = None  # of T positions
 
     def __post_init__(self) -> None:
         length = len(self.tokens)
@@ -203,12 +253,14 @@ class Rollout:
             raise DataError(f"a teacher has {len(self.teacher.offsets) - 1} positions, but there are {length} tokens")
         if self.kept is not None and len(self.kept.sizes) != length:
             raise DataError(f"kept tokens of {len(self.kept.sizes)} positions, but there are {length} tokens")
+        if self.experts is not None and len(self.experts.known) != length:
+            raise DataError(f"routed experts of {len(self.experts.known)} positions, but there are {length} tokens")
 
     @property
     def size_bytes(self) -> int:
         columns = [getattr(self, name) for name in ROLLOUT_COLUMNS]
         size: int = sum(column.nbytes for column in columns if column is not None)
-        return size + sum(more.size_bytes for more in (self.teacher, self.kept) if more is not None)
+        return size + sum(more.size_bytes for more in (self.teacher, self.kept, self.experts) if more is not None)
 
 
 @dataclass(frozen=True)
@@ -392,3 +444,4 @@ ROLLOUT_COLUMNS = ("tokens", "sampled", "trained", "logprobs", "policy_version",
 TOKEN_COLUMNS = ("tokens", "sampled", "trained", "logprobs", "policy_version", "advantages")
 SEQUENCE_COLUMNS = ("has_logprobs", "temperature", "truncated", "group")
 KEPT = "kept_token_ids"  # a ragged column of a batch: `Rollout.kept`
+EXPERTS = "experts"  # a token column of a batch, [N, L, k]: `Rollout.experts`

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atropos_core.interfaces import SettledGroup, StepRecord
-from atropos_core.storage.token_file import KEPT_IDS, KEPT_SIZES, OFFSETS
+from atropos_core.storage.token_file import EXPERT_NUMBERS, EXPERTS_KNOWN, KEPT_IDS, KEPT_SIZES, OFFSETS
 from atropos_core.types import UNKNOWN_VERSION, Floats, Rollout, TopK, offsets_of
 
 NOTHING = np.float32(np.nan)
@@ -109,6 +109,11 @@ def token_columns(record: StepRecord) -> dict[str, NDArray[Any]] | None:
             [np.zeros(len(one.tokens), np.int32) if one.kept is None else one.kept.sizes for one in rollouts]
         )
         columns[KEPT_IDS] = np.concatenate([one.token_ids for one in kept])
+    if experts := [one.experts for one in rollouts if one.experts is not None]:
+        columns[EXPERTS_KNOWN] = np.concatenate(
+            [np.zeros(len(one.tokens), np.bool_) if one.experts is None else one.experts.known for one in rollouts]
+        )
+        columns[EXPERT_NUMBERS] = np.concatenate([one.numbers for one in experts])
     if any(rollout.ref_logprobs is not None for rollout in rollouts):
         columns["ref_logprobs"] = _joined(rollouts, [rollout.ref_logprobs for rollout in rollouts])
     return columns

@@ -25,6 +25,7 @@ from atropos_core.types import (
     Kept,
     Message,
     Rollout,
+    RoutedExperts,
     ScoredGroup,
     Task,
     Tokens,
@@ -75,6 +76,7 @@ class GroupColumns:
     group_advantages: Floats | None  # [G]
     wire: Mapping[str, Any]
     kept: list[Kept | None] | None = None  # [S] written only if there are any
+    experts: list[RoutedExperts | None] | None = None  # [S] as above
 
     def __post_init__(self) -> None:
         rollouts, lengths = self.rollouts, self.lengths
@@ -93,6 +95,8 @@ class GroupColumns:
             raise DataError("a group has a teacher that is none")
         if self.kept is not None and {*map(type, self.kept)} - {Kept, type(None)}:
             raise DataError("a group has kept tokens that are none")
+        if self.experts is not None and {*map(type, self.experts)} - {RoutedExperts, type(None)}:
+            raise DataError("a group has routed experts that are none")
         if self.details is not None and any(type(one) is not tuple or len(one) != 3 for one in self.details):
             raise DataError("an episode has parts, metrics and messages, or nothing")
         if type(self.rewards) is not np.ndarray:
@@ -165,6 +169,7 @@ class GroupColumns:
             group_advantages=group.advantages,
             wire=group.wire,
             kept=[one.kept for one in rollouts] if any(one.kept is not None for one in rollouts) else None,
+            experts=[one.experts for one in rollouts] if any(one.experts is not None for one in rollouts) else None,
             **found,
         )
 
@@ -183,7 +188,7 @@ class GroupColumns:
             return [None if lacks else row for row, lacks in zip(rows, absent, strict=True)]
 
         optional = zip(*map(cut, OPTIONAL), strict=True)
-        teachers, kept = self.teachers or nothing, self.kept or nothing
+        teachers, kept, experts = self.teachers or nothing, self.kept or nothing, self.experts or nothing
         rollouts = []
         for number, ((start, end), (logprobs, advantages, reference)) in enumerate(zip(bounds, optional, strict=True)):
             sampled = self.sampled[start:end]
@@ -201,6 +206,7 @@ class GroupColumns:
                     teachers[number],
                     self.sft[number],
                     kept[number],
+                    experts[number],
                 )
             )
         episodes = []

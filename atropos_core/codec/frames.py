@@ -15,7 +15,7 @@ import dataclasses
 import json
 import math
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from operator import attrgetter
 from pathlib import PurePath
 from typing import Any, TypeAlias
@@ -39,16 +39,16 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 RECORDS: dict[str, type[Any]] = {
     record.__name__: record
     for record in (
-        types.Sampling, types.Task, types.Draw, types.Completion, types.TopK, types.Kept, types.Rollout, types.Episode, types.Failed,
-        types.ScoredGroup, types.Column, types.Ragged, types.Batch, interfaces.ModelInfo,
+        types.Sampling, types.Task, types.Draw, types.Completion, types.TopK, types.Kept, types.RoutedExperts, types.Rollout,
+        types.Episode, types.Failed, types.ScoredGroup, types.Column, types.Ragged, types.Batch, interfaces.ModelInfo,
     )
 }  # fmt: skip
 # Last fields with their defaults. They are left out if all that follow have their defaults, since older ends do not know them.
 OPTIONAL: dict[type[Any], dict[str, Any]] = {
     types.Sampling: {"stop_ids": (), "stop": (), "min_p": 0.0},
-    types.Completion: {"kept": None},
-    types.Rollout: {"kept": None},
-    GroupColumns: {"kept": None},
+    types.Completion: {"kept": None, "experts": None},
+    types.Rollout: {"kept": None, "experts": None},
+    GroupColumns: {"kept": None, "experts": None},
 }
 _FIELDS = {
     record: attrgetter(*(field.name for field in dataclasses.fields(record))) for record in RECORDS.values()
@@ -122,9 +122,7 @@ def encode(value: Any) -> list[Buffer]:
         if alike:
             values[_TRAINED] = None
         values[_DRAW] = list(_FIELDS[types.Draw](columns.draw))
-        if columns.kept is None:
-            values.pop()  # older ends know no such column
-        return [walk(value) for value in values]
+        return [walk(value) for value in values[: _count(values, OPTIONAL[GroupColumns])]]
 
     def put_implied(item: Any, dtype: np.dtype[Any]) -> Any:
         if type(item) is not np.ndarray or item.dtype != dtype or item.ndim != 1:
@@ -230,9 +228,9 @@ def decode(frame: Buffer, *, most_bytes: int | None = None, loads: Callable[[str
         (
             draw, task, rollouts, lengths, tokens, sampled, trained, versions, logprobs, advantages, reference, lacking,
             temperature, truncated, sft, teachers, scores, correct, finish, details, rewards, parts, failed, given, wire,
-            *kept,
+            *optional,
         ) = fields  # fmt: skip
-        if len(kept) > 1:
+        if len(optional) > len(OPTIONAL[GroupColumns]):
             raise DataError(f"a group of {len(fields)} columns is refused")
         sequences, episodes, total = len(lengths), len(scores), sum(lengths)
         left -= 14 * total  # of the columns that nearly every group has, in bytes a token
@@ -263,13 +261,18 @@ def decode(frame: Buffer, *, most_bytes: int | None = None, loads: Callable[[str
             _many(finish, episodes), None if details is None else _many(walk(details), episodes),
             np.frombuffer(body, np.float32, episodes, rewards) if type(rewards) is int else walk(rewards),
             walk(parts) if parts else parts, walk(failed), given and walk(given), walk(wire) if wire else wire,
-            _many(walk(kept[0]), sequences) if kept and kept[0] is not None else None,
+            *(None if more is None else _many(walk(more), sequences) for more in optional),
         )  # fmt: skip
         if lacking != {}:
             for absent in lacking.values():
                 _many(absent, sequences)
         if not (
-            implied and advantages is None and reference is None and details is None and teachers is None and not kept
+            implied
+            and advantages is None
+            and reference is None
+            and details is None
+            and teachers is None
+            and not optional
         ):
             made.refuse_other_types()
         return made.group()
@@ -317,7 +320,7 @@ def decode(frame: Buffer, *, most_bytes: int | None = None, loads: Callable[[str
         raise DataError(f"a frame that cannot be read: {error}") from error
 
 
-def _count(entries: tuple[Any, ...], optional: dict[str, Any]) -> int:
+def _count(entries: Sequence[Any], optional: dict[str, Any]) -> int:
     """Return how many entries are written: without the last ones that have their default."""
     count = len(entries)
     for default in reversed(optional.values()):

@@ -14,7 +14,7 @@ import numpy as np
 from atropos_core.conversation import Policy
 from atropos_core.group_schema import MOST_STOP_IDS
 from atropos_core.seeds import derive
-from atropos_core.types import Completion, Kept, Sampling, Tokens
+from atropos_core.types import Completion, Kept, RoutedExperts, Sampling, Tokens
 
 MOST_CONTINUED = 8  # times, in one reply: an engine may compute the prompt again each time
 
@@ -71,6 +71,7 @@ def first_tokens(sampled: Completion, size: int) -> Completion:
         policy_version=sampled.policy_version[:size],
         finish="stop",
         kept=None if sampled.kept is None else sampled.kept.part(size),
+        experts=sampled.experts and sampled.experts.part(len(sampled.experts.known) - len(sampled.tokens) + size),
     )
 
 
@@ -118,4 +119,5 @@ def _joined(sampled: Completion, more: Completion) -> Completion:
         logprobs=np.concatenate([sampled.logprobs, more.logprobs]),
         policy_version=np.concatenate([sampled.policy_version, more.policy_version]),
         kept=Kept.joined(len(sampled.tokens) + len(more.tokens), [(0, sampled.kept), (len(sampled.tokens), more.kept)]),
+        experts=more.experts and RoutedExperts.joined(len(more.experts.known), [sampled.experts, more.experts]),
     )

@@ -22,6 +22,10 @@ KEPT_SIZES, KEPT_IDS = (
     "kept_sizes",
     "kept_ids",
 )  # int32: [N] how many tokens top_p, top_k, min_p kept, and [K] their ids
+EXPERTS_KNOWN, EXPERT_NUMBERS = (
+    "experts_known",
+    "experts",
+)  # bool [N] whether a token's experts are recorded, and [R, L, k] their numbers, uint8 or uint16: k of each of L layers
 SEQUENCE_COLUMNS = {"episodes": "I32", "temperature": "F32", "truncated": "BOOL"}  # [S]
 OFFSETS = "sequence_offsets"  # [S + 1] int64
 

@@ -4,18 +4,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from atropos_core.errors import DataError
-from atropos_core.types import KEPT, Batch, Column, Floats, Ragged, Rollout, ScoredGroup, TopK, offsets_of
+from atropos_core.types import EXPERTS, KEPT, Batch, Column, Floats, Ragged, Rollout, ScoredGroup, TopK, offsets_of
 
 
 def to_batch(groups: Sequence[ScoredGroup], version: int) -> Batch:
     """Return the batch. `version` is the policy version that it will produce: `version - 1` samples while it is trained.
 
     A rollout's own per-token advantages take precedence over its episode's. Raises DataError if there are neither. Optional values
-    are columns if any rollout of the batch has them: `ref_logprobs`, `sft`, `teacher_*`, `kept_token_ids`; and `episode`, if an
+    are columns if any rollout of the batch has them: `ref_logprobs`, `sft`, `teacher_*`, `kept_token_ids`, `experts`; and `episode`, if an
     episode has several rollouts.
     """
     rollouts: list[Rollout] = []
@@ -86,7 +88,25 @@ def _columns(rollouts: Sequence[Rollout]) -> dict[str, Column]:
         made["sft"] = Column(
             "sequence", np.array([rollout.sft for rollout in rollouts]), np.ones(len(rollouts), np.bool_)
         )
+    if (experts := _experts(rollouts)) is not None:
+        made[EXPERTS] = experts
     return made
+
+
+def _experts(rollouts: Sequence[Rollout]) -> Column | None:
+    given = [rollout.experts for rollout in rollouts if rollout.experts is not None]
+    if not given:
+        return None
+    shapes = {one.numbers.shape[1:] for one in given}
+    if len(shapes) > 1:
+        raise DataError(f"the rollouts of a batch were routed by models of other layers or experts: {sorted(shapes)}")
+    known = np.concatenate(
+        [np.zeros(len(one.tokens), np.bool_) if one.experts is None else one.experts.known for one in rollouts]
+    )
+    numbers = np.concatenate([one.numbers for one in given])
+    values: NDArray[Any] = np.zeros((len(known), *numbers.shape[1:]), numbers.dtype)
+    values[known] = numbers
+    return Column("token", values, known)
 
 
 def _ragged(rollouts: Sequence[Rollout]) -> Mapping[str, Ragged]:

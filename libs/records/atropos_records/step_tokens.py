@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 
 from atropos_core.errors import DataError
 from atropos_core.storage.token_file import (
+    EXPERT_NUMBERS,
+    EXPERTS_KNOWN,
     FORMAT,
     KEPT_IDS,
     KEPT_SIZES,
@@ -21,7 +23,7 @@ from atropos_core.storage.token_file import (
     SEQUENCE_COLUMNS,
     TOKEN_COLUMNS,
 )
-from atropos_core.types import Bools, Floats, Kept, Tokens, Versions, offsets_of
+from atropos_core.types import Bools, Floats, Kept, RoutedExperts, Tokens, Versions, offsets_of
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,7 @@ class SequenceTokens:
     temperature: float
     truncated: bool  # sampled with top_p, top_k or min_p: logprobs, the trainer's too, are of what these kept
     kept: Kept | None  # of T positions; None if nothing was cut, or if it was not recorded
+    experts: RoutedExperts | None  # of T positions; None if none were recorded
 
     @property
     def replies(self) -> list[tuple[int, int]]:
@@ -54,6 +57,7 @@ def sequences_of(columns: Mapping[str, NDArray[Any]]) -> list[SequenceTokens]:
     """Return all sequences of columns that are in memory."""
     offsets = columns[OFFSETS]
     kept_offsets = offsets_of(columns[KEPT_SIZES]) if KEPT_SIZES in columns else None
+    expert_offsets = offsets_of(columns[EXPERTS_KNOWN]) if EXPERTS_KNOWN in columns else None
 
     def cut(name: str, number: int) -> Any:
         return columns[name][offsets[number] : offsets[number + 1]] if name in columns else None
@@ -69,6 +73,12 @@ def sequences_of(columns: Mapping[str, NDArray[Any]]) -> list[SequenceTokens]:
             else Kept(
                 cut(KEPT_SIZES, number),
                 columns[KEPT_IDS][kept_offsets[offsets[number]] : kept_offsets[offsets[number + 1]]],
+            ),
+            experts=None
+            if expert_offsets is None
+            else RoutedExperts(
+                cut(EXPERTS_KNOWN, number),
+                columns[EXPERT_NUMBERS][expert_offsets[offsets[number]] : expert_offsets[offsets[number + 1]]],
             ),
         )
         for number in range(len(offsets) - 1)
@@ -90,7 +100,7 @@ class TokenFile:
         except (OSError, SafetensorError) as error:
             raise _damaged(path, str(error)) from error
         self.column = cache(self._column)
-        self._kept_offsets = cache(lambda: offsets_of(self._file.get_tensor(KEPT_SIZES)))
+        self._offsets_of = cache(lambda name: offsets_of(self._file.get_tensor(name)))
 
     @property
     def sequences(self) -> int:
@@ -122,14 +132,22 @@ class TokenFile:
             temperature=float(self._row("temperature", number)),
             truncated=bool(self._row("truncated", number)),
             kept=self._kept(start, end),
+            experts=self._experts(start, end),
         )
 
     def _kept(self, start: int, end: int) -> Kept | None:
         if KEPT_SIZES not in self.names:
             return None
-        offsets = self._kept_offsets()
+        offsets = self._offsets_of(KEPT_SIZES)
         ids = self._file.get_slice(KEPT_IDS)[int(offsets[start]) : int(offsets[end])]
         return Kept(np.diff(offsets[start : end + 1]).astype(np.int32), ids)
+
+    def _experts(self, start: int, end: int) -> RoutedExperts | None:
+        if EXPERTS_KNOWN not in self.names:
+            return None
+        offsets = self._offsets_of(EXPERTS_KNOWN)
+        numbers = self._file.get_slice(EXPERT_NUMBERS)[int(offsets[start]) : int(offsets[end])]
+        return RoutedExperts(self._file.get_slice(EXPERTS_KNOWN)[start:end], numbers)
 
     def of_episode(self, line: int) -> list[int]:
         """Return the numbers of an episode's sequences."""
@@ -150,14 +168,17 @@ class TokenFile:
         wanted = {OFFSETS: "I64", **TOKEN_COLUMNS, **SEQUENCE_COLUMNS}
         wanted |= {name: "F32" for name in OPTIONAL_COLUMNS if name in self.names}
         wanted |= {name: "I32" for name in (KEPT_SIZES, KEPT_IDS) if {KEPT_SIZES, KEPT_IDS} & self.names}
+        if {EXPERTS_KNOWN, EXPERT_NUMBERS} & self.names:
+            wanted |= {EXPERTS_KNOWN: "BOOL", EXPERT_NUMBERS: self._type_of_experts()}
         if lacking := sorted(wanted.keys() - self.names):
             raise _damaged(path, f"it has no {', '.join(lacking)}")
         shapes = {}
         for name, dtype in wanted.items():
             part = file.get_slice(name)
-            if part.get_dtype() != dtype or len(part.get_shape()) != 1:
+            axes = 3 if name == EXPERT_NUMBERS else 1
+            if part.get_dtype() != dtype or len(part.get_shape()) != axes:
                 raise _damaged(
-                    path, f"{name} is {part.get_dtype()} of shape {part.get_shape()}, not {dtype} of one axis"
+                    path, f"{name} is {part.get_dtype()} of shape {part.get_shape()}, not {dtype} of {axes} axes"
                 )
             shapes[name] = part.get_shape()[0]
         self.offsets: NDArray[np.int64] = file.get_tensor(OFFSETS)
@@ -167,8 +188,14 @@ class TokenFile:
             length = self.sequences if name in SEQUENCE_COLUMNS else self.tokens
             if name == KEPT_IDS:
                 length = int(file.get_tensor(KEPT_SIZES).sum())
+            elif name == EXPERT_NUMBERS:
+                length = int(np.count_nonzero(file.get_tensor(EXPERTS_KNOWN)))
             if shapes[name] != length:
                 raise _damaged(path, f"{name} has {shapes[name]} entries, and {OFFSETS} say {length}")
+
+    def _type_of_experts(self) -> str:
+        found = self._file.get_slice(EXPERT_NUMBERS).get_dtype() if EXPERT_NUMBERS in self.names else "U8"
+        return found if found == "U16" else "U8"
 
 
 def _damaged(path: Path, what: str) -> DataError:

@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from atropos_agent_api.tokens.token_tree import Reply, Turn, is_orphan, paths
-from atropos_core.types import Kept, Message, Rollout, Tokens
+from atropos_core.types import Kept, Message, Rollout, RoutedExperts, Tokens
 
 Fate = Literal["trained", "context", "dropped"]
 
@@ -128,4 +128,5 @@ def _rollout(path: Sequence[Reply], spans: Sequence[Span]) -> Rollout:
         temperature=path[-1].completion.temperature,
         truncated=any(reply.completion.truncated for reply in path),
         kept=Kept.joined(len(tokens), kept),
+        experts=RoutedExperts.joined(len(tokens), (reply.completion.experts for reply in path)),
     )

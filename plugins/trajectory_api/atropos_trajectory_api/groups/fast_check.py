@@ -78,6 +78,7 @@ class FrameColumns(NamedTuple):
     group_advantages: None
     wire: Any
     kept: None = None  # a group in which something was cut is read the full way
+    experts: None = None  # as above
 
 
 _validate: Callable[[Any], FrameColumns] = TypeAdapter(FrameColumns).validator.validate_python
