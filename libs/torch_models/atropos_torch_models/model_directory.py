@@ -6,9 +6,10 @@ import json
 import struct
 from pathlib import Path
 
-from atropos_core.errors import ConfigError
+from atropos_core.errors import ConfigError, FitError
 from atropos_core.models.model_size import BYTES, read
 
+NO_REPLAY = "--set trainer.router_replay=false"
 OWN_CODE_REMEDY = "Use a model with an architecture that transformers itself knows, or convert it to one."
 
 
@@ -85,3 +86,20 @@ def needs_own_code(directory: Path) -> str | None:
         f"the model in {directory} needs its own Python code (auto_map in its config.json: {named}), and Atropos "
         "does not run code that comes with a model"
     )
+
+
+def check_experts(directory: Path, engine: str) -> None:
+    """Raises FitError if the engine is to record the experts of each token, and config.json and the files of weights name none."""
+    try:
+        config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+        config = config.get("text_config", config)
+        named = any("expert" in key and isinstance(value, int) and value > 0 for key, value in config.items())
+    except (OSError, ValueError, AttributeError):
+        return  # an adapter, or no Hugging Face model
+    size = read(directory)
+    if not named and not (size and any(".experts." in name for name in size.tensors)):
+        raise FitError(
+            f"engine {engine!r} is to record which experts compute each token, as trainer.router_replay = true asks, and the model in"
+            f" {directory} has no experts.",
+            remedy=NO_REPLAY,
+        )

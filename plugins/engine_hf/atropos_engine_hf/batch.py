@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from atropos_core.errors import TrainingDiverged
 from atropos_core.types import Completion, Kept, Sampling, Tokens
 from atropos_engine_hf.decoder import Decoder, Logits, chunks
+from atropos_engine_hf.experts import Numbers, RowExperts
 from atropos_engine_hf.sampler import BLOCK, choose, uniforms
 
 _ROWS = 16  # the number of slots grows in steps of this size, if memory allows
@@ -35,6 +36,7 @@ class SequenceState:
     logprobs: NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))  # of the sampled tokens
     versions: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
     kept: list[Tokens | None] = field(default_factory=list)  # of each sampled token; empty if the call cuts nothing
+    experts: RowExperts | None = None  # of all positions that were computed, if they are recorded
 
     @property
     def end(self) -> int:
@@ -50,7 +52,14 @@ class SequenceState:
             temperature=self.sampling.temperature,
             truncated=self.sampling.truncated,
             kept=self._kept() if self.sampling.truncated else None,
+            experts=None if self.experts is None else self.experts.record(len(self.tokens)),
         )
+
+    def add_experts(self, first: int, numbers: Numbers) -> None:
+        """Record the experts of the row's positions from `first` on."""
+        if self.experts is None:
+            self.experts = RowExperts(self.end, numbers)
+        self.experts.add(first, numbers)
 
     def _kept(self) -> Kept:
         sizes = np.array([0 if ids is None else len(ids) for ids in self.kept], np.int32)
@@ -114,6 +123,9 @@ class RunningBatch:
             logits = self._decoder.prefill(
                 [group[0].tokens for group in chosen], [len(group) for group in chosen], first
             )
+            for group, numbers in zip(chosen, self._decoder.experts, strict=bool(self._decoder.experts)):
+                for row in group:
+                    row.add_experts(0, numbers)
             for row in (row for group in chosen for row in group):
                 self._load(len(self.rows), row)
                 self.rows.append(row)
@@ -125,6 +137,9 @@ class RunningBatch:
         count = len(self.rows)
         last = self._columns["length"][:count] - 1
         logits = self._decoder.decode(self._columns["tokens"][np.arange(count), last], last)
+        if self._decoder.experts:
+            for row, position, numbers in zip(self.rows, last.tolist(), self._decoder.experts, strict=True):
+                row.add_experts(position, numbers)
         self._sample(logits, slice(0, count), version)
         return self._finish()
 

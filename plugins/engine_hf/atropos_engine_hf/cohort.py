@@ -20,24 +20,29 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.nn.functional import pad
-from transformers import cache_utils
-from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionLayer
+from transformers.cache_utils import (
+    Cache,
+    DummyLayer,
+    DynamicCache,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    LinearAttentionAndFullAttentionLayer,
+    LinearAttentionAndSlidingWindowAttentionLayer,
+    LinearAttentionLayer,
+)
 
 from atropos_core.types import Tokens
 from atropos_engine_hf.decode_path import RowBytes
 from atropos_engine_hf.decoder import Decoder, Logits, some_logits
+from atropos_engine_hf.experts import Numbers
 
-KNOWN = tuple(
-    getattr(cache_utils, name)
-    for name in (
-        "DummyLayer",
-        "DynamicLayer",
-        "DynamicSlidingWindowLayer",
-        "LinearAttentionLayer",
-        "LinearAttentionAndFullAttentionLayer",
-        "LinearAttentionAndSlidingWindowAttentionLayer",
-    )
-    if hasattr(cache_utils, name)  # older releases of transformers lack some
+KNOWN = (
+    DummyLayer,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    LinearAttentionLayer,
+    LinearAttentionAndFullAttentionLayer,
+    LinearAttentionAndSlidingWindowAttentionLayer,
 )
 
 
@@ -66,15 +71,20 @@ class CohortDecoder(Decoder):
         slots = np.split(np.arange(first, first + sum(copies)), np.cumsum(copies)[:-1])
         lengths = np.array([len(prompt) for prompt in prompts])
         order, parts = [], []
+        experts: dict[int, Numbers] = {}
         for length in np.unique(lengths) if self._equal_lengths else [lengths.max()]:
             chosen = np.flatnonzero(lengths == length) if self._equal_lengths else np.arange(len(prompts))
             logits, cache = self._read([prompts[int(index)] for index in chosen], int(length))
+            if self.routers is not None:
+                rows = self.routers.taken(len(chosen))
+                experts |= {int(at): row[-lengths[at] :] for at, row in zip(chosen, rows, strict=True)}
             source = self.put(np.repeat(np.arange(len(chosen)), np.asarray(copies)[chosen]))
             select(cache, source)
             own = np.concatenate([slots[int(index)] for index in chosen])
             order.append(own - first)
             parts.append(logits[source])
             self._add(Cohort(cache, own, int(length)))
+        self.experts = [experts[at] for at in sorted(experts)]
         return _in_order(parts, order)
 
     def _read(self, prompts: Sequence[Tokens], columns: int) -> tuple[Logits, Any]:
@@ -88,6 +98,8 @@ class CohortDecoder(Decoder):
             arguments["attention_mask"] = self.put(mask)
         if "position_ids" in self.takes:
             arguments["position_ids"] = self.put(np.maximum(mask.cumsum(1) - 1, 0))
+        if self.routers is not None:
+            self.routers.start()
         output = self.model(input_ids=self.put(ids), use_cache=True, **arguments)
         cache = output.cache_params if self._recurrent else output.past_key_values
         if cache is None:
@@ -96,7 +108,13 @@ class CohortDecoder(Decoder):
 
     @torch.inference_mode()
     def decode(self, tokens: NDArray[np.int64], lengths: NDArray[np.int64]) -> Logits:
-        made = [self.step(cohort, tokens[cohort.slots], lengths[cohort.slots]) for cohort in self.cohorts]
+        made = []
+        experts: dict[int, Numbers] = {}
+        for cohort in self.cohorts:
+            made.append(self.step(cohort, tokens[cohort.slots], lengths[cohort.slots]))
+            if self.routers is not None:
+                experts |= zip(cohort.slots.tolist(), self.routers.taken(len(cohort.slots)), strict=True)
+        self.experts = [experts[slot] for slot in sorted(experts)]
         return _in_order(made, [cohort.slots for cohort in self.cohorts])
 
     def step(self, cohort: Cohort, tokens: NDArray[np.int64], lengths: NDArray[np.int64]) -> Logits:
@@ -106,6 +124,8 @@ class CohortDecoder(Decoder):
             arguments["attention_mask"] = self._mask(cohort.columns, lengths + 1)
         if "position_ids" in self.takes:
             arguments["position_ids"] = self.put(lengths)[:, None]
+        if self.routers is not None:
+            self.routers.start()
         logits: torch.Tensor = self.model(input_ids=self.put(tokens)[:, None], use_cache=True, **arguments).logits
         return logits[:, -1]
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from atropos_core.types import Tokens
 from atropos_engine_hf.cache import SlotCache
+from atropos_engine_hf.experts import ChosenExperts, Numbers
 
 Logits = torch.Tensor  # [rows, V]
 
@@ -44,6 +45,10 @@ class Decoder(ABC):
         self.device: torch.device = model.device
         self.takes = frozenset(inspect.signature(model.forward).parameters)
         self.resumes = False  # True if a pass over several tokens can continue from what is stored
+        self.routers: ChosenExperts | None = None  # set to record experts
+        self.experts: list[
+            Numbers
+        ] = []  # of the last call, [T, L, k]: of each prompt's tokens, or of one token of each slot
 
     @abstractmethod
     def prefill(self, prompts: Sequence[Tokens], copies: Sequence[int], first: int) -> Logits:
@@ -109,6 +114,9 @@ class SlotDecoder(Decoder):
         self.cache.enter(first, source, (last + 1)[source])
         keep, column = np.unique(lengths - 1, return_inverse=True)
         logits = self._forward(self.put(padded), logits_to_keep=self.put(keep))
+        if self.routers is not None:
+            chosen = self.routers.taken(len(prompts))
+            self.experts = [row[:length] for row, length in zip(chosen, lengths, strict=True)]
         at = self.put(column) if logits.shape[1] == len(keep) else last
         return logits[torch.arange(len(prompts), device=self.device), at][source]
 
@@ -117,6 +125,8 @@ class SlotDecoder(Decoder):
         position = self.put(lengths)
         mask = self.cache.advance(position, int(lengths.max()) + 1)
         logits = self._forward(self.put(tokens)[:, None], attention_mask=mask, position_ids=position[:, None])
+        if self.routers is not None:
+            self.experts = list(self.routers.taken(len(tokens)))
         return logits[:, -1]
 
     @torch.inference_mode()
@@ -154,6 +164,8 @@ class SlotDecoder(Decoder):
     ) -> torch.Tensor:
         if logits_to_keep is not None and "logits_to_keep" in self.takes:
             arguments["logits_to_keep"] = logits_to_keep
+        if self.routers is not None:
+            self.routers.start()
         logits: torch.Tensor = self.model(
             input_ids=input_ids, past_key_values=self.cache, use_cache=True, **arguments
         ).logits

@@ -66,9 +66,11 @@ def sizes(options: HFOptions, workload: Workload, free: Collection[str]) -> Sequ
 
 def check(options: HFOptions, workload: Workload) -> None:
     from atropos_engine_hf.decode_path import before_start
-    from atropos_torch_models.model_directory import check_weights
+    from atropos_torch_models.model_directory import check_experts, check_weights
 
     check_weights(workload.context.model)
+    if workload.context.announced.get("router_replay"):
+        check_experts(workload.context.model, "hf")
     before_start(options, workload.context.model)
 
 

@@ -48,7 +48,7 @@ def make_model(directory: Path, kind: str = "qwen3", *, seed: int = 0, scale: fl
     made = {
         "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(head_dim=8, **shape)),
         "llama": lambda: LlamaForCausalLM(LlamaConfig(**shape)),
-        "qwen3_moe": lambda: Qwen3MoeForCausalLM(Qwen3MoeConfig(head_dim=8, **experts, **shape)),
+        "qwen3_moe": lambda: Qwen3MoeForCausalLM(Qwen3MoeConfig(**{"head_dim": 8, **experts, **shape})),
     }
     model: Any = made[kind]()
     with torch.no_grad():
@@ -81,10 +81,9 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def open_engine(tmp_path: Path) -> AsyncIterator[Callable[..., Any]]:
     opened: list[HFEngine] = []
 
-    async def start(model: Path, device: str = "cpu", **options: Any) -> HFEngine:
-        engine = HFEngine(
-            HFOptions(**options), RunContext(directory=tmp_path, model=model, devices=(device,), threads=1)
-        )
+    async def start(model: Path, device: str = "cpu", announced: Any = None, **options: Any) -> HFEngine:
+        context = RunContext(directory=tmp_path, model=model, devices=(device,), threads=1, announced=announced or {})
+        engine = HFEngine(HFOptions(**options), context)
         opened.append(engine)
         await engine.open()
         return engine

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from atropos_core.types import Metrics
+from atropos_torch_models.routers import routers_of
 from atropos_trainer_grpo.process_group import ProcessGroup
 
 
@@ -51,15 +52,3 @@ def router_load(model: Any) -> RouterLoad | None:
     """Watch the routers of a transformers model; None if it has none that return logits, weights and chosen experts."""
     routers = routers_of(model)
     return RouterLoad(routers) if routers else None
-
-
-def routers_of(model: Any) -> list[nn.Module]:
-    """Return the routers of a transformers model, by layer: modules that return logits [T, E], weights [T, k] and the experts' numbers
-    [T, k], and ZAYA's also a state. Empty if it has none, or others."""
-    recorder = (getattr(model.base_model, "_can_record_outputs", None) or {}).get("router_logits")
-    if isinstance(recorder, list):  # several kinds of router
-        return []
-    if recorder is None or recorder.index != 0:  # logits come second from Llama 4's, which return no numbers
-        return []
-    kind = recorder.target_class
-    return [module for module in model.modules() if isinstance(module, kind)]
