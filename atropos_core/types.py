@@ -169,7 +169,8 @@ class RoutedExperts:
                 "replies of one rollout come from models with other layers or experts: they cannot be joined"
             )
         known = np.zeros(length, np.bool_)
-        made: NDArray[Any] = np.zeros((length, *there[0].numbers.shape[1:]), there[0].numbers.dtype)
+        dtype = np.result_type(*(part.numbers for part in there))
+        made: NDArray[Any] = np.zeros((length, *there[0].numbers.shape[1:]), dtype)
         for part in (one.part(length) for one in there):
             at = np.flatnonzero(part.known)
             new = ~known[at]

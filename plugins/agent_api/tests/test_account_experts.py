@@ -1,0 +1,35 @@
+"""The experts of an agent's tokens, over the calls of an episode and its branches."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from atropos_agent_api.tokens.account import account_of
+from atropos_agent_api.tokens.token_tree import Reply, Turn
+from atropos_core.types import Completion, RoutedExperts, tokens
+
+
+def call(parent: Reply | None, added: list[int], sampled: list[int], number: int) -> Turn:
+    """A call with one reply. Every position that it computed has expert `number`."""
+    turn = Turn(number, "chat", parent, "start", (), 1, bytes([number]), tokens(added), (), True, False, {}, {})
+    length = (0 if parent is None else len(parent.history)) + len(added) + len(sampled)
+    experts = RoutedExperts(np.arange(length) < length - 1, np.full((length - 1, 2, 1), number, np.uint8))
+    zeros = np.zeros(len(sampled), np.float32)
+    made = Completion(tokens(sampled), zeros, zeros.astype(np.int32), "stop", 1.0, experts=experts)
+    turn.replies.append(Reply(turn, {"role": "assistant", "content": ""}, bytes([number]), made, tokens([])))
+    if parent is not None:
+        parent.children.append(turn)
+    return turn
+
+
+def test_a_rollout_has_the_experts_of_the_call_that_computed_each_position_first() -> None:
+    first = call(None, [1, 2], [3, 4], 1)
+    second = call(first.replies[0], [5], [6, 7, 8], 2)
+    other = call(first.replies[0], [9], [10], 3)
+    rollouts = account_of([first, second, other]).rollouts
+    assert [one.tokens.tolist() for one in rollouts] == [[1, 2, 3, 4, 5, 6, 7, 8], [1, 2, 3, 4, 9, 10]]
+    found = [(one.experts.known.tolist(), one.experts.numbers[:, 0, 0].tolist()) for one in rollouts if one.experts]
+    assert found == [
+        ([True] * 7 + [False], [1, 1, 1, 2, 2, 2, 2]),
+        ([True] * 5 + [False], [1, 1, 1, 3, 3]),
+    ]
