@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atropos_core.errors import DataError
-from atropos_core.types import Batch, Bools, Floats
+from atropos_core.types import EXPERTS, Batch, Bools, Floats
 
 SUPERVISED = "supervised"  # the loss of supervised steps
 
@@ -49,6 +49,12 @@ def columns_of(batch: Batch, options: GrpoOptions) -> Columns:
             "these kept. Their logprobs are renormalised over them: without them, the update would be biased.",
             remedy="Have the engine, or the client that sends them, give the kept tokens (`kept` of a completion and of a rollout). Or "
             "sample with top_p = 1, top_k = 0 and min_p = 0.",
+        )
+    if options.router_replay and EXPERTS not in batch.columns:
+        raise DataError(
+            f"trainer.router_replay replays the experts that the engine chose, and none of {batch.sequences} sequences has any recorded.",
+            remedy="Sample with engine hf or vllm in this run: they record them. Rollouts of a client that cannot are trained with "
+            "trainer.router_replay = false.",
         )
     follows = np.ones(len(batch.tokens), dtype=np.bool_)
     follows[batch.offsets[:-1]] = False

@@ -269,6 +269,10 @@ class GrpoOptions(Options):
         "auto",
         description="sequences in one row, or each in a row of its own; auto: packed if that is exact for the model: README.md, Layout",
     )
+    router_replay: bool = Field(
+        False,
+        description="of a mixture of experts: take the experts that the engine chose for each token: README.md, Router replay",
+    )
     share_prompts: bool = Field(
         True,
         description="compute a common beginning of a micro-batch's sequences once: prompts, turns before a branch",
@@ -348,7 +352,8 @@ class GrpoOptions(Options):
         """Return the options for a supervised step: one update of the whole batch, without advantages, ratios or a reference."""
         off = (
             "average", "clip_low", "clip_high", "dual_clip", "loss_length", "old_logprobs", "missing_logprobs", "correction", "kl",
-            "distillation", "entropy_coefficient", "whiten_advantages", "epochs", "minibatches", *TABLES,
+            "distillation", "entropy_coefficient", "whiten_advantages", "epochs", "minibatches", "router_replay",
+            *TABLES,
         )  # fmt: skip
         fields = GrpoOptions.model_fields
         return self.model_copy(update={"loss": "supervised"} | {name: fields[name].get_default() for name in off})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,6 +22,7 @@ from atropos_trainer_grpo.model import language_model, lay_out_tokens, layout_of
 from atropos_trainer_grpo.packed_rows import microbatches
 from atropos_trainer_grpo.padded_rows import row_microbatches
 from atropos_trainer_grpo.process_group import ALONE, ProcessGroup
+from atropos_trainer_grpo.router_replay import replay_of
 
 if TYPE_CHECKING:
     from atropos_trainer_grpo.config import GrpoOptions
@@ -95,6 +97,9 @@ class ForwardPasses:
             share=self._options.share_prompts,
             attention="padded" if padded else self._attention,
         )
+        if (replay := replay_of(language_model(model))) is not None:
+            experts = replay.of(batch, at, packing.slots, packing.tokens.numel(), self._device)
+            packing = replace(packing, experts=experts)
         rows = np.flatnonzero(columns.scored[at])
         temperature = np.repeat(columns.temperature[sequences], batch.lengths[sequences])[rows]
         kept = kept_rows(batch, at[rows], self._device)  # rows that share their tokens may differ in what was kept

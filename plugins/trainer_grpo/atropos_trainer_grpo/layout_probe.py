@@ -20,10 +20,11 @@ from atropos_core.errors import FitError
 from atropos_torch_models.probes import keep, kept
 from atropos_torch_models.small_model import small_model
 from atropos_trainer_grpo.attention import NAME, register
-from atropos_trainer_grpo.layouts import MODULE, PACKED, PROBE, WAYS, Layout, chosen, way
+from atropos_trainer_grpo.layouts import MODULE, PACKED, PROBE, REPLAY, WAYS, Layout, chosen, way
 from atropos_trainer_grpo.model import config_of, lay_out, neutral, score, vocabulary_of
 from atropos_trainer_grpo.packed_rows import pack
 from atropos_trainer_grpo.padded_rows import pad
+from atropos_trainer_grpo.router_replay import difference
 
 if TYPE_CHECKING:
     from atropos_trainer_grpo.config import GrpoOptions
@@ -60,6 +61,7 @@ def measured(directory: Path) -> dict[str, Any]:
         "layers": sorted({str(kind) for kind in kinds}),
         "eager_heads": int(getattr(decoder, "num_attention_heads", 0) or 0) if eager else 0,
         **compared(model, plain),
+        REPLAY: difference(model),
     }
 
 

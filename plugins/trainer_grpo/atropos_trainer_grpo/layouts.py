@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from atropos_core.plugins.model_provider import Workload
     from atropos_trainer_grpo.config import GrpoOptions
 
+REPLAY = "router replay"  # in a probe's result: the difference that it makes to replay a model's own choice, or why it cannot be
 PROBE, MODULE = "trainer", "atropos_trainer_grpo.layout_probe"
 # Of a difference to single sequences: float32 gives 1e-6 to 3e-5, and a leak in the small copy 0.2 and more.
 LIMIT = 1e-3
@@ -63,6 +64,23 @@ def layout_of(directory: Path, options: GrpoOptions) -> Layout:
         return PACKED
     file = directory / "config.json"
     return chosen(_found(directory, file.stat().st_mtime_ns), directory, options)
+
+
+def check_replay(directory: Path) -> None:
+    """Raises FitError if the routers of this model cannot be replayed."""
+    file = directory / "config.json"
+    found = _found(directory, file.stat().st_mtime_ns)
+    if not _is_exact(value := found[REPLAY]):
+        raise FitError(
+            f"trainer.router_replay = true is not possible for a model of type {found['model_type']!r}: "
+            + (
+                value
+                if isinstance(value, str)
+                else f"its own choice, replayed, changes logits by {value:.2g} of their spread"
+            )
+            + ".",
+            remedy="Set trainer.router_replay = false: the trainer's routers then choose by themselves.",
+        )
 
 
 def path(options: GrpoOptions, workload: Workload) -> str:

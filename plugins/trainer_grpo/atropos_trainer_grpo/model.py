@@ -24,6 +24,7 @@ from atropos_trainer_grpo.own_logits import own_logprobs
 from atropos_trainer_grpo.packed_rows import Packing, pack
 from atropos_trainer_grpo.padded_rows import PaddedRows, pad
 from atropos_trainer_grpo.prefix_tree import Indices
+from atropos_trainer_grpo.router_replay import replay_of
 
 NEUTRAL = {  # settings with which the trained policy would not be the sampled one, or which training does not use
     **dict.fromkeys(("attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
@@ -169,6 +170,8 @@ def score(
         return model.scored(packing, predicts, targets, temperature, chunk, others, kept)
     whole = language_model(model)
     body = decoder(whole)
+    if (replay := replay_of(whole)) is not None:
+        replay.recorded = packing.experts
     if isinstance(packing, PaddedRows):  # positions are the model's own
         made = body(input_ids=packing.tokens, use_cache=False)
     else:

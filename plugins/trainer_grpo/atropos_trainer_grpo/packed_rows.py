@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -20,6 +21,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from atropos_trainer_grpo.prefix_tree import Indices, PrefixTree, pays_by_levels, tree_of
+
+if TYPE_CHECKING:
+    from atropos_trainer_grpo.router_replay import Recorded
 
 BUCKET_FILL = 0.9  # a bucket's shortest segment is at least this part of its longest: padding stays below 10 %
 BUCKET_FLOOR = 4  # or within this many tokens of it: many tiny buckets cost more than their padding
@@ -74,6 +78,7 @@ class Packing:
     alone: bool  # one sequence: there is nothing to gather
     # Instead of the padded layout: all segments with themselves, then for each level of the tree the tokens below it.
     levels: tuple[Runs, ...]
+    experts: Recorded | None = None  # of each packed token, for router_replay.py
 
     @property
     def padding(self) -> float:

@@ -7,6 +7,7 @@ probe (layout_probe.py) finds a model that looks to the right all the same.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -15,6 +16,9 @@ from torch import Tensor
 
 from atropos_trainer_grpo.prefix_tree import Indices
 
+if TYPE_CHECKING:
+    from atropos_trainer_grpo.router_replay import Recorded
+
 
 @dataclass(frozen=True)
 class PaddedRows:
@@ -22,6 +26,7 @@ class PaddedRows:
 
     tokens: Tensor  # i64[S, T] padding repeats a row's last token
     slots: Indices  # i64[sum of lengths] the place in the flattened rows of every token of every sequence
+    experts: Recorded | None = None  # of each place in the flattened rows, for router_replay.py
 
     def at(self, indices: Indices) -> Tensor:
         """The places in the flattened rows of the tokens at these positions (of the sequences laid end to end)."""

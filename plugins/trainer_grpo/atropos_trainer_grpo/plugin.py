@@ -140,12 +140,14 @@ def sizes(options: GrpoOptions, workload: Workload, free: Collection[str]) -> Se
 
 def check(options: GrpoOptions, workload: Workload) -> None:
     from atropos_core.models.model_size import read
-    from atropos_trainer_grpo.layouts import layout_of
+    from atropos_trainer_grpo.layouts import check_replay, layout_of
 
     if workload.truncated:
         _refuse_truncation(options)
     directory = workload.context.model
     layout_of(directory, options)
+    if options.router_replay:
+        check_replay(directory)
     model = read(directory)
     if model is None or options.lora is None or options.lora.targets == "all-linear":
         return
@@ -198,7 +200,8 @@ def transports(options: GrpoOptions) -> frozenset[Transport]:
 
 
 def announces(options: GrpoOptions) -> Mapping[str, Any]:
-    """Adapters for which an engine must make room, if the run's transport is adapters; how a teacher is used, if at all."""
+    """Adapters for which an engine must make room, if the run's transport is adapters; how a teacher is used, if at all; and whether
+    experts are replayed, which engines then record."""
     from atropos_trainer_grpo.config import LoraOptions
 
     lora = options.lora or LoraOptions()
@@ -206,6 +209,7 @@ def announces(options: GrpoOptions) -> Mapping[str, Any]:
     return {
         "lora": {"rank": lora.rank, "alpha": lora.alpha, "targets": targets},
         "distillation": options.distillation.kind if options.distillation else None,
+        **({"router_replay": True} if options.router_replay else {}),  # engines record the experts
     }
 
 

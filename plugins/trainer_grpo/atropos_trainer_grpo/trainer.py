@@ -24,7 +24,7 @@ from transformers import PreTrainedModel
 from atropos_core.errors import ConfigError, WeightsMismatch
 from atropos_core.health.alignment import ROUNDING_NATS, largest_rounding
 from atropos_core.interfaces import ModelInfo, Trainer, Writing
-from atropos_core.types import Batch, Floats, Metrics, Tokens
+from atropos_core.types import EXPERTS, Batch, Floats, Metrics, Tokens
 from atropos_torch_models.allocation import ACTIVATION_BYTES, LARGE, keep_blocks, return_blocks
 from atropos_torch_models.cpu_warmup import warm_up
 from atropos_torch_models.devices import refuse_missing
@@ -51,6 +51,7 @@ from atropos_trainer_grpo.packed_rows import microbatches
 from atropos_trainer_grpo.padded_rows import row_microbatches
 from atropos_trainer_grpo.process_group import ALONE, ProcessGroup
 from atropos_trainer_grpo.router_load import RouterLoad, router_load
+from atropos_trainer_grpo.router_replay import RouterReplay, attach_replay
 from atropos_trainer_grpo.update import Update
 
 if TYPE_CHECKING:
@@ -93,6 +94,7 @@ class GrpoTrainer(Trainer):
         self._frozen: nn.Module | None = None  # the reference of a KL term, if no adapter is trained
         self._token_values: Mapping[str, Floats] = {}
         self._router_load: RouterLoad | None = None  # of a mixture of experts
+        self._replay: RouterReplay | None = None
         self._dropouts: list[nn.Module] = []  # of an adapter; off except in a training forward pass
         self._keeps_blocks = False
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="trainer")
@@ -142,8 +144,9 @@ class GrpoTrainer(Trainer):
         if self._group.size > 1:  # each rank draws its own dropout, so that a checkpoint need not hold it
             seeds = np.random.SeedSequence([self._context.seed, batch.version, self._group.rank])
             torch.manual_seed(int(seeds.generate_state(1)[0]))
-        if self._router_load is not None:
-            self._router_load.clear()
+        for routers in (self._router_load, self._replay):
+            if routers is not None:
+                routers.clear()
         async with AsyncExitStack() as stack:
             for number, minibatch in enumerate(update.minibatches()):
                 await self._run(partial(update.backward, minibatch))
@@ -155,6 +158,8 @@ class GrpoTrainer(Trainer):
         metrics = await self._run(update.metrics)
         if self._router_load is not None:
             metrics = {**metrics, **await self._run(partial(self._router_load.metrics, self._group))}
+        if self._replay is not None and EXPERTS in batch.columns:
+            metrics = {**metrics, **await self._run(partial(self._replay.metrics, batch, self._group))}
         await self._give_back()
         return metrics
 
@@ -266,7 +271,12 @@ class GrpoTrainer(Trainer):
             self._frozen = frozen.requires_grad_(False)
         if self._mesh is not None:
             self._divide(self._mesh)
-        self._router_load = router_load(language_model(self._policy))
+        policy = language_model(self._policy)
+        if self._options.router_replay:
+            self._replay = attach_replay(policy)
+            if self._frozen is not None:  # a reference that routed otherwise would be another policy at once
+                attach_replay(language_model(self._frozen))
+        self._router_load = router_load(policy)
         if not shared:
             self.weights_moved()
         return info
