@@ -27,8 +27,9 @@ class Letters(Environment):
 """
 
 
-def make_moe(directory: Path, family: str = "qwen3_moe", *, seed: int = 0, **changes: Any) -> Path:
-    """Make a random model directory of 4 experts a layer, of which each token uses 2, in float32."""
+def make_moe(directory: Path, family: str = "qwen3_moe", *, seed: int = 0, gain: float = 4.0, **changes: Any) -> Path:
+    """Make a random model directory of 4 experts a layer, of which each token uses 2, in float32. The higher the `gain` of its
+    experts, the more another choice of them changes logits."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -44,7 +45,8 @@ def make_moe(directory: Path, family: str = "qwen3_moe", *, seed: int = 0, **cha
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.ndim > 1:
-                parameter.mul_(20.0 if "gate.weight" in name else 4.0)  # experts and tokens that differ
+                # experts and tokens that differ
+                parameter.mul_(20.0 if "gate.weight" in name else gain if "experts" in name else 4.0)
     directory.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(directory)
     for path in TINY.iterdir():
