@@ -32,7 +32,7 @@ TRAINER = {
     "loss_length": None, "correction": None, "kl": None, "distillation": None, "entropy_coefficient": 0.0, "whiten_advantages": False,
     "old_logprobs": "rollout", "missing_logprobs": "refuse", "epochs": 1, "minibatches": 1,
     "tokens_per_microbatch": 16384, "logprob_chunk": 8192,
-    "layout": "auto", "share_prompts": True, "attention": "padded", "gradient_checkpointing": False, "checkpointed_layers": None,
+    "layout": "auto", "router_replay": False, "share_prompts": True, "attention": "padded", "gradient_checkpointing": False, "checkpointed_layers": None,
     "activation_offloading": False, "optimizer_offloading": False, "kernels": "torch", "optimizer": "adamw",
     "learning_rate": 1e-3, "betas": (0.9, 0.99), "eps": 1e-8,
     "weight_decay": 0.0, "max_grad_norm": 1.0, "warmup_steps": 0, "schedule": "constant", "schedule_floor": 0.0,

@@ -79,7 +79,7 @@ def check_replay(directory: Path) -> None:
                 else f"its own choice, replayed, changes logits by {value:.2g} of their spread"
             )
             + ".",
-            remedy="Set trainer.router_replay = false: the trainer's routers then choose by themselves.",
+            remedy="Set trainer.router_replay = false: the trainer's own routers then choose.",
         )
 
 

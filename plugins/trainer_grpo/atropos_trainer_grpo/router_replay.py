@@ -3,7 +3,7 @@
 A router's choice jumps where two experts are about equally likely. Engine and trainer round differently, so that they choose other
 experts for some tokens, and the logprobs of these are far apart though the weights are the same. With replay, the trainer's routers
 weigh the experts that the engine recorded (`Rollout.experts`). The weights still come from the trainer's own logits, by each model's own
-formula, and have a gradient: only the choice is replaced, where a router makes it, in `torch.topk`.
+formula, and have a gradient: only the choice is replaced, by answering the `torch.topk` that a router makes it with.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class RouterReplay:
         return {"router/replayed_share": share} | ({"router/agreement": agreed / counted} if counted else {})
 
     def _layers_in(self, experts: NDArray[Any]) -> list[int]:
-        """Return where the routers' layers are in the column."""
+        """Return the indices of the routers' layers in the column."""
         if experts.shape[1] == len(self._routers):
             return [*range(len(self._routers))]
         if experts.shape[1] == self._all_layers:  # vLLM counts layers without experts too
