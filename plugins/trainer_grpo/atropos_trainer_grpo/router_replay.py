@@ -22,8 +22,8 @@ from torch.overrides import TorchFunctionMode
 
 from atropos_core.errors import DataError, FitError
 from atropos_core.types import EXPERTS, Batch, Metrics
+from atropos_torch_models.routers import routers_of
 from atropos_trainer_grpo.process_group import ProcessGroup
-from atropos_trainer_grpo.router_load import routers_of
 
 Indices = NDArray[np.int64]
 TOP_K = (torch.topk, torch.Tensor.topk)

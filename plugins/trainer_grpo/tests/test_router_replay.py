@@ -10,8 +10,8 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from atropos_core.errors import DataError, FitError
 from atropos_core.types import EXPERTS, Column
+from atropos_torch_models.routers import routers_of
 from atropos_torch_models.small_model import small_model
-from atropos_trainer_grpo.router_load import routers_of
 from atropos_trainer_grpo.router_replay import attach_replay, difference
 
 LAYERS, CHOSEN, COUNT = 2, 2, 4  # of the model qwen3_moe of conftest.py
