@@ -102,13 +102,18 @@ async def hosted(model: Path, directory: Path, **wanted: Any) -> AsyncIterator[H
 
 async def running(served: Hosted) -> int:
     """Requests that the server works on, by its own metrics."""
+    return await count(served, "num_requests_running")
+
+
+async def count(served: Hosted, metric: str) -> int:
+    """A number of the server's own metrics."""
     headers = {"Authorization": f"Bearer {served.key}"}
     async with (
         aiohttp.ClientSession() as session,
         session.get(f"{served.url}/metrics", headers=headers) as response,
     ):
         lines = (await response.text()).splitlines()
-    [line] = [line for line in lines if line.startswith("vllm:num_requests_running")]
+    [line] = [line for line in lines if line.startswith((f"vllm:{metric}{{", f"vllm:{metric}_total{{"))]
     return int(float(line.split()[-1]))
 
 

@@ -33,14 +33,17 @@ async def test_engine_and_trainer_agree_after_every_update_of_experts(bridge: st
 
 
 def test_adapters_of_experts_are_refused_before_anything_starts(model: Path, tmp_path: Path) -> None:
-    def check(**lora: object) -> None:
-        plan = plan_of(model, "lora", {"trainer": {"use": "grpo", "lora": {"rank": 4, **lora}}})
+    def check(devices: list[str], **lora: object) -> None:
+        changes = {"trainer": {"use": "grpo", "lora": {"rank": 4, **lora}}, "engine": {"devices": devices}}
+        plan = plan_of(model, "lora", changes)
         check_components(plan, workloads(plan, tmp_path))
 
     for targets in ("all-linear", ["q_proj", "down_proj"]):
         with pytest.raises(FitError, match=r"does not take adapters of experts") as refused:
-            check(targets=targets)
+            check(["cuda:0"], targets=targets)
         assert refused.value.remedy.startswith(
             """--set trainer.lora.targets='["k_proj", "o_proj", "q_proj", "v_proj"]'"""
         )
-    check(targets=["k_proj", "o_proj"])
+    check(["cuda:0"], targets=["k_proj", "o_proj"])
+    with pytest.raises(FitError, match=r"does not run adapters of a mixture of experts on a CPU(.|\n)*--engine hf"):
+        check(["cpu"], targets=["k_proj", "o_proj"])

@@ -10,6 +10,7 @@ from typing import Any
 from atropos_core.errors import ConfigError, FitError
 from atropos_core.plugins.provider import RunContext
 from atropos_core.types import MOST_KEPT, MOST_TIES
+from atropos_engine_vllm import router_replay
 from atropos_engine_vllm.access import KEY_VARIABLE
 from atropos_engine_vllm.config import VLLMOptions
 
@@ -56,6 +57,8 @@ def flags(options: VLLMOptions, context: RunContext, dtype: str) -> list[str]:
             f"{context.label}.max_loras has no effect: this engine receives no adapters.",
             remedy="Remove it, or train adapters: [trainer.lora] with --bridge lora.",
         )
+    if router_replay.is_asked(context):
+        made += [router_replay.FLAG]
     if transfer := _transfer(context):
         made += ["--weight-transfer-config", json.dumps({"backend": transfer})]
     return made + options.extra_args
@@ -95,6 +98,8 @@ def environment(options: VLLMOptions, context: RunContext, scratch: Path, key: s
             made |= {"OMP_NUM_THREADS": str(context.threads)}
     else:
         made |= {"CUDA_VISIBLE_DEVICES": _visible(context.devices)}
+    if router_replay.is_asked(context):
+        made |= router_replay.VARIABLES
     if announced_adapters(context):
         made |= {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"}
     if transfer := _transfer(context):

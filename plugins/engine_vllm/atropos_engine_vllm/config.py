@@ -46,6 +46,7 @@ _OURS = (  # flags that the engine sets itself: it relies on them, or has an opt
     "--tensor-parallel-size",
     "--data-parallel-size",
     "--api-server-count",
+    "--enable-return-routed-experts",
 )
 
 

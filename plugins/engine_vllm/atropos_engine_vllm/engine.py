@@ -29,6 +29,7 @@ from atropos_engine_vllm.command import SERVED, announced_adapters
 from atropos_engine_vllm.config import VLLMOptions
 from atropos_engine_vllm.managed_server import ManagedServer
 from atropos_engine_vllm.reload import METHOD
+from atropos_engine_vllm.router_replay import check_replay, is_asked
 from atropos_engine_vllm.versions import check_installed, installed
 
 T = TypeVar("T")
@@ -59,6 +60,7 @@ class VLLMEngine(Engine):
             )
         if options.url is None:
             check_installed(context.devices[0], installed())
+        check_replay(options, context)
         self.version = 0
         self.worker_devices = context.devices
         self._adapter: Path | None = None  # the model to open, if it is an adapter over a base
@@ -178,7 +180,8 @@ class VLLMEngine(Engine):
             body = generate.request(prompt, sampling, seed, self._stops, f"v{version}", self._vocabulary)
             body["model"] = adapter.name if adapter else self._served
             answer = await self._opened.post(generate.PATH, body, deadline_s=deadline_s)
-        return generate.completion(answer, sampling, adapter.version if adapter else None)
+        routed_after = len(prompt) if is_asked(self._context) else None
+        return generate.completion(answer, sampling, adapter.version if adapter else None, routed_after=routed_after)
 
     async def logprobs(self, sequences: Sequence[Tokens], temperature: float = 1.0) -> list[Floats]:
         """Score all under one version of the weights: a `pause` waits for it. Temperature 0 counts as 1, as in sampling.

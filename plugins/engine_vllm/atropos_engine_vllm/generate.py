@@ -10,6 +10,7 @@ import numpy as np
 from atropos_core.errors import DataError, RemoteError, TrainingDiverged
 from atropos_core.group_schema import check_sampling
 from atropos_core.types import MOST_TIES, Completion, Floats, Kept, Sampling, Tokens, TopK, Versions, offsets_of
+from atropos_engine_vllm.router_replay import routed_experts
 
 PATH = "/inference/v1/generate"
 _SEEDS = 2**63  # vLLM's are 64-bit, signed
@@ -62,10 +63,13 @@ def request(
     return {"token_ids": prompt.tolist(), "sampling_params": parameters, "cache_salt": salt}
 
 
-def completion(answer: Mapping[str, Any], sampling: Sampling, version: int | None) -> Completion:
+def completion(
+    answer: Mapping[str, Any], sampling: Sampling, version: int | None, *, routed_after: int | None = None
+) -> Completion:
     """Build a Completion from vLLM's answer.
 
-    `version` is the adapter's policy version and holds for all tokens. If it is None, the server gives each token's version."""
+    `version` is the adapter's policy version and holds for all tokens. If it is None, the server gives each token's version. If the
+    trainer asks for the experts of each token, `routed_after` is the number of tokens in the prompt."""
     (choice,) = answer["choices"]
     finish = choice["finish_reason"]
     if finish not in ("stop", "length"):
@@ -91,6 +95,7 @@ def completion(answer: Mapping[str, Any], sampling: Sampling, version: int | Non
         temperature=sampling.temperature,
         truncated=sampling.truncated,
         kept=_kept(choice["logprobs"]["content"]) if sampling.truncated else None,
+        experts=None if routed_after is None else routed_experts(choice, routed_after + len(tokens)),
     )
 
 
