@@ -41,5 +41,7 @@ if __name__ == "__main__":
         families[name] = measured(name)
         ways = families[name]["trainer"] | families[name]["engine"]["off"]
         console.say(f"{name}: " + ", ".join(f"{way} {off:.0e}" for way, off in ways.items() if isinstance(off, float)))
-    found = {"machine": described(), "transformers": transformers.__version__, "families": families}
-    (RESULTS / "models.json").write_text(json.dumps(found, indent=1) + "\n")
+    path = RESULTS / "models.json"
+    before = json.loads(path.read_text())  # with what benchmarks/models_vllm.py has measured
+    found = before | {"machine": described(), "transformers": transformers.__version__, "families": families}
+    path.write_text(json.dumps(found, indent=1) + "\n")

@@ -13,19 +13,49 @@ RESULTS = Path("benchmarks/results/models.json")
 LIMIT = 1e-3
 
 
-def table(families: Mapping[str, Any]) -> str:
-    rows = ["| model type | trainer | off by | engine `hf` | off by |", "|---|---|---|---|---|"]
+def table(families: Mapping[str, Any], vllm: Mapping[str, Any]) -> str:
+    rows = [
+        "| model type | trainer | off by | engine `hf` | off by | engine `vllm` | off by |",
+        "|---|---|---|---|---|---|---|",
+    ]
     refused = []
     for name, found in sorted(families.items()):
         ways = {way: off for way, off in found["trainer"].items() if way.partition(",")[0] in ("packed", "rows")}
         trainer, engine = first(ways), first(found["engine"]["off"])
         if trainer is None or engine is None:
             refused.append(name)
-        rows.append(f"| `{name}` | {cells(trainer, ways)} | {cells(engine, found['engine']['off'])} |")
-    return (
-        "\n".join(rows)
-        + f"\n\nRefused with engine `hf`, since no way is exact: {', '.join(f'`{name}`' for name in refused)}.\n"
+        rows.append(
+            f"| `{name}` | {cells(trainer, ways)} | {cells(engine, found['engine']['off'])} | {of_vllm(vllm[name])} |"
+        )
+    failed = [f"| `{name}` | {text(found['failed'])} |" for name, found in sorted(vllm.items()) if "failed" in found]
+    return "\n".join(
+        [
+            *rows,
+            "",
+            f"Refused with engine `hf`, since no way is exact: {', '.join(f'`{name}`' for name in refused)}.",
+            "",
+            "The errors of vLLM for the small copies that it does not run. transformers saves these copies, and some lack settings that",
+            "a released checkpoint has, so a family of this list may still run:",
+            "",
+            "| model type | error |",
+            "|---|---|",
+            *failed,
+            "",
+        ]
     )
+
+
+def of_vllm(found: Mapping[str, Any]) -> str:
+    """The two cells of the engine `vllm`."""
+    if "failed" in found:
+        return "fails | "
+    off = max(found["started"], found["reloaded"])
+    return f"exact | {off:.0e}" if off <= LIMIT else f"**refused** | {off:.2g}"
+
+
+def text(error: str) -> str:
+    """The error in one cell of a table."""
+    return error.partition(" [type=")[0].replace("|", "\\|").strip()[:200].rstrip(": ")
 
 
 def first(ways: Mapping[str, Any]) -> tuple[str, float] | None:
@@ -43,10 +73,14 @@ def cells(chosen: tuple[str, float] | None, ways: Mapping[str, Any]) -> str:
     return f"**none** | {min(numbers):.2g}" if numbers else "**none** | fails"
 
 
-def page(text: str) -> str:
+def page(before: str) -> str:
     found = json.loads(RESULTS.read_text())
-    head = f"transformers {found['transformers']}, torch {found['machine']['torch']}, float32 on a CPU.\n\n"
-    return text.partition(BEGINS)[0] + BEGINS + "\n" + head + table(found["families"])
+    vllm = found["vllm"]
+    head = (
+        f"transformers {found['transformers']}, torch {found['machine']['torch']}, float32 on a CPU. Engine `vllm`: vLLM {vllm['vllm']}, "
+        f"transformers {vllm['transformers']}.\n\n"
+    )
+    return before.partition(BEGINS)[0] + BEGINS + "\n" + head + table(found["families"], vllm["families"])
 
 
 if __name__ == "__main__":

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
 from atropos_core.cli.overview import OTHERS
 from atropos_core.plugins.manager import load_plugins
+from atropos_engine_vllm.differing import LIMIT, OFF
 from tests.conftest import REPOSITORY
 from tools import make_commands_page, make_models_page, make_plugins_page
 
@@ -29,6 +32,18 @@ def test_the_page_of_plugins_is_current():
 def test_the_page_of_models_is_current():
     page = (REPOSITORY / make_models_page.PAGE).read_text()
     assert page == make_models_page.page(page), "run `python -m tools.make_models_page`"
+
+
+def test_engine_vllm_refuses_the_families_that_were_measured_to_differ_with_their_numbers():
+    found = json.loads((REPOSITORY / make_models_page.RESULTS).read_text())
+    measured = {
+        name: max(off["started"], off["reloaded"])
+        for name, off in found["vllm"]["families"].items()
+        if "failed" not in off
+    }
+    differ = {name: f"{off:.2g}" for name, off in measured.items() if not off <= LIMIT}
+    assert differ == {name: f"{off:.2g}" for name, off in OFF.items()}
+    assert set(found["vllm"]["families"]) == set(found["families"])
 
 
 def test_the_page_of_plugins_has_every_component_and_every_package():

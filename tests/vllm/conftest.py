@@ -12,7 +12,13 @@ from tests.vllm.models import FAMILIES, make_model
 HERE = Path(__file__).parent
 
 
-LONG = ("test_runs", "test_attached", "test_kills", "test_load")  # they start early, so that both cores end together
+LONG = (
+    "test_families",
+    "test_runs",
+    "test_attached",
+    "test_kills",
+    "test_load",
+)  # they start early, so that both cores end together
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

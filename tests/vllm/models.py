@@ -63,6 +63,29 @@ def _config(family: str, changes: dict[str, Any]) -> Any:
     raise ValueError(f"there is no family {family!r}: {', '.join(FAMILIES)}")
 
 
+# Sizes that vLLM's kernels for a CPU take: heads of 32, and latent attention of DeepSeek's own widths.
+_KERNELS = {
+    "num_attention_heads": 2, "n_head": 2, "n_heads": 2, "head_dim": 32, "attention_head_dim": 32, "global_head_dim": 64,
+    "kv_channels": 32, "swa_head_dim": 32, "rotary_dim": 16, "num_key_value_heads": 1, "num_kv_heads": 1,
+    "num_global_key_value_heads": 1, "swa_num_key_value_heads": 1, "swa_num_attention_heads": 2,
+    "kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 32, "qk_head_dim": 96, "v_head_dim": 32,
+}  # fmt: skip
+
+
+def make_family(directory: Path, name: str, *, seed: int = 0) -> Any:
+    """Write the small copy of a family of tests/models/families.py, with weights in which a mistake shows, and return the model."""
+    from atropos_torch_models.small_model import VOCABULARY as WORDS
+    from atropos_torch_models.small_model import small_model
+    from tests.models.families import config_of
+
+    own = ("head_dim",) if name == "mamba2" else ()  # which is not of attention there
+    model = small_model(config_of(name), seed, {size: value for size, value in _KERNELS.items() if size not in own})
+    directory.mkdir(parents=True, exist_ok=True)
+    model.save_pretrained(directory)
+    write_tokenizer(directory, WORDS)
+    return model
+
+
 def write_tokenizer(directory: Path, vocabulary: int = VOCABULARY, *, ends: bool = True) -> None:
     """One word per id, and a chat template."""
     from tokenizers import Tokenizer, models, pre_tokenizers

@@ -7,6 +7,8 @@ a second. In a trained model of the same kind, rounding would hide a small leak.
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -16,6 +18,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 VOCABULARY = 640
 SPAN = 16  # tokens of a sliding window, of a chunk, and of a selection
 MOST_LAYERS = 6
+USUAL: Mapping[str, int] = MappingProxyType({})  # no size differs from those below
 
 # Numbers that are set if a configuration has them. Products agree: 4 heads of 16 are the hidden size of 64, and 8 heads
 # of 16 its double, which is the inner size of Mamba's layers.
@@ -54,9 +57,10 @@ _KINDS = ("layer_types", "layers_block_type", "mlp_layer_types", "no_rope_layers
 _TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id", "sep_token_id", "decoder_start_token_id")
 
 
-def small_config(config: PreTrainedConfig) -> PreTrainedConfig:
+def small_config(config: PreTrainedConfig, sizes: Mapping[str, int] = USUAL) -> PreTrainedConfig:
     """Copy the configuration of a model's language part, with small widths, a vocabulary of 640, windows and chunks of 16 tokens, and
-    one layer of each kind, at least two. The rest is as it was."""
+    one layer of each kind, at least two. The rest is as it was. `sizes` are used in place of the usual ones, for kernels that do
+    not take those."""
     small: Any = copy.deepcopy(config.get_text_config(decoder=True))
     overrides = small._heterogeneity_spec.per_layer_overrides if getattr(small, "is_heterogeneous", False) else {}
     if overrides:
@@ -65,13 +69,16 @@ def small_config(config: PreTrainedConfig) -> PreTrainedConfig:
     kept = _layers(small, overrides)
     _keep_layers(small, kept)
     for name, value in list(vars(small).items()):
-        if (size := _small(name, value)) is not None:
+        if (size := _small(name, value, sizes)) is not None:
             setattr(small, name, size)
     _keep_relations(small, whole)
     _shorten_rope(small)
     if overrides:
         small.per_layer_config = {
-            at: {name: _small_override(small, name, getattr(whole, name, None), value) for name, value in overrides[layer].items()}
+            at: {
+                name: _small_override(small, name, getattr(whole, name, None), value)
+                for name, value in overrides[layer].items()
+            }
             for at, layer in enumerate(kept) if layer in overrides
         }  # fmt: skip
     for name in _TOKENS:
@@ -83,13 +90,14 @@ def small_config(config: PreTrainedConfig) -> PreTrainedConfig:
     return made
 
 
-def _small(name: str, value: Any) -> Any:
+def _small(name: str, value: Any, sizes: Mapping[str, int] = USUAL) -> Any:
     """The small value of this setting; None if it stays."""
-    if isinstance(value, (list, tuple)) and name in _SIZES and all(_whole(one) for one in value):
-        return [_SIZES[name]] * len(value)
-    if not _whole(value):
-        return None
-    return _SIZES[name] if name in _SIZES else min(value, _AT_MOST[name]) if name in _AT_MOST else None
+    if name in _SIZES:
+        size = sizes.get(name, _SIZES[name])
+        if isinstance(value, (list, tuple)) and all(_whole(one) for one in value):
+            return [size] * len(value)
+        return size if _whole(value) else None
+    return min(value, sizes.get(name, _AT_MOST[name])) if name in _AT_MOST and _whole(value) else None
 
 
 def _small_override(small: Any, name: str, usual: Any, value: Any) -> Any:
@@ -116,10 +124,10 @@ def _keep_relations(small: Any, whole: Any) -> None:
         small.attention_head_dim = small.attention_hidden_size // small.num_attention_heads
 
 
-def small_model(config: PreTrainedConfig, seed: int = 0) -> PreTrainedModel:
-    """The model of `small_config(config)`: float32, on the CPU, in evaluation mode, without dropout. Every matrix has a gain of about
-    one, so that a leak from another sequence changes logits by about their spread."""
-    small = small_config(config)
+def small_model(config: PreTrainedConfig, seed: int = 0, sizes: Mapping[str, int] = USUAL) -> PreTrainedModel:
+    """The model of `small_config(config, sizes)`: float32, on the CPU, in evaluation mode, without dropout. Every matrix has a gain of
+    about one, so that a leak from another sequence changes logits by about their spread."""
+    small = small_config(config, sizes)
     for name in DROPOUT:
         if hasattr(small, name):
             setattr(small, name, 0.0)

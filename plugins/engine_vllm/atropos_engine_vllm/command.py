@@ -13,6 +13,7 @@ from atropos_core.types import MOST_KEPT, MOST_TIES
 from atropos_engine_vllm import router_replay
 from atropos_engine_vllm.access import KEY_VARIABLE
 from atropos_engine_vllm.config import VLLMOptions
+from atropos_engine_vllm.model import keeps_state, read_config
 
 SERVED = "policy"  # the model's name in requests
 EXTENSION = "atropos_engine_vllm.reload.Reloading"
@@ -34,7 +35,7 @@ def flags(options: VLLMOptions, context: RunContext, dtype: str) -> list[str]:
     made += ["--logprobs-mode", "processed_logprobs", "--enable-scale-out"]
     made += ["--max-logprobs", str(MOST_KEPT + MOST_TIES)]  # of what top_p, top_k and min_p keep
     made += ["--max-num-seqs", str(options.max_num_seqs), "--tensor-parallel-size", str(len(context.devices))]
-    made += ["--enable-prefix-caching" if options.prefix_caching else "--no-enable-prefix-caching"]
+    made += ["--enable-prefix-caching" if _caches_prefixes(options, context) else "--no-enable-prefix-caching"]
     made += ["--middleware", "atropos_engine_vllm.access.OnlyOurs", "--disable-uvicorn-access-log"]
     made += ["--worker-extension-cls", EXTENSION]
     if _eager(options, context):
@@ -62,6 +63,14 @@ def flags(options: VLLMOptions, context: RunContext, dtype: str) -> list[str]:
     if transfer := _transfer(context):
         made += ["--weight-transfer-config", json.dumps({"backend": transfer})]
     return made + options.extra_args
+
+
+def _caches_prefixes(options: VLLMOptions, context: RunContext) -> bool:
+    """False for models with states on a CPU: vLLM caches these only if prompts may be computed in parts (see WHOLE_PROMPTS)."""
+    on_cpu = context.devices[0] == "cpu"
+    if not options.prefix_caching or not on_cpu or not (context.model / "config.json").is_file():
+        return options.prefix_caching
+    return not keeps_state(read_config(context.model))
 
 
 def _eager(options: VLLMOptions, context: RunContext) -> bool:

@@ -76,7 +76,10 @@ class VLLMOptions(Options):
         description="in an on-policy run, free the memory of keys and values during each update",
     )
     start_timeout_s: float = Field(600.0, gt=0, description="until the server answers, including loading and compiling")
-    prefix_caching: bool = Field(True, description="compute a prompt that several requests share once")
+    prefix_caching: bool = Field(
+        True,
+        description="compute a prompt that several requests share once; on a CPU not for models with states (Mamba), for which vLLM cannot",
+    )
     max_loras: int = Field(
         4,
         ge=2,

@@ -13,6 +13,7 @@ from atropos_core.storage.reading import base_of_adapter, json_object
 from atropos_torch_models.stop_ids import stop_ids
 
 _FLOATS = {"F64", "F32", "F16", "BF16"}
+_STATES = {"mamba", "mamba2", "falcon_mamba", "falcon_h1", "zamba2", "jamba", "nemotron_h", "kimi_linear"}
 
 
 def read_config(directory: Path) -> dict[str, Any]:
@@ -48,6 +49,13 @@ def adapter_config(directory: Path) -> dict[str, Any] | None:
 def text_config(config: dict[str, Any]) -> dict[str, Any]:
     """Return the language model's part of the config."""
     return {**config, **(config.get("text_config") or {})}
+
+
+def keeps_state(config: dict[str, Any]) -> bool:
+    """True if some layers keep a state instead of keys and values: Mamba, gated delta rules, short convolutions."""
+    text = text_config(config)
+    kinds = {str(kind) for kind in text.get("layer_types") or text.get("layers_block_type") or ()}
+    return text.get("model_type") in _STATES or bool(kinds & {"linear_attention", "mamba", "mamba2", "conv", "hybrid"})
 
 
 def ends_of(directory: Path, config: dict[str, Any]) -> list[int]:

@@ -37,6 +37,7 @@ def sizes(options: VLLMOptions, workload: Workload, free: Collection[str]) -> Se
 
 def check(options: VLLMOptions, workload: Workload) -> None:
     from atropos_core.errors import ConfigError
+    from atropos_engine_vllm.differing import refuse_differing
     from atropos_engine_vllm.memory import check_share
     from atropos_engine_vllm.router_replay import check_replay
     from atropos_torch_models.model_directory import check_weights
@@ -50,6 +51,8 @@ def check(options: VLLMOptions, workload: Workload) -> None:
         )
     check_share(options, workload)
     check_weights(context.model)
+    if options.url is None:
+        refuse_differing(context.model, context.devices[0])
     check_replay(options, context)
     _refuse_adapted_experts(options, context)
 

@@ -16,7 +16,7 @@ from atropos_core.errors import ConfigError, FitError
 from atropos_core.models.model_size import read
 from atropos_core.plugins.manager import load_plugins
 from atropos_core.plugins.model_provider import Workload
-from atropos_engine_vllm import command, model, plugin
+from atropos_engine_vllm import command, differing, model, plugin
 from atropos_engine_vllm.config import VLLMOptions
 from atropos_engine_vllm.memory import check_share
 from atropos_engine_vllm.versions import SUPPORTED, check_installed, installed
@@ -61,6 +61,39 @@ def test_a_server_on_a_cpu_gets_what_sampling_for_training_needs(options: Any, c
     assert (made["OMP_NUM_THREADS"], made["VLLM_SERVER_DEV_MODE"], made["TMPDIR"]) == ("3", "1", str(tmp_path))
     assert not {"ATROPOS_WEIGHT_TRANSFER", "VLLM_ALLOW_RUNTIME_LORA_UPDATING"} & set(made)
     assert "key" not in " ".join(flags), "whoever lists processes would read it"
+
+
+@pytest.mark.parametrize(
+    ("config", "flag"),
+    [
+        ({"model_type": "falcon_h1"}, "--no-enable-prefix-caching"),
+        ({"model_type": "granitemoehybrid", "layer_types": ["mamba", "attention"]}, "--no-enable-prefix-caching"),
+        ({"model_type": "gemma3_text", "layer_types": ["sliding_attention"]}, "--enable-prefix-caching"),
+    ],
+)
+def test_states_are_not_cached_by_prefix_on_a_cpu(
+    options: Any, context: Any, tmp_path: Path, config: dict[str, Any], flag: str
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    where = replace(context(devices=("cpu",)), model=tmp_path)
+    assert flag in command.flags(options(), where, "float32")
+    assert "--no-enable-prefix-caching" in command.flags(options(prefix_caching=False), where, "float32")
+    on_gpu = replace(context(devices=("cuda:0",)), model=tmp_path)
+    assert "--enable-prefix-caching" in command.flags(options(), on_gpu, "float32")
+
+
+def test_a_family_that_differs_on_a_cpu_is_refused_by_name_with_its_number(
+    options: Any, context: Any, tmp_path: Path
+) -> None:
+    model_directory = load_plugins().resolve_model("tiny").directory
+    (tmp_path / "model.safetensors").symlink_to(model_directory / "model.safetensors")
+    config = json.loads((model_directory / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "model_type": "cohere2"}))
+    work = Workload(replace(context(devices=("cpu",)), model=tmp_path), 8, 8, 64, 64)
+    with pytest.raises(FitError, match=r"does not sample 'cohere2' models on a CPU .* differ by 2.1 of the spread"):
+        plugin.check(options(), work)
+    differing.refuse_differing(tmp_path, "cuda:0")
+    differing.refuse_differing(model_directory, "cpu")
 
 
 def test_the_memory_plan_has_the_keys_and_values_that_the_server_gets(options: Any, context: Any) -> None:
