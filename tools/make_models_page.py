@@ -13,10 +13,15 @@ RESULTS = Path("benchmarks/results/models.json")
 LIMIT = 1e-3
 
 
-def table(families: Mapping[str, Any], vllm: Mapping[str, Any]) -> str:
+NATS = 1e-4  # between engine and trainer, in a run
+BRIDGES = ("checkpoint", "delta", "lora")
+
+
+def table(families: Mapping[str, Any], vllm: Mapping[str, Any], bridges: Mapping[str, Any]) -> str:
     rows = [
-        "| model type | trainer | off by | engine `hf` | off by | engine `vllm` | off by |",
-        "|---|---|---|---|---|---|---|",
+        "| model type | trainer | off by | engine `hf` | off by | `checkpoint` | `delta` | LoRA | resume | router replay "
+        "| engine `vllm` | off by |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     refused = []
     for name, found in sorted(families.items()):
@@ -25,7 +30,9 @@ def table(families: Mapping[str, Any], vllm: Mapping[str, Any]) -> str:
         if trainer is None or engine is None:
             refused.append(name)
         rows.append(
-            f"| `{name}` | {cells(trainer, ways)} | {cells(engine, found['engine']['off'])} | {of_vllm(vllm[name])} |"
+            f"| `{name}` | {cells(trainer, ways)} | {cells(engine, found['engine']['off'])} "
+            f"| {' | '.join(of_bridge(bridges[name][bridge]) for bridge in BRIDGES)} | {of_resume(bridges[name])} "
+            f"| {of_replay(found['trainer'].get('router replay'))} | {of_vllm(vllm[name])} |"
         )
     failed = [f"| `{name}` | {text(found['failed'])} |" for name, found in sorted(vllm.items()) if "failed" in found]
     return "\n".join(
@@ -43,6 +50,25 @@ def table(families: Mapping[str, Any], vllm: Mapping[str, Any]) -> str:
             "",
         ]
     )
+
+
+def of_bridge(found: Mapping[str, Any]) -> str:
+    """The difference after two updates, in nats."""
+    if "apart" not in found:
+        return next(iter(found))  # refused, failed
+    return f"{found['apart']:.0e}" if found["apart"] <= NATS else f"**{found['apart']:.2g}**"
+
+
+def of_resume(found: Mapping[str, Any]) -> str:
+    resumed = [one["resumed"] for one in found.values() if "resumed" in one]
+    return ("same bits" if all(resumed) else "**other bits**") if resumed else ""
+
+
+def of_replay(found: float | str | None) -> str:
+    """Empty for a model without experts."""
+    if isinstance(found, float):
+        return "yes" if found <= LIMIT else f"**{found:.2g}**"
+    return "" if found is None or found.startswith("it has no routers") else "no"
 
 
 def of_vllm(found: Mapping[str, Any]) -> str:
@@ -80,7 +106,13 @@ def page(before: str) -> str:
         f"transformers {found['transformers']}, torch {found['machine']['torch']}, float32 on a CPU. Engine `vllm`: vLLM {vllm['vllm']}, "
         f"transformers {vllm['transformers']}.\n\n"
     )
-    return before.partition(BEGINS)[0] + BEGINS + "\n" + head + table(found["families"], vllm["families"])
+    return (
+        before.partition(BEGINS)[0]
+        + BEGINS
+        + "\n"
+        + head
+        + table(found["families"], vllm["families"], found["bridges"])
+    )
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from peft.utils.transformers_weight_conversion import convert_peft_config_for_tr
 from safetensors.torch import save_file
 from torch import nn
 from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D  # a linear layer with its matrix transposed, as in GPT-2
 
 from atropos_core.errors import ConfigError, DataError
 from atropos_core.models import model_size
@@ -51,7 +52,14 @@ def attach(model: PreTrainedModel, options: LoraOptions, origin: Path) -> PeftMo
         target_parameters=experts or None,
         layers_to_transform=layers,
     )
-    adapted = get_peft_model(model, config)  # initialises A from torch's seed
+    try:
+        adapted = get_peft_model(model, config)  # initialises A from torch's seed
+    except ValueError as error:  # peft knows layers of Mamba whose weights are read past the layer
+        named = [target for target in targets if f"'{target}'" in str(error)]
+        raise ConfigError(
+            f"peft cannot adapt {', '.join(map(repr, named)) or 'these layers'} of {type(model).__name__}: {str(error).splitlines()[0]}",
+            remedy=f"--set trainer.lora.targets={_listed([one for one in targets if one not in named])} adapts the others.",
+        ) from error
     assert isinstance(adapted, PeftModel), "peft gives another class only for mixed adapters"
     for module in adapted.modules():
         if isinstance(module, LoraLayer):
@@ -126,10 +134,15 @@ def dropouts(model: nn.Module) -> list[nn.Module]:
 def _chosen(model: PreTrainedModel, options: LoraOptions) -> tuple[list[str], list[str], list[int] | None]:
     """The last names of the linear layers to adapt, the tensors of experts, and the layer indices unless all are."""
     head = model.get_output_embeddings()
-    linear = [name for name, module in model.named_modules() if type(module) is nn.Linear and module is not head]
+    linear = [name for name, module in model.named_modules() if _is_linear(module) and module is not head]
     of_experts = _expert_tensors(model)
+    if not linear and not of_experts:
+        raise ConfigError(
+            f"{type(model).__name__} has no linear layers that an adapter could be added to.",
+            remedy="Train the whole model: without [trainer.lora], and with another bridge than lora.",
+        )
     last = [name.rpartition(".")[2] for name in of_experts]
-    present = sorted({name.rpartition(".")[2] for name in linear})
+    present = sorted(set(map(_target, linear)))
     lost = _lost(model, present) if of_experts else []
     free = [name for name in present if name not in lost]
     if options.targets == "all-linear":
@@ -159,6 +172,18 @@ def _chosen(model: PreTrainedModel, options: LoraOptions) -> tuple[list[str], li
             else f"trainer.lora.layers is set, but {type(model).__name__} has no numbered layers."
         )
     return targets, [name for name in experts if int(_number(name)) in options.layers], sorted(options.layers)
+
+
+def _target(name: str) -> str:
+    """The name by which peft finds this layer: the last of its path, or the last two if that is a number."""
+    *_, before, last = ".", *name.split(".")
+    return f"{before}.{last}" if last.isdecimal() else last
+
+
+def _is_linear(module: nn.Module) -> bool:
+    """Routers are linear layers of classes of their own, and are not adapted."""
+    kind = type(module)
+    return kind is nn.Linear or kind is Conv1D or kind.__name__ == "FalconLinear"
 
 
 def _expert_tensors(model: PreTrainedModel) -> list[str]:

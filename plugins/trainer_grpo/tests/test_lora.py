@@ -12,11 +12,13 @@ import pytest
 import torch
 from peft import AutoPeftModelForCausalLM
 from safetensors.torch import load_file
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.pytorch_utils import Conv1D
 
 from atropos_core.cli import run_app
 from atropos_core.errors import CheckpointError, ConfigError, FitError
 from atropos_core.plugins.provider import RunContext
+from atropos_torch_models.small_model import small_model
 from atropos_trainer_grpo import lora
 from atropos_trainer_grpo.config import GrpoOptions, LoraOptions
 from atropos_trainer_grpo.losses import LOSSES
@@ -105,6 +107,45 @@ async def test_experts_and_layers_are_chosen_by_name(open_trainer, model_of):
     with pytest.raises(ConfigError, match=r"no dropout for adapters of experts.*\n.*k_proj"):
         await open_trainer(model_of("qwen3_moe"), lora={**LORA, "dropout": 0.1})
     await open_trainer(model_of("qwen3_moe"), lora={**LORA, "dropout": 0.1, "targets": ["k_proj"]})
+
+
+@pytest.mark.parametrize(
+    ("kind", "layers"),
+    [
+        ("gpt2", ("attn.c_attn", "mlp.c_fc")),  # whose matrices are transposed
+        ("falcon", ("self_attention.query_key_value", "mlp.dense_h_to_4h")),  # of a class of its own
+        (
+            "gemma3n_text",
+            ("model.altup_projections.0", "self_attn.q_proj"),
+        ),  # whose last name is a number, as a layer's is
+    ],
+)
+def test_all_linear_adapts_linear_layers_of_every_kind(kind, layers, tmp_path):
+    model = small_model(CONFIG_MAPPING[kind]())
+    head = model.get_output_embeddings()
+    linear = {
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Linear | Conv1D) and module is not head
+    }
+    ids = torch.arange(3, 40)[None]
+    before = model(input_ids=ids).logits
+    adapted = lora.attach(model, LoraOptions(**LORA), tmp_path)
+    assert adapted_modules(adapted) == linear
+    assert all(any(name.endswith(layer) for name in linear) for layer in layers)
+    disturb(adapted)
+    apart = adapted(input_ids=ids).logits
+    assert not torch.allclose(apart, before, atol=1e-2)
+    merged = adapted.merge_and_unload()
+    torch.testing.assert_close(merged(input_ids=ids).logits, apart, rtol=1e-4, atol=1e-4)
+
+
+def test_what_peft_cannot_adapt_is_named_with_what_can_be(tmp_path):
+    with pytest.raises(ConfigError, match="peft cannot adapt 'out_proj' of FalconH1ForCausalLM") as refused:
+        lora.attach(small_model(CONFIG_MAPPING["falcon_h1"]()), LoraOptions(**LORA), tmp_path)
+    names = json.loads(refused.value.remedy.partition("'")[2].partition("'")[0])
+    assert "out_proj" not in names and {"q_proj", "in_proj"} <= set(names)
+    lora.attach(small_model(CONFIG_MAPPING["falcon_h1"]()), LoraOptions(**LORA, targets=names), tmp_path)
 
 
 def test_linear_layers_that_peft_takes_for_experts_are_named_with_what_can_be_adapted():

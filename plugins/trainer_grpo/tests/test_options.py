@@ -154,6 +154,7 @@ CHANGED: dict[str, tuple[dict, dict]] = {
 }  # fmt: skip
 # The tests of options that affect memory, speed or what is refused.
 ELSEWHERE = {
+    "router_replay": "test_router_replay.py::test_logprobs_and_gradient_are_those_of_the_recorded_experts",
     "missing_logprobs": "test_update.py::test_missing_logprobs_are_recomputed_or_refused",
     "kernels": "test_torchao.py::test_what_the_run_cannot_have_is_refused_before_it_begins",
     "attention": "test_prefix_tree.py::test_flash_attention_gives_the_gradient_of_the_padded_layout",
