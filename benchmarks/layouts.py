@@ -1,4 +1,4 @@
-"""What the paths that are exact for every model cost: rows beside packed in the trainer, cohort beside slots in the engine.
+"""Measures the cost of the paths that are exact for every model: rows next to packed in the trainer, cohort next to slots in the engine.
 
     python -m benchmarks.layouts [--rounds 3] [--threads 2] [--out FILE]
 
