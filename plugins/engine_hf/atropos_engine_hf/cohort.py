@@ -20,29 +20,25 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.nn.functional import pad
-from transformers.cache_utils import (
-    Cache,
-    DummyLayer,
-    DynamicCache,
-    DynamicLayer,
-    DynamicSlidingWindowLayer,
-    LinearAttentionAndFullAttentionLayer,
-    LinearAttentionAndSlidingWindowAttentionLayer,
-    LinearAttentionLayer,
-)
+from transformers import cache_utils
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionLayer
 
 from atropos_core.types import Tokens
 from atropos_engine_hf.decode_path import RowBytes
 from atropos_engine_hf.decoder import Decoder, Logits, some_logits
 from atropos_engine_hf.experts import Numbers
 
-KNOWN = (
-    DummyLayer,
-    DynamicLayer,
-    DynamicSlidingWindowLayer,
-    LinearAttentionLayer,
-    LinearAttentionAndFullAttentionLayer,
-    LinearAttentionAndSlidingWindowAttentionLayer,
+KNOWN = tuple(
+    getattr(cache_utils, name)
+    for name in (
+        "DummyLayer",
+        "DynamicLayer",
+        "DynamicSlidingWindowLayer",
+        "LinearAttentionLayer",
+        "LinearAttentionAndFullAttentionLayer",
+        "LinearAttentionAndSlidingWindowAttentionLayer",
+    )
+    if hasattr(cache_utils, name)  # older releases of transformers lack some
 )
 
 

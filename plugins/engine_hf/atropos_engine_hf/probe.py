@@ -58,7 +58,11 @@ class Scene(NamedTuple):
 
 
 SMALL = Scene(prompts=(70, 22, 37), later=(9, 83), before=4, after=22)
-REAL = Scene(prompts=(2, 5), later=(3,), before=2, after=2)
+REAL = Scene(prompts=(12, 20), later=(7,), before=2, after=2)
+# Of the root mean square of differences, in the model's own weights in fewer than 32 bits. Rounding in bfloat16 gives up to 0.14 of the
+# spread in SmolLM2-135M (float32 against bfloat16), and one foreign token 0.44 and more. A largest difference would tell less: a few of
+# 50,000 logits are far off in both.
+ROUNDING = 0.25
 
 
 def path_of(config: Any, directory: Path, options: HFOptions) -> DecodePath:
@@ -74,9 +78,10 @@ def open_decoder(model: Any, path: DecodePath) -> Decoder:
     """Return the decoder, after a few rows in the model's own weights and dtype. Raises FitError if these differ from a plain forward
     pass: the engine's samples would come from another distribution."""
     kind, decoder = model.config.model_type, DECODERS[path.name](model)
-    limit = 0.2 if model.dtype != torch.float32 else LIMIT
+    exact = model.dtype == torch.float32
+    limit = LIMIT if exact else ROUNDING
     try:
-        off = worst(decoder, REAL)
+        off = worst(decoder, REAL, mean=not exact)
     except Exception as error:
         raise FitError(
             f"engine 'hf' cannot decode this {kind!r} model: {type(error).__name__}: {error}", remedy=OTHER
@@ -84,7 +89,7 @@ def open_decoder(model: Any, path: DecodePath) -> Decoder:
     if not off <= limit:
         raise FitError(
             f"engine 'hf' does not decode this {kind!r} model exactly: with its weights ({model.dtype}), logits of a decode step differ"
-            f" from a plain forward pass by {off:.2g} of their spread, and at most {limit:g} is allowed.",
+            f" from a plain forward pass by {off:.2g} of their spread{'' if exact else ' on average'}, and at most {limit:g} is allowed.",
             remedy=OTHER,
         )
     return decoder
@@ -111,8 +116,9 @@ def measure(config: Any) -> dict[str, Any]:
 
 
 @torch.inference_mode()
-def worst(decoder: Decoder, scene: Scene) -> float:
-    """Return the largest difference of a logit from that of a plain pass over the row's sequence, in standard deviations of the logits.
+def worst(decoder: Decoder, scene: Scene, *, mean: bool = False) -> float:
+    """Return the largest difference of a logit from that of a plain pass over the row's sequence, in standard deviations of the logits;
+    with `mean`, the largest root mean square of those of a row.
 
     Leaves the decoder without rows. Afterwards it knows the bytes of a row."""
     rows = _replay(decoder, scene)
@@ -121,7 +127,8 @@ def worst(decoder: Decoder, scene: Scene) -> float:
         ids = torch.from_numpy(tokens[None]).to(decoder.device)
         plain = decoder.model(input_ids=ids, use_cache=False).logits[0, start : start + len(logits)].float()
         spread = (plain - plain.mean(-1, keepdim=True)).square().mean().sqrt().clamp_min(1e-12)
-        off = (torch.stack(logits).float() - plain).abs().max() / spread
+        apart = torch.stack(logits).float() - plain
+        off = (apart.square().mean().sqrt() if mean else apart.abs().max()) / spread
         found = max(found, float(off)) if torch.isfinite(off) else float("inf")
     return found
 
