@@ -192,6 +192,8 @@ bench-real: .venv/test.stamp .venv-real/stamp .venv-trl/stamp ## the pretrained 
 	$(call each,$(OFFLINE) $(BIN)/python -m,real_model real_learning)
 gpu: ## on an idle CUDA device: checks, speed and memory of updates; GPU_PYTHON=PYTHON has torch for it, and nothing is installed
 	$(or $(GPU_PYTHON),$(PYTHON)) -m benchmarks.gpu
+bench-models: .venv/test.stamp ## every family of models: exact ways, bridges, LoRA, resume; and what the slower ways cost: half an hour
+	$(call each,$(OFFLINE) $(BIN)/python -m,models models_bridges layouts)
 bench-models-vllm: .venv-vllm/stamp ## which families of models vLLM samples exactly on a CPU; writes benchmarks/results/models.json
 	$(call in,vllm) benchmarks.models_vllm
 bench-bridges: .venv-vllm/stamp ## three bridges on the same work, with vLLM

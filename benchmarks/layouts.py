@@ -33,7 +33,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "lfm2": {"layer_types": ["conv", "conv", "full_attention"] * 2},
 }  # fmt: skip
 PATHS = {"trainer": ("packed", "rows"), "engine": ("slots", "cohort")}
-PROMPTS, GROUP = 16, 8
+PROMPTS, GROUP = 8, 8
 DEADLINE_S = 600
 
 
