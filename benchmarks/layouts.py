@@ -2,8 +2,8 @@
 
     python -m benchmarks.layouts [--rounds 3] [--threads 2] [--out FILE]
 
-Random models of about 30 M parameters in float32, batches with the lengths of GSM8K, eight replies to each prompt. Each measurement is in a
-process of its own, and they alternate. Memory is what is resident at most beyond the opened model. A path that is not exact for a
+Random models of about 30 M parameters in float32, batches with the lengths of GSM8K, eight replies to each prompt. Each measurement has a
+separate process, and they alternate. Memory is what is resident at most beyond the opened model. A path that is not exact for a
 model is not measured. Writes benchmarks/results/layouts.json.
 """
 
@@ -138,7 +138,7 @@ def exact(model: Path) -> set[str]:
 
 
 def one(kind: str, path: str, model: Path, threads: int) -> dict[str, float]:
-    """Measure in a process of its own."""
+    """Measure in a separate process."""
     command = [sys.executable, "-m", "benchmarks.layouts", "--one", kind, path, str(model), "--threads", str(threads)]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": str(threads)}
     ended = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, env=environment)

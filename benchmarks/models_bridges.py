@@ -132,7 +132,7 @@ def measured(name: str) -> dict[str, Any]:
             try:
                 found[bridge] = asyncio.run(asyncio.wait_for(over(bridge, model, folder), DEADLINE_S))
             except AtroposError as error:
-                found[bridge] = {"refused": Exception.__str__(error)[:300]}
+                found[bridge] = {"refused": Exception.__str__(error).replace(str(model), "DIRECTORY")[:300]}
             except Exception as error:  # noqa: BLE001 - what a family's own code raises is the result
                 found[bridge] = {"failed": f"{type(error).__name__}: {error}"[:300]}
     return found

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from atropos_core.types import Tokens
 from atropos_engine_hf.cache import SlotCache
-from atropos_engine_hf.experts import ChosenExperts, Numbers
+from atropos_engine_hf.experts import Numbers, RouterRecorder
 
 Logits = torch.Tensor  # [rows, V]
 
@@ -45,7 +45,7 @@ class Decoder(ABC):
         self.device: torch.device = model.device
         self.takes = frozenset(inspect.signature(model.forward).parameters)
         self.resumes = False  # True if a pass over several tokens can continue from what is stored
-        self.routers: ChosenExperts | None = None  # set to record experts
+        self.routers: RouterRecorder | None = None  # set to record experts
         self.experts: list[
             Numbers
         ] = []  # of the last call, [T, L, k]: of each prompt's tokens, or of one token of each slot

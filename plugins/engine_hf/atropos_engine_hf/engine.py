@@ -26,7 +26,7 @@ from atropos_engine_hf import limits
 from atropos_engine_hf.batch import Finished, RunningBatch, SequenceState
 from atropos_engine_hf.blocked_weights import BlockedWeights
 from atropos_engine_hf.decoder import chunks
-from atropos_engine_hf.experts import ChosenExperts
+from atropos_engine_hf.experts import RouterRecorder
 from atropos_engine_hf.loading import ends_of, load_model, media_tokens, read_config
 from atropos_engine_hf.probe import open_decoder, path_of
 from atropos_engine_hf.scoring import likeliest, score
@@ -87,7 +87,7 @@ class HFEngine(Engine):
             keep_blocks()
         decoder = open_decoder(self.model, path)
         if self._context.announced.get("router_replay"):
-            decoder.routers = ChosenExperts(self.model)
+            decoder.routers = RouterRecorder(self.model)
         self._resumes = decoder.resumes
         self._blocked = BlockedWeights(self.model)
         self._batch = RunningBatch(

@@ -17,8 +17,8 @@ from atropos_torch_models.routers import routers_of
 Numbers = NDArray[Any]  # uint8 or uint16, [T, L, k]: k experts of each of L layers
 
 
-class ChosenExperts:
-    """Hooks on the routers of a model. They note nothing outside `start` and `taken`, such as while sequences are scored."""
+class RouterRecorder:
+    """Hooks on the routers of a model. They record nothing outside `start` and `taken`, such as while sequences are scored."""
 
     def __init__(self, model: Any) -> None:
         """Raises FitError for a model without routers that return what they chose."""

@@ -14,7 +14,7 @@ from atropos_engine_vllm.api import Api, Refused
 from atropos_engine_vllm.command import EXTENSION, WHOLE_PROMPTS, announced_adapters, possible_rank
 from atropos_engine_vllm.generate import PATH
 from atropos_engine_vllm.model import read_config, text_config
-from atropos_engine_vllm.router_replay import ASKED, FLAG, VARIABLES, is_asked
+from atropos_engine_vllm.router_replay import ASKED, FLAG, VARIABLES, records_experts
 from atropos_engine_vllm.versions import SUPPORTED, check_supported
 
 _SLOW_S = 120.0  # /server_info inspects the whole machine
@@ -70,7 +70,7 @@ async def check_attached(api: Api, context: RunContext, config: Mapping[str, Any
             " is resumed.",
             remedy=start,
         )
-    if is_asked(context) and not info.get("aux_output_config", {}).get("enable_return_routed_experts"):
+    if records_experts(context) and not info.get("aux_output_config", {}).get("enable_return_routed_experts"):
         raise FitError(f"{ASKED}, and the vLLM server at {api.url} does not record them.", remedy=start)
     models = (await api.get("/v1/models"))["data"]
     base = next(card for card in models if not card.get("parent"))
@@ -108,7 +108,7 @@ def _how_to_start(context: RunContext) -> str:
     if lora := announced_adapters(context):
         variables += ["VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"]
         flags += ["--enable-lora", "--max-loras 2", f"--max-lora-rank {possible_rank(lora['rank'])}"]
-    if is_asked(context):
+    if records_experts(context):
         variables += [f"{name}={value}" for name, value in VARIABLES.items()]
         flags += [FLAG]
     return f"Start it with {' '.join(variables)} in its environment, and with {' '.join(flags)}."

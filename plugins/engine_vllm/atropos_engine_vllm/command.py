@@ -58,7 +58,7 @@ def flags(options: VLLMOptions, context: RunContext, dtype: str) -> list[str]:
             f"{context.label}.max_loras has no effect: this engine receives no adapters.",
             remedy="Remove it, or train adapters: [trainer.lora] with --bridge lora.",
         )
-    if router_replay.is_asked(context):
+    if router_replay.records_experts(context):
         made += [router_replay.FLAG]
     if transfer := _transfer(context):
         made += ["--weight-transfer-config", json.dumps({"backend": transfer})]
@@ -107,7 +107,7 @@ def environment(options: VLLMOptions, context: RunContext, scratch: Path, key: s
             made |= {"OMP_NUM_THREADS": str(context.threads)}
     else:
         made |= {"CUDA_VISIBLE_DEVICES": _visible(context.devices)}
-    if router_replay.is_asked(context):
+    if router_replay.records_experts(context):
         made |= router_replay.VARIABLES
     if announced_adapters(context):
         made |= {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"}

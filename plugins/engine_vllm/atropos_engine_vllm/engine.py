@@ -29,7 +29,7 @@ from atropos_engine_vllm.command import SERVED, announced_adapters
 from atropos_engine_vllm.config import VLLMOptions
 from atropos_engine_vllm.managed_server import ManagedServer
 from atropos_engine_vllm.reload import METHOD
-from atropos_engine_vllm.router_replay import check_replay, is_asked
+from atropos_engine_vllm.router_replay import check_replay, records_experts
 from atropos_engine_vllm.versions import check_installed, installed
 
 T = TypeVar("T")
@@ -180,7 +180,7 @@ class VLLMEngine(Engine):
             body = generate.request(prompt, sampling, seed, self._stops, f"v{version}", self._vocabulary)
             body["model"] = adapter.name if adapter else self._served
             answer = await self._opened.post(generate.PATH, body, deadline_s=deadline_s)
-        routed_after = len(prompt) if is_asked(self._context) else None
+        routed_after = len(prompt) if records_experts(self._context) else None
         return generate.completion(answer, sampling, adapter.version if adapter else None, routed_after=routed_after)
 
     async def logprobs(self, sequences: Sequence[Tokens], temperature: float = 1.0) -> list[Floats]:

@@ -24,14 +24,14 @@ ASKED = "trainer.router_replay = true asks engine 'vllm' which experts compute e
 _FIELD = "routed_experts"
 
 
-def is_asked(context: RunContext) -> bool:
+def records_experts(context: RunContext) -> bool:
     """Return True if the trainer wants to know the experts of each token."""
     return bool(context.announced.get("router_replay"))
 
 
 def check_replay(options: VLLMOptions, context: RunContext) -> None:
     """Raise FitError or ConfigError if the trainer asks for experts that a server of these options would not record."""
-    if not is_asked(context):
+    if not records_experts(context):
         return
     check_experts(context.model, "vllm")
     if options.url is not None:

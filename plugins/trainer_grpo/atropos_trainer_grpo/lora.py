@@ -181,7 +181,7 @@ def _target(name: str) -> str:
 
 
 def _is_linear(module: nn.Module) -> bool:
-    """Routers are linear layers of classes of their own, and are not adapted."""
+    """Return True for a linear layer. Routers have other classes, and are not adapted."""
     kind = type(module)
     return kind is nn.Linear or kind is Conv1D or kind.__name__ == "FalconLinear"
 

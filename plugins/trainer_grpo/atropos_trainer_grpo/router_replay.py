@@ -35,7 +35,7 @@ NO_ROUTERS = "it has no routers that say which experts they choose"
 class Recorded:
     """The experts of N places of a forward pass."""
 
-    numbers: Tensor  # i64[N, L, k] of the layers that have routers
+    numbers: Tensor  # [N, L, k] whole numbers, of the layers that have routers
     known: Tensor  # bool[N] elsewhere the router chooses
     highest: int  # the largest of the numbers
 
@@ -79,7 +79,9 @@ class RouterReplay:
         known[slots[there]] = True
         layers = self._layers_in(column.values)
         return Recorded(
-            torch.from_numpy(numbers[:, layers]).to(device).long(),
+            torch.from_numpy(numbers[:, layers]).to(
+                device
+            ),  # a layer at a time becomes int64, which is eight times as large
             torch.from_numpy(known).to(device),
             int(numbers.max(initial=0)),
         )
@@ -122,7 +124,8 @@ class RouterReplay:
                 f"rollouts have a recorded expert {recorded.highest}, and the trainer's model has {self._experts[number]} experts.",
                 remedy=f"Have the engine serve the model that is trained; or {OFF}.",
             )
-        with _Choice(recorded.numbers[:, number], recorded.known, self._experts[number]) as choice:
+        experts = recorded.numbers[:, number].long()
+        with _Choice(experts, recorded.known, self._experts[number]) as choice:
             made = route(*inputs, **named)
         if choice.own is None:
             kind = type(self._routers[number]).__name__
@@ -130,7 +133,7 @@ class RouterReplay:
                 f"a {kind} does not choose experts by topk, and cannot be replayed.", remedy=f"{OFF.capitalize()}."
             )
         if torch.is_grad_enabled():
-            self._agreed.append(_agreement(choice.own, recorded.numbers[:, number], recorded.known))
+            self._agreed.append(_agreement(choice.own, experts, recorded.known))
         return made
 
 
@@ -199,24 +202,24 @@ def difference(model: Any) -> float | str:
         found: Tensor = model(input_ids=tokens, use_cache=False).logits
         return found
 
-    def chosen() -> Tensor:
+    def routed() -> Tensor:
         return torch.stack([out[2].reshape(tokens.numel(), -1) for out in made], dim=1)
 
     try:
         with torch.no_grad():
             own = logits(None)
-            experts = chosen()
+            experts = routed()
             again = logits(experts)
             others = experts.roll(
                 1, 0
             )  # those of the token before: a choice that is possible, also among groups of experts
             logits(others)
-            weighed = torch.equal(chosen(), others) and all((out[1] != 0).all() for out in made)
+            weighed = torch.equal(routed(), others) and all((out[1] != 0).all() for out in made)
             last = experts.clone()
             last[..., 0] = made[0][0].shape[-1] - 1
             logits(last)
             weighed &= torch.equal(
-                chosen(), last
+                routed(), last
             )  # false of a router that can also choose no expert, and calls that another number
     except FitError as error:
         return Exception.__str__(error).rstrip(".")

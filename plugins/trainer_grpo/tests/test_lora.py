@@ -113,7 +113,7 @@ async def test_experts_and_layers_are_chosen_by_name(open_trainer, model_of):
     ("kind", "layers"),
     [
         ("gpt2", ("attn.c_attn", "mlp.c_fc")),  # whose matrices are transposed
-        ("falcon", ("self_attention.query_key_value", "mlp.dense_h_to_4h")),  # of a class of its own
+        ("falcon", ("self_attention.query_key_value", "mlp.dense_h_to_4h")),  # of a subclass
         (
             "gemma3n_text",
             ("model.altup_projections.0", "self_attn.q_proj"),

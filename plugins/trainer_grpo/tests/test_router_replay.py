@@ -103,8 +103,8 @@ async def test_logprobs_and_gradient_are_those_of_the_recorded_experts(
     assert any("gate.weight" in name and slope.norm() > 0 for name, slope in seen.items()), "routers have a gradient"
 
 
-async def test_without_replay_other_experts_are_chosen(open_trainer, make_batch, model_of, gate):
-    """What a trainer that ignores the recorded experts would compute is far from what the test above asks for."""
+async def test_without_replay_the_trainer_computes_other_logprobs(open_trainer, make_batch, model_of, gate):
+    """A trainer that ignores the recorded experts is far from what the test above asks for."""
     batch = recorded(make_batch())
     values, _ = expected(model_of("qwen3_moe"), batch)
     trainer = await open_trainer(model_of("qwen3_moe"), learning_rate=0.0, old_logprobs="recompute")
@@ -172,7 +172,7 @@ def test_layers_without_experts_are_skipped_where_an_engine_counts_them(make_bat
     column = batch.columns[EXPERTS]
     assert torch.equal(found.known, torch.from_numpy(column.present))
     assert torch.equal(
-        found.numbers[found.known], torch.from_numpy(column.values[column.present, layers - routers :]).long()
+        found.numbers[found.known].long(), torch.from_numpy(column.values[column.present, layers - routers :]).long()
     )
 
 
