@@ -9,6 +9,7 @@ import numpy as np
 
 from atropos_core.errors import DataError
 from atropos_core.seeds import derive
+from atropos_core.turn_rewards import placed, with_turns
 from atropos_core.types import (
     ABSTAINED,
     Completion,
@@ -64,6 +65,8 @@ class Conversation:
         guess = await talk.reply({"role": "user", "content": "Are you sure?"})
         return talk.episode(Score(...))
 
+    `Score(value, turns=[...])` places parts of `value` at the replies, one number for each.
+
     `tools`: JSON schemas in OpenAI's form, shown to the model. In a reply's `tool_calls`, `function["name"]` is a str and
     `function["arguments"]` a dict. Answer each call with one message of the role "tool" (docs/multi-turn.md).
     """
@@ -83,6 +86,7 @@ class Conversation:
         self._tools = tools
         self._turns = 0
         self._finished: list[Rollout] = []
+        self._places: list[tuple[int, int]] = []  # of each reply: its rollout, and its end there (0: it has no tokens)
         self._ids: list[Tokens] = []
         self._sampled: list[Completion | None] = []  # parallel to `_ids`: None for what the environment said
         self.finish = "stop"
@@ -105,16 +109,26 @@ class Conversation:
     def start_over(self) -> None:
         """End this token history. The next `reply` starts a new rollout of the same episode, with only its own messages."""
         if self._ids:
+            ends = np.cumsum([len(ids) for ids in self._ids]).tolist()
+            replies = [(end, len(of.tokens)) for end, of in zip(ends, self._sampled, strict=True) if of is not None]
+            self._places += [(len(self._finished), end if size else 0) for end, size in replies]
             self._finished.append(self._rollout())
             self._ids, self._sampled = [], []
 
     def episode(self, score: Score) -> Episode:
-        """Return the finished episode. Raises DataError if the policy never replied."""
+        """Return the finished episode. Raises DataError if the policy never replied, or `score.turns` does not fit its replies."""
         self.start_over()
         if not self._finished:
             raise DataError("an episode needs at least one reply of the policy")
+        rollouts = tuple(self._finished)
+        if score.turns is not None:
+            if score.abstains:
+                raise DataError(
+                    "a score abstains and has turn rewards: leave out `turns`, or give the score that they are parts of."
+                )
+            rollouts = with_turns(rollouts, placed(rollouts, score.turns, self._places))
         return Episode(
-            rollouts=tuple(self._finished),
+            rollouts=rollouts,
             score=score.value,  # `rollouts.checked` makes it a plain number, and refuses anything else
             correct=score.correct,
             parts=dict(score.parts),

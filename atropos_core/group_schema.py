@@ -36,6 +36,7 @@ from atropos_core.types import (
     Task,
     Tokens,
     TopK,
+    TurnRewards,
 )
 
 LARGEST_REWARD = 1e9  # of rewards, scores, their parts and advantages: its fourth power still fits 32 bits
@@ -385,6 +386,8 @@ def _check_rollouts(rollouts: Sequence[Any], vocabulary: int, name_of: Callable[
             _check_trained(rollout, name_of(number))
         if rollout.kept is not None:
             _check_kept(rollout, vocabulary, name_of(number))
+        if rollout.turns is not None:
+            _check_turns(rollout.turns, name_of(number))
         tokens.append(rollout.tokens)
         closer |= rollout.teacher is not None
         if (column := rollout.logprobs) is not None:
@@ -427,6 +430,7 @@ def _has_its_types(rollout: Rollout) -> bool:
         and rollout.teacher is None
         and rollout.kept is None
         and rollout.experts is None
+        and rollout.turns is None
         and type(rollout.truncated) is bool
         and type(rollout.sft) is bool
     )
@@ -490,6 +494,14 @@ def _check_kept(rollout: Rollout, vocabulary: int, where: str) -> None:
             f"{where}.tokens[{at}] is {rollout.tokens[at]}, which is not among the tokens that were kept at that position.",
             remedy="A token can only be sampled from those: look at the order of the kept tokens, and at their sizes.",
         )
+
+
+def _check_turns(turns: TurnRewards, where: str) -> None:
+    """Raises DataError for a turn reward that is too large. Places and types were checked when the rollout was made."""
+    if not _is_within(turns.values, -LARGEST_REWARD, LARGEST_REWARD):
+        wrong = int((np.abs(turns.values) > LARGEST_REWARD).argmax())
+        limits = f"must be a number from {-LARGEST_REWARD:g} to {LARGEST_REWARD:g}"
+        _refuse(f"{where}.turns.values[{wrong}]", float(turns.values[wrong]), limits)
 
 
 def _check_trained(rollout: Rollout, where: str) -> None:

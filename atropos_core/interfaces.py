@@ -347,9 +347,12 @@ class Curriculum(Protocol):
 class Reward(Protocol):
     """Scores the G episodes of one task, in addition to the environment's own scores. A reward that holds connections or
     processes may define `open()`, awaited before the first call, and `close()`, awaited at the end. Set `queues = True` if
-    its calls wait for each other: its `deadline_s` then applies to each call in the queue separately."""
+    its calls wait for each other: its `deadline_s` then applies to each call in the queue separately.
 
-    async def __call__(self, task: Task, episodes: Sequence[Episode]) -> Floats: ...  # [G]
+    In place of a number, it may return `Score(value, turns=[...])` for an episode, which places parts of `value` inside the
+    rollout: a number for each turn of the policy, or TurnRewards for each rollout."""
+
+    async def __call__(self, task: Task, episodes: Sequence[Episode]) -> Floats | Sequence[float | Score]: ...  # [G]
 
 
 class Transform(Protocol):

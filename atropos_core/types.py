@@ -223,6 +223,40 @@ class TopK:
 
 
 @dataclass(frozen=True)
+class TurnRewards:
+    """Rewards placed inside a rollout: each at the last token of the span that earned it, a turn of the policy or a step of one
+    reply. A span begins after the previous one, or at the first sampled token.
+
+    An episode's environment gives parts of `Episode.score`. In a scored group they are parts of the episode's entry in `rewards`
+    as it was scored, so they have the weights of the run's rewards. The rest of that total is the outcome reward, which only the
+    end of the episode earned (`atropos_core.turn_rewards.outcome_rewards`)."""
+
+    ends: NDArray[np.int64]  # [K] rising strictly: the position after the span's last token, which was sampled
+    values: NDArray[np.float64]  # [K]
+
+    def __post_init__(self) -> None:
+        ends, values = self.ends, self.values
+        if not (isinstance(ends, np.ndarray) and isinstance(values, np.ndarray)):
+            raise DataError(
+                "turn rewards must be two numpy columns.",
+                remedy="From plain numbers: atropos_core.turn_rewards.turn_rewards(ends, values); or Score(value, turns=[...]).",
+            )
+        if ends.dtype != np.int64 or values.dtype != np.float64 or ends.ndim != 1 or values.shape != ends.shape:
+            raise DataError(
+                f"turn rewards must be int64 ends and as many float64 values, not {ends.dtype}{list(ends.shape)} and "
+                f"{values.dtype}{list(values.shape)}"
+            )
+        if len(ends) and (ends[0] < 1 or (ends[1:] <= ends[:-1]).any()):
+            raise DataError(f"the ends of turn rewards must rise from 1 or more: {ends.tolist()!r:.200}")
+        if not np.isfinite(values).all():
+            raise DataError(f"turn rewards must be finite numbers: {values.tolist()!r:.200}")
+
+    @property
+    def size_bytes(self) -> int:
+        return self.ends.nbytes + self.values.nbytes
+
+
+@dataclass(frozen=True)
 class Rollout:
     """One token history. Entry t of every column belongs to `tokens[t]`."""
 
@@ -239,6 +273,7 @@ class Rollout:
     sft: bool = False  # supervised data, not sampled: trained with an imitation loss
     kept: Kept | None = None  # of T positions; a truncated rollout can be trained only with it
     experts: RoutedExperts | None = None  # of T positions
+    turns: TurnRewards | None = None  # parts of the episode's total; None: no reward was placed in this rollout
 
     def __post_init__(self) -> None:
         length = len(self.tokens)
@@ -256,12 +291,23 @@ class Rollout:
             raise DataError(f"kept tokens of {len(self.kept.sizes)} positions, but there are {length} tokens")
         if self.experts is not None and len(self.experts.known) != length:
             raise DataError(f"routed experts of {len(self.experts.known)} positions, but there are {length} tokens")
+        if not (self.turns is None or isinstance(self.turns, TurnRewards)):
+            raise DataError(f"a rollout has a {type(self.turns).__name__} as `turns`, not TurnRewards")
+        if self.turns is not None and len(self.turns.ends):
+            last = self.turns.ends - 1
+            if last[-1] >= length:
+                raise DataError(f"a turn reward ends at token {last[-1] + 1}, but there are {length} tokens")
+            if not self.sampled[last].all():
+                at = last[~self.sampled[last]][0]
+                raise DataError(f"a turn reward is placed at token {at}, which the policy did not sample")
 
     @property
     def size_bytes(self) -> int:
         columns = [getattr(self, name) for name in ROLLOUT_COLUMNS]
         size: int = sum(column.nbytes for column in columns if column is not None)
-        return size + sum(more.size_bytes for more in (self.teacher, self.kept, self.experts) if more is not None)
+        return size + sum(
+            more.size_bytes for more in (self.teacher, self.kept, self.experts, self.turns) if more is not None
+        )
 
 
 @dataclass(frozen=True)
@@ -274,6 +320,9 @@ class Score:
     metrics: Mapping[str, float] = field(default_factory=dict)
     # no score: `value` is 0, and other rewards decide. If there are none, the episode is not trained
     abstains: bool = False
+    # parts of `value`: a number for each turn of the policy, in order, or for spans of tokens one TurnRewards (or None) for each
+    # rollout. None: the whole `value` was earned at the end
+    turns: Sequence[float] | Sequence[TurnRewards | None] | None = None
 
 
 @dataclass(frozen=True)
@@ -446,3 +495,4 @@ TOKEN_COLUMNS = ("tokens", "sampled", "trained", "logprobs", "policy_version", "
 SEQUENCE_COLUMNS = ("has_logprobs", "temperature", "truncated", "group")
 KEPT = "kept_token_ids"  # a ragged column of a batch: `Rollout.kept`
 EXPERTS = "experts"  # a token column of a batch, [N, L, k]: `Rollout.experts`
+TURNS = "turn_rewards"  # a token column of a batch, float64, present at the last token of a span: `Rollout.turns`

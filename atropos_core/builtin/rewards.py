@@ -12,16 +12,18 @@ from atropos_core.builtin.numbers import answer_value, is_same, last_value
 from atropos_core.errors import DataError
 from atropos_core.interfaces import Reward
 from atropos_core.rollouts.replies import searched
-from atropos_core.types import Episode, Floats, Message, Task
+from atropos_core.types import Episode, Floats, Message, Score, Task
 
 
 class EnvironmentReward(Reward):
-    """The score that the environment gave each episode."""
+    """The score that the environment gave each episode, with its turn rewards."""
 
     of_environment = True  # so that an episode without one has no reward
 
-    async def __call__(self, task: Task, episodes: Sequence[Episode]) -> Floats:
-        return np.array([episode.score for episode in episodes], np.float32)
+    async def __call__(self, task: Task, episodes: Sequence[Episode]) -> Floats | Sequence[float | Score]:
+        if all(rollout.turns is None for episode in episodes for rollout in episode.rollouts):
+            return np.array([episode.score for episode in episodes], np.float32)
+        return [Score(one.score, turns=[rollout.turns for rollout in one.rollouts]) for one in episodes]
 
 
 class ExactReward(Reward):

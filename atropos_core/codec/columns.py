@@ -30,6 +30,7 @@ from atropos_core.types import (
     Task,
     Tokens,
     TopK,
+    TurnRewards,
     Versions,
 )
 
@@ -77,6 +78,7 @@ class GroupColumns:
     wire: Mapping[str, Any]
     kept: list[Kept | None] | None = None  # [S] written only if there are any
     experts: list[RoutedExperts | None] | None = None  # [S] as above
+    turns: list[TurnRewards | None] | None = None  # [S] as above
 
     def __post_init__(self) -> None:
         rollouts, lengths = self.rollouts, self.lengths
@@ -97,6 +99,8 @@ class GroupColumns:
             raise DataError("a group has kept tokens that are none")
         if self.experts is not None and {*map(type, self.experts)} - {RoutedExperts, type(None)}:
             raise DataError("a group has routed experts that are none")
+        if self.turns is not None and {*map(type, self.turns)} - {TurnRewards, type(None)}:
+            raise DataError("a group has turn rewards that are none")
         if self.details is not None and any(type(one) is not tuple or len(one) != 3 for one in self.details):
             raise DataError("an episode has parts, metrics and messages, or nothing")
         if type(self.rewards) is not np.ndarray:
@@ -170,6 +174,7 @@ class GroupColumns:
             wire=group.wire,
             kept=[one.kept for one in rollouts] if any(one.kept is not None for one in rollouts) else None,
             experts=[one.experts for one in rollouts] if any(one.experts is not None for one in rollouts) else None,
+            turns=[one.turns for one in rollouts] if any(one.turns is not None for one in rollouts) else None,
             **found,
         )
 
@@ -188,7 +193,8 @@ class GroupColumns:
             return [None if lacks else row for row, lacks in zip(rows, absent, strict=True)]
 
         optional = zip(*map(cut, OPTIONAL), strict=True)
-        teachers, kept, experts = self.teachers or nothing, self.kept or nothing, self.experts or nothing
+        teachers, kept = self.teachers or nothing, self.kept or nothing
+        experts, turns = self.experts or nothing, self.turns or nothing
         rollouts = []
         for number, ((start, end), (logprobs, advantages, reference)) in enumerate(zip(bounds, optional, strict=True)):
             sampled = self.sampled[start:end]
@@ -207,6 +213,7 @@ class GroupColumns:
                     self.sft[number],
                     kept[number],
                     experts[number],
+                    turns[number],
                 )
             )
         episodes = []

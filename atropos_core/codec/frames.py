@@ -39,16 +39,16 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 RECORDS: dict[str, type[Any]] = {
     record.__name__: record
     for record in (
-        types.Sampling, types.Task, types.Draw, types.Completion, types.TopK, types.Kept, types.RoutedExperts, types.Rollout,
-        types.Episode, types.Failed, types.ScoredGroup, types.Column, types.Ragged, types.Batch, interfaces.ModelInfo,
+        types.Sampling, types.Task, types.Draw, types.Completion, types.TopK, types.Kept, types.RoutedExperts, types.TurnRewards,
+        types.Rollout, types.Episode, types.Failed, types.ScoredGroup, types.Column, types.Ragged, types.Batch, interfaces.ModelInfo,
     )
 }  # fmt: skip
 # Last fields with their defaults. They are left out if all that follow have their defaults, since older ends do not know them.
 OPTIONAL: dict[type[Any], dict[str, Any]] = {
     types.Sampling: {"stop_ids": (), "stop": (), "min_p": 0.0},
     types.Completion: {"kept": None, "experts": None},
-    types.Rollout: {"kept": None, "experts": None},
-    GroupColumns: {"kept": None, "experts": None},
+    types.Rollout: {"kept": None, "experts": None, "turns": None},
+    GroupColumns: {"kept": None, "experts": None, "turns": None},
 }
 _FIELDS = {
     record: attrgetter(*(field.name for field in dataclasses.fields(record))) for record in RECORDS.values()

@@ -22,6 +22,7 @@ from atropos_core.guards.deadlines import within
 from atropos_core.interfaces import Environment, Measured, Reward, Stateful
 from atropos_core.processes.proxies import HostedReward
 from atropos_core.rollouts.runner import FATAL, WeightedReward
+from atropos_core.turn_rewards import split_scores
 from atropos_core.types import Episode, Floats, Metrics, Score, ScoredGroup
 
 MOST_KEPT_BYTES = 1 << 18  # in every checkpoint
@@ -50,7 +51,9 @@ class Rescoring:
         self._most = groups
         self._deterministic = deterministic
         self._began, self._spent_s = perf_counter(), 0.0
-        self._late: asyncio.Future[Floats] | None = None  # an answer that did not come in time
+        self._late: asyncio.Future[Floats | Sequence[float | Score]] | None = (
+            None  # an answer that did not come in time
+        )
         self._kept: list[tuple[ScoredGroup, dict[str, Floats]]] = []  # and how they were scored at first
 
     async def look(self, step: int, groups: Sequence[ScoredGroup]) -> Metrics:
@@ -117,7 +120,7 @@ class Rescoring:
             if _may_be_repeated(of.reward):
                 try:
                     answer = await within(self._answer(of, group), of.deadline_s, f"reward {of.name!r}")
-                    scores = np.asarray(answer, np.float32)
+                    scores = np.asarray(split_scores(answer, group.episodes)[0], np.float32)
                 except FATAL:
                     raise
                 except Exception:  # noqa: BLE001 - the plugin boundary; failed_rewards reports it
@@ -127,7 +130,7 @@ class Rescoring:
         own = await self._environment_scores(group)
         return found if own is None else found | {SCORE: own}
 
-    async def _answer(self, of: WeightedReward, group: ScoredGroup) -> Floats:
+    async def _answer(self, of: WeightedReward, group: ScoredGroup) -> Floats | Sequence[float | Score]:
         """Call the reward. A process is not cancelled, which would end it: if it is slow, it finishes later and its answer is
         ignored."""
         answer = of.reward(group.task, group.episodes)

@@ -27,7 +27,8 @@ from atropos_core.processes.dialing import dial
 from atropos_core.processes.extension import Extension
 from atropos_core.processes.forwarding import methods
 from atropos_core.processes.rpc import Handler, Peer
-from atropos_core.types import Batch, Episode, Floats, Metrics, Task
+from atropos_core.turn_rewards import Placed, split_scores
+from atropos_core.types import Batch, Episode, Metrics, Task
 
 WAITS_DEADLINE_S = 60.0
 WRITING_DEADLINE_S = 3600.0  # a bridge may save and load a whole model in it; its own deadlines are shorter
@@ -127,9 +128,10 @@ class Host:
         metrics: Metrics = await self.component.step(batch, writing)
         return metrics
 
-    async def reward(self, task: Task, episodes: Sequence[Episode]) -> tuple[Floats, Metrics]:
-        rewards: Floats = await self.component(task, episodes)
-        return rewards, self.component.metrics() if isinstance(self.component, Measured) else {}
+    async def reward(self, task: Task, episodes: Sequence[Episode]) -> tuple[Any, list[Placed | None] | None, Metrics]:
+        """Return the totals [G], as the reward gave them, its turn rewards, and its metrics."""
+        totals, turns = split_scores(await self.component(task, episodes), episodes)
+        return totals, turns, self.component.metrics() if isinstance(self.component, Measured) else {}
 
     async def load_extension(self, reference: str) -> None:
         self._extension = Extension.load(reference, self.component)

@@ -14,7 +14,8 @@ from atropos_core.processes.child import CALL_DEADLINE_S, OPEN_DEADLINE_S, STEP_
 from atropos_core.processes.endpoints import PeerEndpoint
 from atropos_core.processes.forwarding import Forwarding, ForwardingEngine, ForwardingTrainer, Method
 from atropos_core.processes.replaceable import ReplaceableChild
-from atropos_core.types import Batch, Episode, Floats, Metrics, Task
+from atropos_core.turn_rewards import Placed
+from atropos_core.types import Batch, Episode, Floats, Metrics, Score, Task
 
 T = TypeVar("T")
 
@@ -123,15 +124,18 @@ class HostedReward(Reward):
         raises."""
         await self._process.open()
 
-    async def __call__(self, task: Task, episodes: Sequence[Episode]) -> Floats:
+    async def __call__(self, task: Task, episodes: Sequence[Episode]) -> Floats | Sequence[float | Score]:
         rewards: Floats
+        turns: list[Placed | None] | None
         try:
-            rewards, self._metrics = await self._process.call(
+            rewards, turns, self._metrics = await self._process.call(
                 "reward", task, list(episodes), deadline_s=self._deadline_s
             )
         except ProcessDied as error:  # only this call fails; a run whose rewards keep failing ends by that
             raise RemoteError(Exception.__str__(error), remedy=error.remedy) from error
-        return rewards
+        if turns is None:
+            return rewards
+        return [value if of is None else Score(value, turns=of) for value, of in zip(rewards, turns, strict=True)]
 
     def metrics(self) -> Metrics:
         """Return the metrics that the reward in the child reported after its last call."""

@@ -21,6 +21,7 @@ from atropos_core.rollouts.engine_policy import ChatFormat, EnginePolicy, Schedu
 from atropos_core.rollouts.replies import AS_SAMPLED
 from atropos_core.rollouts.tool_sets import Tools, ToolSets
 from atropos_core.seeds import derive
+from atropos_core.turn_rewards import Placed, mixed, split_scores
 from atropos_core.types import ABSTAINED, Draw, Episode, Failed, Floats, Sampling, ScoredGroup, Split, Task
 
 FATAL = (ProcessDied,)  # errors that end the run instead of failing one rollout
@@ -207,20 +208,31 @@ class RolloutRunner:
             raise
         except AtroposError as error:
             return lost(error)
-        for of, rewards in zip(self._rewards, answers, strict=True):
+        for of, (rewards, _) in zip(self._rewards, answers, strict=True):
             parts[of.name] = rewards
             total += of.weight * rewards.astype(np.float64)
         if not (np.abs(total) <= LARGEST_REWARD).all():
             return lost(DataError(f"the rewards of task {task.id!r} times their weights make {total.tolist()!r:.200}"))
-        episodes = tuple(_as_recorded(one) for one in episodes)
+        turns = [(of.weight, given) for of, (_, given) in zip(self._rewards, answers, strict=True) if given is not None]
+        try:
+            episodes = tuple(
+                _as_recorded(mixed(one, [(weight, given[member]) for weight, given in turns]))
+                for member, one in enumerate(episodes)
+            )
+        except DataError as error:
+            return lost(error)
         return ScoredGroup(draw, task, episodes, total.astype(np.float32), parts, failed)
 
-    async def _call_reward(self, of: WeightedReward, task: Task, episodes: Sequence[Episode]) -> Floats:
-        """Return one reward's scores [G]. Raises DataError or DeadlineExceeded that names the reward, or ConfigError, which only the
-        author of the run file can fix."""
+    async def _call_reward(
+        self, of: WeightedReward, task: Task, episodes: Sequence[Episode]
+    ) -> tuple[Floats, list[Placed | None] | None]:
+        """Return one reward's scores [G], and its turn rewards if it gave any. Raises DataError or DeadlineExceeded that names the
+        reward, or ConfigError, which only the author of the run file can fix."""
         try:
             with timed(self._profile, f"reward.{of.name}/score", len(episodes)), contained(f"reward {of.name!r}"):
-                given = np.asarray(await within(of.reward(task, episodes), of.deadline_s, f"reward {of.name!r}"))
+                answer = await within(of.reward(task, episodes), of.deadline_s, f"reward {of.name!r}")
+                totals, turns = split_scores(answer, episodes)
+                given = np.asarray(totals)
         except (*FATAL, ConfigError, DeadlineExceeded):
             raise
         except (Exception, EventLoopBlocked) as error:
@@ -237,7 +249,7 @@ class RolloutRunner:
                 f"reward {of.name!r} gave {given.tolist()!r:.200} for task {task.id!r}: not all finite and at most "
                 f"{LARGEST_REWARD:g}"
             )
-        return np.asarray(given, np.float32)
+        return np.asarray(given, np.float32), turns
 
     def _policy(self, key: ScheduleKey, sampling: Sampling) -> EnginePolicy:
         return EnginePolicy(

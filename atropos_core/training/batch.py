@@ -10,15 +10,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atropos_core.errors import DataError
-from atropos_core.types import EXPERTS, KEPT, Batch, Column, Floats, Ragged, Rollout, ScoredGroup, TopK, offsets_of
+from atropos_core.types import (
+    EXPERTS,
+    KEPT,
+    TURNS,
+    Batch,
+    Column,
+    Floats,
+    Ragged,
+    Rollout,
+    ScoredGroup,
+    TopK,
+    offsets_of,
+)
 
 
 def to_batch(groups: Sequence[ScoredGroup], version: int) -> Batch:
     """Return the batch. `version` is the policy version that it will produce: `version - 1` samples while it is trained.
 
     A rollout's own per-token advantages take precedence over its episode's. Raises DataError if there are neither. Optional values
-    are columns if any rollout of the batch has them: `ref_logprobs`, `sft`, `teacher_*`, `kept_token_ids`, `experts`; and `episode`, if an
-    episode has several rollouts.
+    are columns if any rollout of the batch has them: `ref_logprobs`, `sft`, `teacher_*`, `kept_token_ids`, `experts`, `turn_rewards`; and
+    `episode`, if an episode has several rollouts.
     """
     rollouts: list[Rollout] = []
     advantages: list[Floats] = []
@@ -90,7 +102,19 @@ def _columns(rollouts: Sequence[Rollout]) -> dict[str, Column]:
         )
     if (experts := _experts(rollouts)) is not None:
         made[EXPERTS] = experts
+    if any(rollout.turns is not None for rollout in rollouts):
+        made[TURNS] = _turns(rollouts)
     return made
+
+
+def _turns(rollouts: Sequence[Rollout]) -> Column:
+    starts = offsets_of([len(rollout.tokens) for rollout in rollouts])
+    values, present = np.zeros(starts[-1], np.float64), np.zeros(starts[-1], np.bool_)
+    for start, turns in zip(starts[:-1], (rollout.turns for rollout in rollouts), strict=True):
+        if turns is not None:
+            at = start + turns.ends - 1
+            values[at], present[at] = turns.values, True
+    return Column("token", values, present)
 
 
 def _experts(rollouts: Sequence[Rollout]) -> Column | None:

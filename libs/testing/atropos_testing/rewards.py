@@ -11,6 +11,7 @@ import numpy as np
 from atropos_core.codec import encode_bytes
 from atropos_core.interfaces import Finding, Reward
 from atropos_core.training.parts import Openable
+from atropos_core.turn_rewards import split_scores
 from atropos_core.types import Episode, Floats, Task
 from atropos_testing import eventloop
 from atropos_testing.eventloop import Blocked, watched
@@ -149,7 +150,8 @@ class RewardContract:
             return None
         try:
             async with asyncio.timeout(self._deadline_s):
-                given = np.asarray(await self._reward(task or self._task, episodes))
+                answer = await self._reward(task or self._task, episodes)
+            given = np.asarray(split_scores(answer, episodes)[0])
         except (TimeoutError, Blocked) as error:
             self._unended += 1
             self._errors.append(str(error) or f"no answer within {self._deadline_s:g} s")

@@ -13,6 +13,7 @@ from atropos_core.interfaces import Reward
 from atropos_core.plugins.provider import RunContext
 from atropos_core.processes.child import START_DEADLINE_S, Child
 from atropos_core.processes.proxies import HostedReward
+from atropos_core.turn_rewards import split_scores
 from atropos_core.types import Episode, Task
 from atropos_reward_ensemble.config import EnsembleOptions
 from atropos_reward_ensemble.missing import MissingRatings, Ratings
@@ -45,9 +46,8 @@ class EnsembleMember:
             deadline_s = START_DEADLINE_S + self._deadline_s * (1 + self._queued)
         self._queued += 1
         try:
-            given = np.asarray(
-                await within(self.reward(task, episodes), deadline_s, f"reward {self.name!r}"), np.float64
-            )
+            answer = await within(self.reward(task, episodes), deadline_s, f"reward {self.name!r}")
+            given = np.asarray(split_scores(answer, episodes)[0], np.float64)  # an ensemble combines totals
         except MissingRatings as error:
             return np.where(np.isfinite(error.ratings), error.ratings, np.nan), str(error)
         except ConfigError:

@@ -55,7 +55,7 @@ from atropos_core.errors import TrainingDiverged
 from atropos_core.interfaces import Engine, ModelInfo, Trainer
 from atropos_core.plugins.provider import Options, Provider
 from atropos_core.plugins.model_provider import EngineProvider, TrainerProvider
-from atropos_core.types import Completion
+from atropos_core.types import Completion, Score
 
 
 class Rigged(Options):
@@ -184,6 +184,8 @@ class RiggedReward:
 
     async def __call__(self, task, episodes):
         await misbehave(self.options)
+        if self.options.how == "turns":
+            return [Score(one.score * 2, turns=[one.score]) for one in episodes[:-1]] + [0.5]
         return np.array([one.score * 2 for one in episodes], np.float32)
 
 
@@ -315,6 +317,14 @@ async def test_a_hosted_reward_answers_as_it_would_here(start):
     made = await reward(Task("t", ()), [episode(0.5), episode(2.0)])
     assert made.tolist() == [1.0, 4.0]
     assert made.dtype == np.float32
+
+
+async def test_a_hosted_reward_gives_turn_rewards_as_it_would_here(start):
+    reward = HostedReward(lambda: start("reward", "turns"), 10.0)
+    [first, last] = await reward(Task("t", ()), [episode(0.1), episode(2.0)])
+    assert (first.value, last) == (0.2, 0.5)
+    assert first.turns[0].values.tolist() == [0.1]
+    await reward.close()
 
 
 async def test_a_hosted_reward_that_hangs_is_ended_and_the_next_call_gets_a_new_process(start):

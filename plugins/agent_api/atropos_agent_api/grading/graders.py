@@ -6,6 +6,7 @@ import asyncio
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from atropos_core.guards.deadlines import within
 from atropos_core.guards.open_component import opened
 from atropos_core.interfaces import Environment, Reward
 from atropos_core.training.parts import Closable
+from atropos_core.turn_rewards import split_scores
 from atropos_core.types import Episode, Score
 
 
@@ -83,10 +85,12 @@ class PluginGrader(Grader):
 
     async def score(self, case: Case, episode: Episode) -> Score:
         given = await within(self._reward(case.task, [episode]), self._deadline_s, f"reward {self._name!r}")
-        values = np.asarray(given)
+        totals, turns = split_scores(given, [episode])
+        values = np.asarray(totals)
         if values.shape != (1,):
             raise ConfigError(f"reward {self._name!r} gave shape {values.shape} for one episode.")
-        return read_score(values[0], f"reward {self._name!r}")
+        score = read_score(values[0], f"reward {self._name!r}")
+        return score if turns is None else replace(score, turns=turns[0])
 
     async def close(self) -> None:
         if isinstance(self._reward, Closable):

@@ -79,6 +79,7 @@ class FrameColumns(NamedTuple):
     wire: Any
     kept: None = None  # a group in which something was cut is read the full way
     experts: None = None  # as above
+    turns: None = None  # as above
 
 
 _validate: Callable[[Any], FrameColumns] = TypeAdapter(FrameColumns).validator.validate_python

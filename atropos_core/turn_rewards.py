@@ -1,0 +1,139 @@
+"""Rewards inside a rollout: place them at the policy's turns, mix those of several rewards, and find the outcome reward."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atropos_core.errors import DataError
+from atropos_core.group_schema import LARGEST_REWARD
+from atropos_core.types import Episode, Rollout, Score, ScoredGroup, TurnRewards
+
+Placed = tuple[TurnRewards | None, ...]  # of each rollout of an episode
+ROUNDING = 2.0**-21  # of a total in 32 bits, relative to the largest number that it is a sum of: four roundings
+
+
+def turn_ends(rollout: Rollout) -> NDArray[np.int64]:
+    """Return the position after the last token of each turn [K]. A turn is a run of sampled tokens."""
+    following = np.append(rollout.sampled[1:], False)
+    return np.flatnonzero(rollout.sampled & ~following).astype(np.int64) + 1
+
+
+def placed(
+    rollouts: Sequence[Rollout],
+    turns: Sequence[float] | Sequence[TurnRewards | None],
+    places: Sequence[tuple[int, int]] | None = None,
+) -> Placed:
+    """Return `Score.turns` as turn rewards of each rollout. `places`: of each turn, the number of its rollout and the position after
+    its last token there, 0 for a turn without tokens; if not given, turns are those of `turn_ends`, rollout by rollout. Raises
+    DataError if `turns` does not fit."""
+    given = list(turns)
+    if given and all(one is None or isinstance(one, TurnRewards) for one in given):
+        if len(given) != len(rollouts):
+            raise DataError(
+                f"a score has turn rewards for {len(given)} rollouts, but its episode has {len(rollouts)}.",
+                remedy="Give one TurnRewards, or None, for each rollout of the episode; or one number for each turn.",
+            )
+        return tuple(given)  # type: ignore[arg-type] # checked above
+    if places is None:
+        places = [(number, end) for number, one in enumerate(rollouts) for end in turn_ends(one).tolist()]
+    if len(given) != len(places):
+        raise DataError(
+            f"a score has {len(given)} turn rewards, but the policy had {len(places)} turns.",
+            remedy="Give one number for each reply that the policy sampled, in order, 0 for a turn that earned nothing.",
+        )
+    by_rollout: list[dict[int, float]] = [{} for _ in rollouts]
+    for (number, end), value in zip(places, map(_number, given), strict=True):
+        if end:
+            by_rollout[number][end] = value
+        elif value:
+            raise DataError(
+                "a turn reward is for a turn in which the policy sampled no token, so no token can be rewarded for it.",
+                remedy="Give 0 for this turn, and leave what it earned to the outcome, the rest of the score.",
+            )
+    return tuple(turn_rewards(sorted(own), [own[end] for end in sorted(own)]) for own in by_rollout)
+
+
+def turn_rewards(ends: Sequence[int], values: Sequence[float]) -> TurnRewards:
+    """Return TurnRewards from plain numbers. Raises DataError if they are not valid."""
+    return TurnRewards(np.asarray(ends, np.int64), np.asarray(values, np.float64))
+
+
+def with_turns(rollouts: Sequence[Rollout], turns: Placed) -> tuple[Rollout, ...]:
+    """Return the rollouts with these turn rewards in place of their own. Raises DataError for one that is at no sampled token."""
+    pairs = zip(rollouts, turns, strict=True)
+    return tuple(rollout if rollout.turns is given else replace(rollout, turns=given) for rollout, given in pairs)
+
+
+def split_scores(given: Any, episodes: Sequence[Episode]) -> tuple[Any, list[Placed | None] | None]:
+    """Return a reward's totals, one for each episode, and its turn rewards: None for an episode without, and None if there are none
+    at all. Raises DataError for a Score that a reward cannot give."""
+    if not isinstance(given, list | tuple) or not any(isinstance(one, Score) for one in given):
+        return given, None
+    totals = [one.value if isinstance(one, Score) else one for one in given]
+    if len(given) != len(episodes):  # the caller reports the totals' shape
+        return totals, None
+    turns: list[Placed | None] = []
+    for one, episode in zip(given, episodes, strict=True):
+        if isinstance(one, Score) and (one.correct is not None or one.parts or one.metrics or one.abstains):
+            raise DataError(
+                "a reward gave a Score with correct, parts, metrics or abstains, which only environments can set.",
+                remedy="Return Score(value, turns=[...]), or a number.",
+            )
+        has_turns = isinstance(one, Score) and one.turns is not None
+        turns.append(placed(episode.rollouts, one.turns) if has_turns else None)
+    return totals, turns if any(one is not None for one in turns) else None
+
+
+def mixed(episode: Episode, given: Sequence[tuple[float, Placed | None]]) -> Episode:
+    """Return the episode whose turn rewards are the weighted sum of those that several rewards gave, in place of its own."""
+    by_reward = [(weight, turns) for weight, turns in given if turns is not None]
+    if not by_reward and all(rollout.turns is None for rollout in episode.rollouts):
+        return episode
+    made = []
+    for number in range(len(episode.rollouts)):
+        there = [(weight, of) for weight, turns in by_reward if (of := turns[number]) is not None]
+        made.append(_sum(there) if there else None)
+    for turns in made:
+        if turns is not None and not (np.abs(turns.values) <= LARGEST_REWARD).all():
+            raise DataError(
+                f"turn rewards times their weights make {turns.values.tolist()!r:.200}: more than {LARGEST_REWARD:g}"
+            )
+    return replace(episode, rollouts=with_turns(episode.rollouts, tuple(made)))
+
+
+def outcome_rewards(group: ScoredGroup) -> NDArray[np.float64]:
+    """Return what only the end of each episode earned [G]: its reward, less its turn rewards. A rest that is no more than the rounding
+    of a reward in 32 bits is 0."""
+    totals = group.rewards.astype(np.float64)
+    made = np.zeros(len(totals))
+    for member, episode in enumerate(group.episodes):
+        values = [value for one in episode.rollouts if one.turns is not None for value in one.turns.values.tolist()]
+        rest = math.fsum([totals[member], *(-value for value in values)])
+        largest = max([abs(totals[member]), *map(abs, values)])
+        made[member] = 0.0 if values and abs(rest) <= ROUNDING * largest else rest
+    return made
+
+
+def _sum(given: Sequence[tuple[float, TurnRewards]]) -> TurnRewards:
+    if len(given) == 1:
+        [(weight, turns)] = given
+        return TurnRewards(turns.ends, weight * turns.values)
+    ends = np.unique(np.concatenate([turns.ends for _, turns in given]))
+    values = np.zeros(len(ends))
+    for weight, turns in given:
+        values[np.searchsorted(ends, turns.ends)] += weight * turns.values
+    return TurnRewards(ends, values)
+
+
+def _number(value: Any) -> float:
+    item = getattr(value, "item", None)
+    plain = item() if item is not None and getattr(value, "ndim", 1) == 0 else value  # of numpy or torch
+    if not isinstance(plain, bool | int | float):
+        raise DataError(f"a turn reward is {value!r:.100}, which is not a number.")
+    return float(plain)

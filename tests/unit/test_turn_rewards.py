@@ -1,0 +1,273 @@
+"""Rewards placed inside rollouts, from an environment's score to a batch: exact values, and one error for what does not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from atropos_core import codec
+from atropos_core.builtin.rewards import EnvironmentReward
+from atropos_core.codec.columns import GroupColumns
+from atropos_core.conversation import Conversation, Policy
+from atropos_core.errors import DataError
+from atropos_core.group_schema import LARGEST_REWARD, check_group
+from atropos_core.rollouts.engine_policy import EnginePolicy
+from atropos_core.rollouts.runner import RolloutRunner, WeightedReward
+from atropos_core.training.batch import to_batch
+from atropos_core.turn_rewards import mixed, outcome_rewards, placed, split_scores, turn_ends, turn_rewards
+from atropos_core.types import (
+    TURNS,
+    Draw,
+    Episode,
+    Rollout,
+    Sampling,
+    Score,
+    ScoredGroup,
+    Task,
+    TurnRewards,
+    offsets_of,
+    tokens,
+)
+from tests.unit.parts import TOKENIZER, SayingEngine, Words, draw
+
+NUMBERS = st.floats(-LARGEST_REWARD, LARGEST_REWARD)
+
+
+def rollout(sampled: Sequence[int], turns: TurnRewards | None = None) -> Rollout:
+    mask, length = np.array(sampled, np.bool_), len(sampled)
+    logprobs = np.where(mask, -0.5, 0).astype(np.float32)
+    return Rollout(tokens(range(5, 5 + length)), mask, mask, logprobs, np.zeros(length, np.int32), 1.0, turns=turns)
+
+
+def group(episodes: Sequence[Episode]) -> ScoredGroup:
+    rewards = np.array([one.score for one in episodes], np.float32)
+    return ScoredGroup(Draw(1, "e", "train", 0, 3), Task("t", ()), tuple(episodes), rewards, advantages=rewards)
+
+
+@st.composite
+def rollouts(choose: Any) -> Rollout:
+    """A rollout with any mask, and rewards at any of its sampled tokens, or none."""
+    mask = choose(st.lists(st.booleans(), min_size=1, max_size=20))
+    at = [place + 1 for place, sampled in enumerate(mask) if sampled and choose(st.booleans())]
+    values = choose(st.lists(NUMBERS, min_size=len(at), max_size=len(at)))
+    return rollout(mask, turn_rewards(at, values) if choose(st.booleans()) else None)
+
+
+GROUPS = st.lists(
+    st.builds(Episode, st.lists(rollouts(), min_size=1, max_size=3).map(tuple), NUMBERS), min_size=1, max_size=4
+).map(group)
+
+
+def written(turns: TurnRewards | None) -> tuple[bytes, bytes] | None:
+    """The bits, so that 0.0 and -0.0 differ."""
+    return None if turns is None else (turns.ends.tobytes(), turns.values.tobytes())
+
+
+def all_written(made: ScoredGroup) -> list[Any]:
+    return [(one.score, [written(of.turns) for of in one.rollouts]) for one in made.episodes]
+
+
+@settings(max_examples=80, deadline=None)
+@given(GROUPS)
+def test_a_frame_gives_back_every_bit_of_scores_and_turn_rewards(made: ScoredGroup):
+    check_group(made)
+    back = codec.decode(codec.encode_bytes(made))
+    check_group(back)
+    assert all_written(back) == all_written(made)
+    by_records = codec.decode(codec.encode_bytes(list(made.episodes)))  # as a reward in another process gets them
+    assert [[written(of.turns) for of in one.rollouts] for one in by_records] == [one for _, one in all_written(made)]
+
+
+@settings(max_examples=80, deadline=None)
+@given(GROUPS)
+def test_a_batch_has_each_turn_reward_at_the_last_token_of_its_span(made: ScoredGroup):
+    batch = to_batch([made], 1)
+    given_rollouts = [one for episode in made.episodes for one in episode.rollouts]
+    if all(one.turns is None for one in given_rollouts):
+        assert TURNS not in batch.columns
+        return
+    column = batch.columns[TURNS]
+    for start, one in zip(offsets_of([len(one.tokens) for one in given_rollouts])[:-1], given_rollouts, strict=True):
+        own = slice(start, start + len(one.tokens))
+        there = turn_rewards([], []) if one.turns is None else one.turns
+        assert (np.flatnonzero(column.present[own]) + 1).tolist() == there.ends.tolist()
+        assert column.values[own][column.present[own]].tobytes() == there.values.tobytes()
+    assert not column.values[~column.present].any()
+    assert not (column.present & ~batch.sampled).any()
+
+
+@settings(max_examples=80, deadline=None)
+@given(GROUPS)
+def test_one_reward_of_weight_1_changes_no_bit_and_an_outcome_completes_the_total(made: ScoredGroup):
+    for one in made.episodes:
+        turns = tuple(of.turns for of in one.rollouts)
+        mix = mixed(one, [(1.0, turns)])
+        assert [written(of.turns) for of in mix.rollouts] == [written(of) for of in turns]
+    for rest, reward, one in zip(outcome_rewards(made), made.rewards, made.episodes, strict=True):
+        values = [value for of in one.rollouts if of.turns is not None for value in of.turns.values.tolist()]
+        exact = Fraction(float(reward)) - sum(map(Fraction, values))
+        largest = max(map(abs, [float(reward), *values]))
+        assert abs(Fraction(float(rest)) - exact) <= Fraction(largest) * Fraction(2) ** -21
+
+
+def test_a_total_of_turn_rewards_in_32_bits_leaves_no_outcome():
+    values = [0.1, 0.2, 0.4]
+    one = Episode((rollout([0, 1, 0, 1, 0, 1], turn_rewards([2, 4, 6], values)),), sum(values))
+    other = replace(one, score=sum(values) + 1.0)
+    assert outcome_rewards(group([one, other])).tolist() == [0.0, pytest.approx(1.0, abs=1e-6)]
+
+
+def test_turn_rewards_of_several_rewards_are_added_by_weight():
+    one = Episode((rollout([0, 1, 1, 0, 1]), rollout([1, 1])), 0.0)
+    first = (turn_rewards([3, 5], [1.0, 2.0]), None)
+    second = (turn_rewards([2, 5], [8.0, 16.0]), turn_rewards([2], [4.0]))
+    made = mixed(one, [(1.0, first), (0.5, second), (3.0, None)])
+    assert [of.turns.ends.tolist() for of in made.rollouts] == [[2, 3, 5], [2]]
+    assert [of.turns.values.tolist() for of in made.rollouts] == [[4.0, 1.0, 10.0], [2.0]]
+
+
+def test_turn_rewards_that_no_reward_of_the_run_gives_are_left_out():
+    one = Episode((rollout([0, 1], turn_rewards([2], [1.0])),), 1.0)
+    assert mixed(one, []).rollouts[0].turns is None
+    plain = Episode((rollout([0, 1]),), 1.0)
+    assert mixed(plain, []) is plain
+
+
+def test_an_episode_without_turn_rewards_is_written_as_before():
+    plain = group([Episode((rollout([0, 1]),), 1.0)])
+    assert GroupColumns.of(plain).turns is None
+    assert b"TurnRewards" not in codec.encode_bytes(plain)
+    assert len(codec.frames.json.loads(codec.encode(plain)[1])["~g"]) == 25
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: turn_rewards([0], [1.0]), "must rise from 1"),
+        (lambda: turn_rewards([2, 2], [1.0, 1.0]), "must rise from 1"),
+        (lambda: turn_rewards([2], [float("nan")]), "finite numbers"),
+        (lambda: turn_rewards([2], [1.0, 2.0]), "as many float64 values"),
+        (lambda: TurnRewards(np.array([2], np.int32), np.array([1.0])), "int64 ends"),
+        (lambda: rollout([0, 1], turn_rewards([3], [1.0])), "ends at token 3, but there are 2 tokens"),
+        (lambda: rollout([0, 1], turn_rewards([1], [1.0])), "token 0, which the policy did not sample"),
+        (lambda: check_group(group([Episode((rollout([0, 1], turn_rewards([2], [1e10])),), 1.0)])), "turns.values[0]"),
+        (lambda: rollout([0, 1], turns=[1.0]), "a list as `turns`, not TurnRewards"),
+        (lambda: TurnRewards([2], [1.0]), "two numpy columns"),
+        (lambda: placed([rollout([1, 0, 1])], [1.0]), "1 turn rewards, but the policy had 2 turns"),
+        (lambda: placed([rollout([1, 0, 1])], []), "0 turn rewards, but the policy had 2 turns"),
+        (lambda: placed([rollout([1])], [None, None]), "for 2 rollouts, but its episode has 1"),
+        (lambda: placed([rollout([1])], ["1"]), "'1', which is not a number"),
+        (lambda: placed([rollout([1])], [1.0], [(0, 0)]), "sampled no token"),
+        (lambda: split_scores([Score(1.0, True)], [Episode((rollout([1]),), 1.0)]), "only environments can set"),
+        (
+            lambda: mixed(Episode((rollout([1]),), 1.0), [(1e9, (turn_rewards([1], [2.0]),))]),
+            "times their weights",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_one_error(make: Any, says: str):
+    with pytest.raises(DataError) as raised:
+        make()
+    assert says in str(raised.value)
+
+
+def test_a_frame_with_other_things_for_turn_rewards_is_refused():
+    made = GroupColumns.of(group([Episode((rollout([0, 1], turn_rewards([2], [1.0])),), 1.0)]))
+    made.turns = ["no"]
+    with pytest.raises(DataError, match="turn rewards that are none"):
+        made.refuse_other_types()
+
+
+def test_turns_are_the_runs_of_sampled_tokens():
+    assert turn_ends(rollout([0, 1, 1, 0, 1, 0])).tolist() == [3, 5]
+    assert turn_ends(rollout([1, 1])).tolist() == [2]
+    assert turn_ends(rollout([0, 0])).tolist() == []
+
+
+class Turns(Words):
+    """Asks twice, in two token histories if `apart`, and scores each reply."""
+
+    def __init__(self, turns: Any, *, apart: bool = False) -> None:
+        super().__init__()
+        self._turns, self._apart = turns, apart
+
+    async def rollout(self, task: Task, policy: Policy, *, seed: int) -> Episode:
+        talk = Conversation(policy, seed=seed)
+        await talk.reply({"role": "user", "content": "1"})
+        if self._apart:
+            talk.start_over()
+        await talk.reply({"role": "user", "content": "2"})
+        return talk.episode(Score(3.0, turns=self._turns))
+
+
+async def scored(environment: Words, *rewards: WeightedReward) -> ScoredGroup:
+    chosen = rewards or (WeightedReward("environment", EnvironmentReward(), 1.0, 10.0),)
+    runner = RolloutRunner(
+        {"words": environment}, chosen, SayingEngine(), TOKENIZER, deadline_s=30, deterministic=False
+    )
+    keys = runner.schedule_keys(draw(3), 2)
+    return await runner.run(draw(3), keys, 2, Sampling(max_tokens=8))
+
+
+@pytest.mark.parametrize("apart", [False, True])
+async def test_a_score_places_its_turn_rewards_at_the_replies(apart: bool):
+    made = await scored(Turns([1.0, 0.5], apart=apart))
+    assert not made.failed
+    for one in made.episodes:
+        assert one.score == 3.0
+        assert [value for of in one.rollouts for value in of.turns.values] == [1.0, 0.5]
+        for of in one.rollouts:
+            assert of.turns.ends.tolist() == turn_ends(of).tolist()
+    assert len(made.episodes[0].rollouts) == 1 + apart
+    assert made.rewards.tolist() == [3.0, 3.0]
+    assert outcome_rewards(made).tolist() == [1.5, 1.5]
+
+
+async def test_weights_apply_to_turn_rewards_as_to_totals():
+    async def each(task: Task, episodes: Sequence[Episode]) -> list[Score | float]:
+        return [Score(7.0, turns=[3.0, 4.0]), 2.0]
+
+    environment = WeightedReward("environment", EnvironmentReward(), 0.5, 10.0)
+    made = await scored(Turns([1.0, 0.5]), environment, WeightedReward("each", each, 2.0, 10.0))
+    assert made.rewards.tolist() == [15.5, 5.5]
+    assert [one.rollouts[0].turns.values.tolist() for one in made.episodes] == [[6.5, 8.25], [0.5, 0.25]]
+    assert outcome_rewards(made).tolist() == [0.75, 4.75]
+    assert made.parts["each"].tolist() == [7.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("turns", "says"),
+    [
+        ([1.0], "1 turn rewards, but the policy had 2"),
+        ([1.0, 2.0, 3.0], "3 turn rewards"),
+        ([1.0, float("inf")], "finite"),
+    ],
+)
+async def test_a_wrong_number_of_turn_rewards_fails_the_rollout_and_says_why(turns: list[float], says: str):
+    made = await scored(Turns(turns))
+    assert not made.episodes
+    assert says in made.failed[0].cause
+
+
+async def test_a_wrong_number_of_turn_rewards_of_a_reward_names_the_reward():
+    async def short(task: Task, episodes: Sequence[Episode]) -> list[Score]:
+        return [Score(1.0, turns=[1.0]) for _ in episodes]
+
+    made = await scored(Turns(None), WeightedReward("short", short, 1.0, 10.0))
+    assert "'short'" in made.failed[0].cause
+    assert "1 turn rewards, but the policy had 2" in made.failed[0].cause
+
+
+async def test_a_score_that_abstains_has_no_turn_rewards():
+    policy = EnginePolicy(SayingEngine(), TOKENIZER, Sampling(max_tokens=8), deadline_s=10)
+    talk = Conversation(policy, seed=1)
+    await talk.reply({"role": "user", "content": "1"})
+    with pytest.raises(DataError, match="abstains"):
+        talk.episode(Score(0.0, abstains=True, turns=[1.0]))
