@@ -25,13 +25,13 @@ TRAINER = ROOT / "plugins/trainer_grpo"
 MODULES = (
     *(f"atropos_trainer_grpo/losses/{name}.py" for name in ("averages", "clipped", "kpop", "luspo", "rows", "sapo", "vespo")),
     "atropos_trainer_grpo/corrections.py", "atropos_trainer_grpo/kl_estimators.py",
-    "atropos_trainer_grpo/advantages.py", "atropos_core/advantages.py",
+    "atropos_trainer_grpo/whitening.py", "atropos_core/advantages.py",
 )  # fmt: skip
 TESTS = {
     TRAINER / "tests/test_losses.py": "test_losses.py",
     TRAINER / "tests/test_corrections.py": "test_corrections.py",
     TRAINER / "tests/test_divergence.py": "test_divergence.py",
-    TRAINER / "tests/test_advantages.py": "test_advantages.py",
+    TRAINER / "tests/test_whitening.py": "test_whitening.py",
     ROOT / "tests/unit/test_advantages.py": "test_group_advantages.py",
 }
 SETTINGS = f"""

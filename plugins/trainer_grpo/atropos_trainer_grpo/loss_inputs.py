@@ -11,10 +11,10 @@ import torch
 
 from atropos_core.errors import DataError
 from atropos_core.types import Bools, Floats
-from atropos_trainer_grpo.advantages import whitened, with_divergence
 from atropos_trainer_grpo.comparison import Comparison
 from atropos_trainer_grpo.distillation import Taught
 from atropos_trainer_grpo.forward_passes import ForwardPasses
+from atropos_trainer_grpo.whitening import whitened, with_divergence
 
 if TYPE_CHECKING:
     from atropos_trainer_grpo.config import DistillationOptions, GrpoOptions

@@ -29,7 +29,7 @@ from atropos_torch_models.allocation import ACTIVATION_BYTES, LARGE, keep_blocks
 from atropos_torch_models.cpu_warmup import warm_up
 from atropos_torch_models.devices import refuse_missing
 from atropos_torch_models.rounding import measured_rounding
-from atropos_trainer_grpo import checkpointing, saving, sharded_state
+from atropos_trainer_grpo import activation_checkpointing, saving, sharded_state
 from atropos_trainer_grpo.forward_passes import distinct_rows
 from atropos_trainer_grpo.layout_probe import layout_in_process
 from atropos_trainer_grpo.learning_rates import parameter_groups, updates_in_all
@@ -254,7 +254,7 @@ class GrpoTrainer(Trainer):
         trained = {name: parameter.ndim for name, parameter in self.model.named_parameters() if parameter.requires_grad}
         parameter_groups(trained, self._options)  # refuses a pattern that means nothing here, before any weights arrive
         if self._options.gradient_checkpointing:
-            checkpointing.enable(model, self._options)
+            activation_checkpointing.enable(model, self._options)
             self.model.train()  # transformers checkpoints only then; its own dropout was set to zero
             for layer in self._dropouts:
                 layer.eval()

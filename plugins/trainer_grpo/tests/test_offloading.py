@@ -14,7 +14,7 @@ from atropos_core.models.model_size import read
 from atropos_core.plugins.model_provider import Workload
 from atropos_core.plugins.provider import RunContext
 from atropos_trainer_grpo import checkpointing
-from atropos_trainer_grpo.checkpointing import checkpoint_in_host_memory
+from atropos_trainer_grpo.activation_checkpointing import checkpoint_in_host_memory
 from atropos_trainer_grpo.config import GrpoOptions, LoraOptions
 from atropos_trainer_grpo.host_memory import PIECE, in_pieces, page_locked
 from atropos_trainer_grpo.memory import holds

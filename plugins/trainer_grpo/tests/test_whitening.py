@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atropos_trainer_grpo.advantages import whitened, with_divergence
+from atropos_trainer_grpo.whitening import whitened, with_divergence
 
 
 @settings(max_examples=60)
