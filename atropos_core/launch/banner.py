@@ -75,7 +75,7 @@ def banner(
         *([] if parts.warmup is None else [("warm start", of_warmup(parts.warmup))]),
         (
             "steps",
-            f"{training.steps} of {training.groups_per_step} tasks x {training.group_size} rollouts; "
+            f"{training.steps}, each of {training.groups_per_step} tasks x {training.group_size} rollouts; "
             f"seed {config.seed}{', deterministic' if config.deterministic else ''}",
         ),
         ("directory", str(directory)),

@@ -76,7 +76,7 @@ def test_the_commands_of_the_page_about_rewards_run(a_run):
 def test_the_commands_beside_the_readme_example_run(typed):
     (typed.folder / "sums.py").write_text(the_block("README.md", "import random").text)
     check, run, new = the_block("README.md", "atropos check ./sums.py").commands
-    assert "keeps its contract" in typed.type(check)
+    assert "fulfills its contract" in typed.type(check)
     [end] = re.findall(r"The run ends with `(held-out accuracy .*?)`", _page("README.md"))
     assert re.search(alike(end), re.sub(r"[ \t]+", " ", typed.type(run.replace("--steps 40", "--steps 2") + SMALL)))
     typed.type(new)
@@ -91,7 +91,7 @@ def test_the_rows_of_the_page_are_trained_on(typed):
     ]
     (typed.folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*rows, *more]))
     check, run = (command.partition("#")[0].strip() for command in the_block(page, "atropos check dataset").commands)
-    assert "keeps its contract" in typed.type(check)
+    assert "fulfills its contract" in typed.type(check)
     assert "data rows: " in re.sub(" +", " ", typed.type(f"{run} --steps 2 {SMALL}"))
     (typed.folder / "grade.py").write_text(the_block(page, "# grade.py").text)
     (typed.folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in more))
@@ -154,13 +154,13 @@ def test_a_server_for_others_answers_who_has_the_token(typed):
 
 def test_a_loss_of_ones_own_is_checked(typed):
     (typed.folder / "mine.py").write_text(the_block("plugins/trainer_grpo/README.md", "from atropos_trainer").text)
-    assert "keeps its contract" in typed.type("atropos check ./mine.py:mine --kind loss")
+    assert "fulfills its contract" in typed.type("atropos check ./mine.py:mine --kind loss")
 
 
 def test_the_bridge_on_the_page_is_checked_and_trains(typed):
     (typed.folder / "disk.py").write_text(the_block("docs/bridges.md", "import asyncio").text)
     check, run = the_block("docs/bridges.md", "atropos check ./disk.py").commands
-    assert "keeps its contract" in typed.type(check)
+    assert "fulfills its contract" in typed.type(check)
     typed.type(
         f"{run} --set training.groups_per_step=4 --set training.group_size=4 --set evaluation.problems=2 --dir run"
     )

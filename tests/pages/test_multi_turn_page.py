@@ -49,7 +49,7 @@ def test_the_pieces_of_the_page_are_the_environment_that_comes_along(page):
 def test_the_commands_beside_it_check_it_and_train_it(page, atropos):
     checked, trained = (command.split()[1:] for command in the_block(PAGE, "atropos check ./calculator.py").commands)
     ended = atropos(*checked, timeout=230)
-    assert ended.code == 0 and "keeps its contract" in ended.out, ended.out
+    assert ended.code == 0 and "fulfills its contract" in ended.out, ended.out
     few = ("--steps", "8", "--set", "training.groups_per_step=8", "--set", "evaluation.problems=100", "--dir", "run")
     ended = atropos(*trained, *few, timeout=230, OMP_NUM_THREADS="1")
     assert ended.code == 0, ended.err
@@ -128,7 +128,7 @@ def test_a_package_with_tools_is_made_checked_and_trained_by_the_commands_of_the
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: atropos-plugin-env-shop\nVersion: 0.1.0\n")
     (info / "entry_points.txt").write_text("[atropos]\nenv_shop = atropos_env_shop.plugin\n")
     installed = {"PYTHONPATH": in_front(tmp_path / "env_shop")}
-    assert "environment 'shop' keeps its contract." in atropos(*check.split()[1:], **installed).out
+    assert "environment 'shop' fulfills its contract." in atropos(*check.split()[1:], **installed).out
     small = ("--set", "training.groups_per_step=2", "--set", "evaluation.problems=8", "--dir", "run")
     ended = atropos(*run.replace("--steps 20", "--steps 2").split()[1:], *small, **installed, OMP_NUM_THREADS="1")
     assert ended.code == 0, ended.err

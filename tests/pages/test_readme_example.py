@@ -31,7 +31,7 @@ def test_no_question_of_the_readme_example_is_in_both_splits_and_its_contract_sa
     (tmp_path / "sums.py").write_text(EXAMPLE.text)
     ended = atropos("check", "./sums.py", timeout=230)
     assert ended.code == 0, ended.out
-    assert re.search(r"splits\s+ok\s+no test task is in train as well, by id or by question", ended.out), ended.out
+    assert re.search(r"splits\s+ok\s+no test task is also in train, by id or by question", ended.out), ended.out
     assert not re.search(r"\s(note|BROKEN)\s", ended.out), ended.out
 
 

@@ -52,7 +52,7 @@ def check_leaks(report: Report, tasks: Sequence[Task]) -> None:
     report.check(
         "no leaks",
         problems,
-        good=f"no prompt of {len(answered)} gives its answer away",
+        good=f"none of {len(answered)} prompts gives its answer away",
         remedy="Keep the answer only in Task.answer. If finding it in the prompt is the task itself, skip this check by name.",
     )
     if plain and not numeric and not problems:

@@ -61,7 +61,7 @@ def check_(
     if broken:
         console.say(f"{kind} {name!r} breaks {len(broken)} of {len(findings)} checks.")
         raise typer.Exit(1)
-    console.say(f"{kind} {name!r} keeps its contract.")
+    console.say(f"{kind} {name!r} fulfills its contract.")
 
 
 def check_component(

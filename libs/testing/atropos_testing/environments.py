@@ -113,8 +113,8 @@ class EnvironmentContract:
             return []
         await self._check_group()
         check_oracle(self._report, oracle, {"random": noise, "empty": empty})
-        check_cheap(self._report, "no hedging", hedged, oracle)
-        check_cheap(self._report, "adversarial replies", hostile, oracle)
+        check_cheap(self._report, "no hedging", "hedging", hedged, oracle)
+        check_cheap(self._report, "adversarial replies", "adversarial", hostile, oracle)
         earlier = [*noise, *others, *oracle, *empty]
         if self._environment.repeats:
             await self._check_same_again(earlier, portraits)

@@ -103,7 +103,7 @@ def check_oracle(report: Report, oracle: Sequence[Outcome], others: Mapping[str,
     )
 
 
-def check_cheap(report: Report, name: str, outcomes: Sequence[Outcome], oracle: Sequence[Outcome]) -> None:
+def check_cheap(report: Report, name: str, kind: str, outcomes: Sequence[Outcome], oracle: Sequence[Outcome]) -> None:
     """Check that no reply that ignores the task earns as much as the task's answer. If the environment does not say what is correct,
     scores are compared."""
     best = {outcome.task.id: outcome.score for outcome in oracle if outcome.episode is not None}
@@ -126,6 +126,6 @@ def check_cheap(report: Report, name: str, outcomes: Sequence[Outcome], oracle: 
     report.check(
         name,
         problems,
-        good=f"none of {tested} such replies counts as correct",
+        good=f"none of {tested} {kind} replies counts as correct",
         remedy="Let one reply give one answer: compare the last number, or what stands in the last tag, with the answer.",
     )

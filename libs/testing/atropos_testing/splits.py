@@ -198,7 +198,7 @@ def _check_splits(report: Report, train: Looked, test: Looked) -> None:
     if not leaked and share > SAME_PROMPTS and len(prompts) > DISTINCT * len(trained):
         problems.append(overlap)
     if problems or not same:
-        report.check("splits", problems, good="no test task is in train as well, by id or by question", remedy=SPLITS)
+        report.check("splits", problems, good="no test task is also in train, by id or by question", remedy=SPLITS)
     else:
         report.note("splits", overlap, SPLITS)
 

@@ -27,7 +27,7 @@ class Gsm8k(Environment):
         self._grader = Grader(options.grading_deadline_s)
 
     def source(self) -> str:
-        where = {"generated": "made here, nothing downloaded", "path": f"files in {self._options.path}"}
+        where = {"generated": "generated locally, nothing downloaded", "path": f"files in {self._options.path}"}
         return where.get(self._options.source, f"{self._options.dataset} from the hub")
 
     async def open(self) -> None:

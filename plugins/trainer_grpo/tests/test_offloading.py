@@ -13,7 +13,7 @@ from atropos_core.errors import FitError
 from atropos_core.models.model_size import read
 from atropos_core.plugins.model_provider import Workload
 from atropos_core.plugins.provider import RunContext
-from atropos_trainer_grpo import checkpointing
+from atropos_trainer_grpo import activation_checkpointing
 from atropos_trainer_grpo.activation_checkpointing import checkpoint_in_host_memory
 from atropos_trainer_grpo.config import GrpoOptions, LoraOptions
 from atropos_trainer_grpo.host_memory import PIECE, in_pieces, page_locked
@@ -196,7 +196,7 @@ def test_page_locked_memory_is_taken_by_powers_of_two_and_large_tensors_in_piece
 
 async def test_layer_inputs_in_many_pieces_change_no_weight(open_trainer, make_batch, gate, monkeypatch):
     plain = await open_trainer(gradient_checkpointing=True)
-    monkeypatch.setattr(checkpointing, "PIECE", 200)  # bytes: fifty numbers, and fewer in the last piece
+    monkeypatch.setattr(activation_checkpointing, "PIECE", 200)  # bytes: fifty numbers, and fewer in the last piece
     apart = await open_trainer(**OFFLOADING)
     assert equal(await weights_after(apart, make_batch, gate), await weights_after(plain, make_batch, gate))
 

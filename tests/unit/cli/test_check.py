@@ -221,7 +221,7 @@ def test_the_kind_of_what_stands_in_a_file_is_that_of_its_class(atropos: Callabl
         "class Keep(Transform):\n    async def __call__(self, groups):\n        return groups\n"
         "async def other(task, episodes):\n    return [0.0 for _ in episodes]\n"
     )
-    assert "transform './parts.py:Keep' keeps its contract" in atropos("check", "./parts.py:Keep").out
+    assert "transform './parts.py:Keep' fulfills its contract" in atropos("check", "./parts.py:Keep").out
     ended = atropos("check", "./parts.py:other")
     assert ended.code == 2 and "does not say of which kind" in ended.err and "--kind reward" in ended.err
-    assert "reward './parts.py:other' keeps" in atropos("check", "./parts.py:other", "--kind", "reward").out
+    assert "reward './parts.py:other' fulfills" in atropos("check", "./parts.py:other", "--kind", "reward").out

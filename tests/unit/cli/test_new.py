@@ -80,7 +80,7 @@ def test_a_new_plugin_installs_as_a_wheel_and_is_found_by_name(
     assert (installed[kind] / f"atropos_{every_kind[kind].name}/py.typed").is_file()
     found = in_front(installed[kind])
     out = ok(*PYTHON, "atropos_core", "check", "hello", cwd=tmp_path, PYTHONPATH=found, COLUMNS="160")
-    assert f"{kind} 'hello' keeps its contract." in out
+    assert f"{kind} 'hello' fulfills its contract." in out
 
 
 @pytest.mark.parametrize(("kind", "tools"), [*((kind, False) for kind in KINDS), ("environment", True)])
