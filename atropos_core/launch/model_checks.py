@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from atropos_core.plugins.model_provider import Workload
     from atropos_core.types import Split
 
-LOOK_S = 20.0  # at the prompts of one split
+LOOK_S = 1.0  # at the prompts of one split: enough for 100,000 rows of data
 TRIED_TASKS = 4  # of each environment, at most, before a run starts
 SHARED_MEMORY = ("posix_shm", "cuda_ipc")
 

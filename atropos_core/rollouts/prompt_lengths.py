@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,11 +30,11 @@ def long_prompts(
     *,
     deadline_s: float = math.inf,
 ) -> LongPrompts:
-    """Check tasks in their order, for at most `deadline_s` seconds. 100,000 short ones take 0.7 s. Raises DataError for a conversation
-    that the chat template refuses."""
+    """Check all tasks, or as many as `deadline_s` seconds suffice for, from all parts of the split. 100,000 short ones take 0.7 s.
+    Raises DataError for a conversation that the chat template refuses."""
     found, until = LongPrompts(most), time.monotonic() + deadline_s
     frame = len(tokenizer.render([{"role": "user", "content": "."}]))
-    for number in range(len(tasks)):
+    for number in _spread(len(tasks)):
         if time.monotonic() > until:
             break
         task = tasks[number]
@@ -46,4 +46,13 @@ def long_prompts(
         )
         if (tools or size > most) and (count := len(tokenizer.render(task.messages, tools or None))) > most:
             found.tokens[number] = count
+    found.tokens = dict(sorted(found.tokens.items()))
     return found
+
+
+def _spread(count: int) -> Iterator[int]:
+    """Yield each number below `count` once. Any first part of them is spread evenly over the range (steps of the golden ratio)."""
+    step = max(round(count * (math.sqrt(5) - 1) / 2), 1)
+    while math.gcd(step, count) > 1:
+        step += 1
+    return (number * step % count for number in range(count))

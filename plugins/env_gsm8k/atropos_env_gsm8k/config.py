@@ -16,7 +16,7 @@ INSTRUCTION = (
 
 class Gsm8kOptions(Options):
     source: Literal["generated", "path", "hub"] = Field(
-        "generated", description="source of the problems: made here from `seed`, a folder, or the Hugging Face hub"
+        "generated", description="source of the problems: generated from `seed`, a folder, or the Hugging Face hub"
     )
     path: AbsolutePath | None = Field(
         None, description='source = "path": a folder with train.jsonl and test.jsonl in GSM8K\'s schema'

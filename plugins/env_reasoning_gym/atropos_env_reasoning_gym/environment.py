@@ -32,7 +32,7 @@ class ReasoningGym(Environment):
         self._worker = Worker("atropos_env_reasoning_gym.generators:call", environment={"PYTHONHASHSEED": "0"})
 
     def source(self) -> str:
-        return f"{', '.join(self._options.weights)} of reasoning-gym, made here"
+        return f"{', '.join(self._options.weights)} of reasoning-gym, generated locally"
 
     def tasks(self, split: Split) -> Sequence[Task]:
         if not self._tasks:
