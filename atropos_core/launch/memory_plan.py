@@ -145,6 +145,7 @@ def workloads(
                 max_tokens=max(config.sampling.max_tokens, config.evaluation.max_tokens or 0, supervised),
                 concurrent_rollouts=max(concurrent_rollouts, evaluated),
                 device_bytes=available or {},
+                temperature=max(config.sampling.temperature, config.evaluation.temperature),
                 truncated=config.sampling.record().truncated,
                 takes_turns=takes_turns(config),
                 shares_devices=any(used[device] > 1 for device in context.devices),

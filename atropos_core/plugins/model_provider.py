@@ -56,6 +56,7 @@ class Workload:
     concurrent_rollouts: int  # rollouts that may be sampled at once
     prompt_tokens: int = PROMPT_TOKENS
     device_bytes: Mapping[str, int] = field(default_factory=dict)  # total memory of each device, if known
+    temperature: float = 1.0  # the highest of the run's sampling and evaluations
     truncated: bool = False  # the run's sampling uses top_p, top_k or min_p
     takes_turns: bool = False  # nothing is sampled during an update
     shares_devices: bool = True  # another component of the run uses one of its GPUs

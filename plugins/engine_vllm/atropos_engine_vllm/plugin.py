@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from atropos_core.plugins.model_provider import MemoryUse, SizeChoice, Workload
     from atropos_engine_vllm.config import VLLMOptions
 
+HIGHEST_TEMPERATURE = 2.0  # that vLLM's SamplingParams take
+
 
 def build(options: VLLMOptions, context: RunContext) -> Engine:
     from atropos_engine_vllm.engine import VLLMEngine
@@ -48,6 +50,12 @@ def check(options: VLLMOptions, workload: Workload) -> None:
             f"{context.label}.enable_sleep_mode has no effect with training.max_staleness = {context.max_staleness}: rollouts are sampled "
             "while an update runs, and need their keys and values.",
             remedy="Remove it, or --set training.max_staleness=0.",
+        )
+    if workload.temperature > HIGHEST_TEMPERATURE:
+        raise ConfigError(
+            f"engine 'vllm' takes temperatures of at most {HIGHEST_TEMPERATURE:g}, and sampling.temperature or evaluation.temperature is "
+            f"{workload.temperature:g}.",
+            remedy="Lower it, or use `--engine hf`.",
         )
     check_share(options, workload)
     check_weights(context.model)

@@ -92,8 +92,18 @@ def test_a_family_that_differs_on_a_cpu_is_refused_by_name_with_its_number(
     work = Workload(replace(context(devices=("cpu",)), model=tmp_path), 8, 8, 64, 64)
     with pytest.raises(FitError, match=r"does not sample 'cohere2' models on a CPU .* differ by 2.1 of the spread"):
         plugin.check(options(), work)
+    (tmp_path / "config.json").write_text(json.dumps({**config, "model_type": "zamba2"}))
+    with pytest.raises(FitError, match="zamba2") as refused:
+        plugin.check(options(), work)
+    assert "--engine hf" not in str(refused.value) and "engine 'hf' does not decode this one" in str(refused.value)
     differing.refuse_differing(tmp_path, "cuda:0")
     differing.refuse_differing(model_directory, "cpu")
+
+
+def test_a_temperature_that_vllm_refuses_is_named_before_the_start(options: Any, context: Any) -> None:
+    work = Workload(context(devices=("cpu",)), 8, 8, 64, 64, temperature=2.5)
+    with pytest.raises(ConfigError, match=r"at most 2, and sampling.temperature or evaluation.temperature is 2.5"):
+        plugin.check(options(), work)
 
 
 def test_the_memory_plan_has_the_keys_and_values_that_the_server_gets(options: Any, context: Any) -> None:
