@@ -6,7 +6,7 @@ import json
 
 from atropos_core.cli.overview import OTHERS
 from atropos_core.plugins.manager import load_plugins
-from atropos_engine_vllm.differing import LIMIT, OFF
+from atropos_engine_vllm.differing import INEXACT_IN_HF, LIMIT, OFF
 from tests.conftest import REPOSITORY
 from tools import make_commands_page, make_models_page, make_plugins_page
 
@@ -44,6 +44,9 @@ def test_engine_vllm_refuses_the_families_that_were_measured_to_differ_with_thei
     differ = {name: f"{off:.2g}" for name, off in measured.items() if not off <= LIMIT}
     assert differ == {name: f"{off:.2g}" for name, off in OFF.items()}
     assert set(found["vllm"]["families"]) == set(found["families"])
+    page = (REPOSITORY / make_models_page.PAGE).read_text()
+    rows = {cells[1].strip(" `"): cells for cells in (line.split("|") for line in page.splitlines()) if len(cells) > 4}
+    assert {name for name in OFF if "none" in rows[name][4]} == INEXACT_IN_HF
 
 
 def test_the_page_of_plugins_has_every_component_and_every_package():
