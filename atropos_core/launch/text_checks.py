@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 KINDS = ("environment", "reward")
 LOOKED_AT = 200  # tasks of an environment
 LOOK_S = 1.0
+RARE = 0.05  # a smaller share of tasks with long answers is no reason to raise a limit
 _TURN = re.compile(  # how turns begin in templates of ChatML, Llama, gpt-oss, Phi, GLM, Command, Gemma, Mistral and DeepSeek
     r"<\|(?:im_start|start_header_id|start|user|assistant|system|START_OF_TURN_TOKEN|turn)\|?>|<start_of_turn>|\[INST\]"
     r"|<\uff5c(?:User|Assistant)\uff5c>"
@@ -46,14 +47,15 @@ def warn_of_prompts(name: str, environment: Environment, tokenizer: ChatTokenize
 
 
 def warn_of_long_answers(name: str, environment: Environment, tokenizer: ChatTokenizer, max_tokens: int) -> None:
-    """Warn if known answers of training tasks have more tokens than a reply may have. Lazy tasks are checked for at most LOOK_S."""
+    """Warn if the known answers of more than a few training tasks have more tokens than a reply may have. Lazy tasks are checked
+    for at most LOOK_S."""
     tasks, until = environment.tasks("train"), monotonic() + LOOK_S
     lengths: list[int] = []
     while len(lengths) < min(len(tasks), LOOKED_AT) and monotonic() < until:
         answer = tasks[len(lengths)].answer or ""
         # a token is a byte at least
         lengths.append(len(tokenizer.encode(answer)) if len(answer.encode()) > max_tokens else 0)
-    if long := [length for length in lengths if length > max_tokens]:
+    if len(long := [length for length in lengths if length > max_tokens]) > RARE * len(lengths):
         console.warn(
             f"environment {name!r}: the known answers of {len(long)} of the first {len(lengths)} tasks have more than "
             f"{max_tokens} tokens, up to {max(long)}, so replies like them are cut off. Raise sampling.max_tokens."

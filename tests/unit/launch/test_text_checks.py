@@ -81,3 +81,6 @@ def test_known_answers_that_are_longer_than_a_reply_may_be_are_counted(tokenizer
     warn_of_long_answers("mine", environment, tokenizer, tokens - 1)
     said = " ".join(capsys.readouterr().err.split())
     assert f"1 of the first 3 tasks have more than {tokens - 1} tokens, up to {tokens}," in said
+    few = Asking(*map(str, range(40)), answers=(answer,) * 2 + ("4",) * 38)
+    warn_of_long_answers("mine", few, tokenizer, tokens - 1)
+    assert not capsys.readouterr().err, "two of forty are few"
