@@ -83,13 +83,13 @@ slurm: ## install Slurm's daemons if they are missing
 	  (echo "these tests need Slurm's daemons: install your system's packages slurmctld, slurmd, slurm-client and munge"; false)
 test-pythons: .venv/test.stamp ## the quick tests on Python 3.12 and 3.13, if they are installed
 	$(BIN)/python -m tools.other_pythons 3.12 3.13
-test-pythons-short: .venv/test.stamp ## only what differs between Pythons: three minutes
-	$(BIN)/python -m tools.other_pythons --short 3.12 3.13
+test-pythons-short: .venv/test.stamp ## only what differs between Pythons, on 3.13: two minutes
+	$(BIN)/python -m tools.other_pythons --short 3.13
 
 # --- tests with other people's packages ---
 
 environments: $(patsubst %,.venv-%/stamp,view atroposlib real roll worlds ray skyrl agents agents-node trl docs verifiers-v0 verifiers-v1 vllm) ## install the environments that .ci/run needs
-	$(BIN)/python -m tools.other_pythons --install 3.12 3.13
+	$(BIN)/python -m tools.other_pythons --install 3.13
 vllm: .venv-vllm/stamp ## install vLLM into .venv-vllm (2 GB)
 
 test-vllm: .venv-vllm/stamp .venv-real/stamp .venv-triton/stamp ## real vLLM servers: ten minutes
