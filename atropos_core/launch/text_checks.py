@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 KINDS = ("environment", "reward")
 LOOKED_AT = 200  # tasks of an environment
 LOOK_S = 1.0
-RARE = 0.05  # a smaller share of tasks with long answers is no reason to raise a limit
+RARE = 0.05  # a smaller share of tasks with long answers needs no warning
 _TURN = re.compile(  # how turns begin in templates of ChatML, Llama, gpt-oss, Phi, GLM, Command, Gemma, Mistral and DeepSeek
     r"<\|(?:im_start|start_header_id|start|user|assistant|system|START_OF_TURN_TOKEN|turn)\|?>|<start_of_turn>|\[INST\]"
     r"|<\uff5c(?:User|Assistant)\uff5c>"
