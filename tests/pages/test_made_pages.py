@@ -49,6 +49,18 @@ def test_engine_vllm_refuses_the_families_that_were_measured_to_differ_with_thei
     assert {name for name in OFF if "none" in rows[name][4]} == INEXACT_IN_HF
 
 
+def test_the_page_of_models_says_what_the_slower_ways_cost_as_it_was_measured():
+    page = (REPOSITORY / make_models_page.PAGE).read_text()
+    found = json.loads((REPOSITORY / "benchmarks/results/layouts.json").read_text())["models"]
+    assert len(found) == 3
+    for name, paths in found.items():
+        cells = (
+            f"{paths[path]['tokens_per_s']:.0f}, {paths[path]['memory_mb']:,.0f} MB" if path in paths else "not exact"
+            for path in ("packed", "rows", "slots", "cohort")
+        )
+        assert f"| `{name}` | {' | '.join(cells)} |" in page
+
+
 def test_the_page_of_plugins_has_every_component_and_every_package():
     page = make_plugins_page.PAGE.read_text()
     registry = load_plugins().registry
