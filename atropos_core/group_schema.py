@@ -499,7 +499,7 @@ def _check_kept(rollout: Rollout, vocabulary: int, where: str) -> None:
 def _check_turns(turns: TurnRewards, where: str) -> None:
     """Raises DataError for a turn reward that is too large. Places and types were checked when the rollout was made."""
     if not _is_within(turns.values, -LARGEST_REWARD, LARGEST_REWARD):
-        wrong = int((np.abs(turns.values) > LARGEST_REWARD).argmax())
+        wrong = int((~(np.abs(turns.values) <= LARGEST_REWARD)).argmax())
         limits = f"must be a number from {-LARGEST_REWARD:g} to {LARGEST_REWARD:g}"
         _refuse(f"{where}.turns.values[{wrong}]", float(turns.values[wrong]), limits)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +22,15 @@ def turn_ends(rollout: Rollout) -> NDArray[np.int64]:
     """Return the position after the last token of each turn [K]. A turn is a run of sampled tokens."""
     following = np.append(rollout.sampled[1:], False)
     return np.flatnonzero(rollout.sampled & ~following).astype(np.int64) + 1
+
+
+def by_turn(rollout: Rollout) -> NDArray[np.float64]:
+    """Return the sum of the rewards that were placed in each turn [K], 0 for a turn without."""
+    ends = turn_ends(rollout)
+    made = np.zeros(len(ends))
+    if rollout.turns is not None:
+        np.add.at(made, np.searchsorted(ends, rollout.turns.ends), rollout.turns.values)
+    return made
 
 
 def placed(
@@ -108,16 +117,17 @@ def mixed(episode: Episode, given: Sequence[tuple[float, Placed | None]]) -> Epi
 
 
 def outcome_rewards(group: ScoredGroup) -> NDArray[np.float64]:
-    """Return what only the end of each episode earned [G]: its reward, less its turn rewards. A rest that is no more than the rounding
-    of a reward in 32 bits is 0."""
-    totals = group.rewards.astype(np.float64)
-    made = np.zeros(len(totals))
-    for member, episode in enumerate(group.episodes):
-        values = [value for one in episode.rollouts if one.turns is not None for value in one.turns.values.tolist()]
-        rest = math.fsum([totals[member], *(-value for value in values)])
-        largest = max([abs(totals[member]), *map(abs, values)])
-        made[member] = 0.0 if values and abs(rest) <= ROUNDING * largest else rest
-    return made
+    """Return what only the end of each episode earned [G]: its reward, less its turn rewards."""
+    totals = group.rewards.astype(np.float64).tolist()
+    turns = ([rollout.turns for rollout in episode.rollouts] for episode in group.episodes)
+    return np.array([outcome_reward(total, of) for total, of in zip(totals, turns, strict=True)], np.float64)
+
+
+def outcome_reward(total: float, turns: Iterable[TurnRewards | None]) -> float:
+    """Return a reward less its turn rewards. A rest that is no more than the rounding of the reward to 32 bits is 0."""
+    values = [value for one in turns if one is not None for value in one.values.tolist()]
+    rest = math.fsum([total, *(-value for value in values)])
+    return 0.0 if values and abs(rest) <= ROUNDING * max(abs(total), *map(abs, values)) else rest
 
 
 def _sum(given: Sequence[tuple[float, TurnRewards]]) -> TurnRewards:

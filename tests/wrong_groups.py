@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from atropos_core.turn_rewards import turn_rewards
 from atropos_core.types import Draw, Episode, Failed, Rollout, ScoredGroup, Task, TopK
 
 VOCABULARY = 100
@@ -138,6 +139,7 @@ EPISODES: dict[str, tuple[Change, str]] = {
         on_rollout(logprobs=column(np.nan, 0)), rf"logprobs\[0\] is nan|{_NO_ROLLOUT}"
     ),
     "an advantage that is no number": (on_rollout(advantages=column(np.nan)), r"advantages\[7\] is nan"),
+    "a turn reward of 1e10": (on_rollout(turns=turn_rewards([6, 8], [1.0, 1e10])), r"turns\.values\[1\] is 10000000000\.0"),
 }  # fmt: skip
 
 # Of a whole group.

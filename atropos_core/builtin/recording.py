@@ -42,7 +42,7 @@ def rows(settled: Sequence[SettledGroup], *, tokens: bool) -> list[dict[str, Any
         advantages = np.full(len(group.episodes), np.nan) if group.advantages is None else group.advantages
         for member, episode in enumerate(group.episodes):
             versions = {int(v) for of in episode.rollouts for v in np.unique(of.policy_version[of.sampled])}
-            row = shared | {
+            row: dict[str, Any] = shared | {
                 "member": member,
                 "reward": float(group.rewards[member]),
                 "advantage": float(advantages[member]) if np.isfinite(advantages[member]) else None,
@@ -55,6 +55,8 @@ def rows(settled: Sequence[SettledGroup], *, tokens: bool) -> list[dict[str, Any
                 "versions": sorted(versions - {UNKNOWN_VERSION}),
                 "messages": [dict(message) for message in episode.messages],
             }
+            if any(rollout.turns is not None for rollout in episode.rollouts):
+                row["turn_rewards"] = [_turns(rollout) for rollout in episode.rollouts]
             if one.scored is not None:
                 row["scored_reward"] = float(one.scored[member])
             if tokens:
@@ -63,6 +65,11 @@ def rows(settled: Sequence[SettledGroup], *, tokens: bool) -> list[dict[str, Any
             made.append(row)
         made += [shared | {"failed": failed.cause, "where": failed.where} for failed in group.failed]
     return made
+
+
+def _turns(rollout: Rollout) -> dict[str, list[Any]] | None:
+    turns = rollout.turns
+    return None if turns is None else {"ends": turns.ends.tolist(), "values": turns.values.tolist()}
 
 
 def token_columns(record: StepRecord) -> dict[str, NDArray[Any]] | None:

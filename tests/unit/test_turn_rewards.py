@@ -10,68 +10,29 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from atropos_core import codec
 from atropos_core.builtin.rewards import EnvironmentReward
 from atropos_core.codec.columns import GroupColumns
 from atropos_core.conversation import Conversation, Policy
 from atropos_core.errors import DataError
-from atropos_core.group_schema import LARGEST_REWARD, check_group
+from atropos_core.group_schema import check_group
 from atropos_core.rollouts.engine_policy import EnginePolicy
 from atropos_core.rollouts.runner import RolloutRunner, WeightedReward
 from atropos_core.training.batch import to_batch
-from atropos_core.turn_rewards import mixed, outcome_rewards, placed, split_scores, turn_ends, turn_rewards
+from atropos_core.turn_rewards import by_turn, mixed, outcome_rewards, placed, split_scores, turn_ends, turn_rewards
 from atropos_core.types import (
     TURNS,
-    Draw,
     Episode,
-    Rollout,
     Sampling,
     Score,
     ScoredGroup,
     Task,
     TurnRewards,
     offsets_of,
-    tokens,
 )
+from tests.placed_rewards import GROUPS, all_written, group, rollout, written
 from tests.unit.parts import TOKENIZER, SayingEngine, Words, draw
-
-NUMBERS = st.floats(-LARGEST_REWARD, LARGEST_REWARD)
-
-
-def rollout(sampled: Sequence[int], turns: TurnRewards | None = None) -> Rollout:
-    mask, length = np.array(sampled, np.bool_), len(sampled)
-    logprobs = np.where(mask, -0.5, 0).astype(np.float32)
-    return Rollout(tokens(range(5, 5 + length)), mask, mask, logprobs, np.zeros(length, np.int32), 1.0, turns=turns)
-
-
-def group(episodes: Sequence[Episode]) -> ScoredGroup:
-    rewards = np.array([one.score for one in episodes], np.float32)
-    return ScoredGroup(Draw(1, "e", "train", 0, 3), Task("t", ()), tuple(episodes), rewards, advantages=rewards)
-
-
-@st.composite
-def rollouts(choose: Any) -> Rollout:
-    """A rollout with any mask, and rewards at any of its sampled tokens, or none."""
-    mask = choose(st.lists(st.booleans(), min_size=1, max_size=20))
-    at = [place + 1 for place, sampled in enumerate(mask) if sampled and choose(st.booleans())]
-    values = choose(st.lists(NUMBERS, min_size=len(at), max_size=len(at)))
-    return rollout(mask, turn_rewards(at, values) if choose(st.booleans()) else None)
-
-
-GROUPS = st.lists(
-    st.builds(Episode, st.lists(rollouts(), min_size=1, max_size=3).map(tuple), NUMBERS), min_size=1, max_size=4
-).map(group)
-
-
-def written(turns: TurnRewards | None) -> tuple[bytes, bytes] | None:
-    """The bits, so that 0.0 and -0.0 differ."""
-    return None if turns is None else (turns.ends.tobytes(), turns.values.tobytes())
-
-
-def all_written(made: ScoredGroup) -> list[Any]:
-    return [(one.score, [written(of.turns) for of in one.rollouts]) for one in made.episodes]
 
 
 @settings(max_examples=80, deadline=None)
@@ -189,6 +150,23 @@ def test_turns_are_the_runs_of_sampled_tokens():
     assert turn_ends(rollout([0, 1, 1, 0, 1, 0])).tolist() == [3, 5]
     assert turn_ends(rollout([1, 1])).tolist() == [2]
     assert turn_ends(rollout([0, 0])).tolist() == []
+
+
+@settings(max_examples=80, deadline=None)
+@given(GROUPS)
+def test_rewards_by_turn_add_up_to_those_of_the_rollout(made: ScoredGroup):
+    for one in (one for episode in made.episodes for one in episode.rollouts):
+        values = by_turn(one)
+        assert len(values) == len(turn_ends(one))
+        given_values = [] if one.turns is None else one.turns.values.tolist()
+        exact = sum(map(Fraction, given_values))
+        largest = max(map(abs, given_values), default=0.0)
+        assert abs(sum(map(Fraction, values.tolist())) - exact) <= Fraction(largest) / 2**45
+
+
+def test_rewards_inside_a_turn_are_of_that_turn():
+    assert by_turn(rollout([0, 1, 1, 0, 1, 1], turn_rewards([2, 3, 5], [1.0, 2.0, 4.0]))).tolist() == [3.0, 4.0]
+    assert by_turn(rollout([0, 1, 0, 1])).tolist() == [0.0, 0.0]
 
 
 class Turns(Words):

@@ -1,4 +1,5 @@
-"""The base of environments that are stepped: they show text, read an action from the reply, and reward each step.
+"""The base of environments that are stepped: they show text, read an action from the reply, and reward each step, which becomes
+the turn reward of the reply.
 
 Three plugins use it (gem, textarena, OpenEnv), and plugins may not import one another.
 """
@@ -104,6 +105,7 @@ class Match:
         self._action: tuple[Message, str]
         self._talks: dict[int, Conversation] = {}
         self._rewards: dict[int, list[float]] = {}
+        self._earned_by: dict[int, list[int]] = {}  # for each of these, how many replies the side had sampled
         self._unread: dict[int, int] = {}
         self._raised: dict[int, int] = {}
         self._cut_off = False
@@ -133,9 +135,8 @@ class Match:
         self._raised[side] += bool(self._turn.raised)
         for side, reward in enumerate(self._turn.rewards):
             self._rewards.setdefault(side, []).append(reward)
-        talk = self._talks.get(self._turn.side)
-        replies = sum(message["role"] == "assistant" for message in talk.messages) if talk else 0
-        self._cut_off = not self._turn.ended and replies >= self._options.max_turns
+            self._earned_by.setdefault(side, []).append(self._replies(side))
+        self._cut_off = not self._turn.ended and self._replies(self._turn.side) >= self._options.max_turns
         self.ended = self._turn.ended or self._cut_off
 
     async def close(self) -> None:
@@ -145,16 +146,25 @@ class Match:
         """Return one episode for each side that has replied, with its own tokens and rewards."""
         return [self._episode(side, talk) for side, talk in sorted(self._talks.items())]
 
+    def _replies(self, side: int) -> int:
+        talk = self._talks.get(side)
+        return sum(message["role"] == "assistant" for message in talk.messages) if talk else 0
+
     def _episode(self, side: int, talk: Conversation) -> Episode:
+        """The score is the sum of the side's rewards. Each is its last turn's; those before its first turn are of the outcome."""
         total = sum(self._rewards[side])
-        replies = sum(message["role"] == "assistant" for message in talk.messages)
+        replies = self._replies(side)
+        turns = [0.0] * replies
+        for reward, turn in zip(self._rewards[side], self._earned_by.get(side, ()), strict=True):
+            if turn:
+                turns[turn - 1] += reward
         metrics = {
             "steps/turns": float(replies),
             "steps/without_action": float(self._unread[side]),
             "steps/raised": float(self._raised[side]),
             "steps/cut_off": float(self._cut_off),
         }
-        return talk.episode(Score(total, correct=total >= self._options.success, metrics=metrics))
+        return talk.episode(Score(total, correct=total >= self._options.success, metrics=metrics, turns=turns))
 
 
 class SteppedEnvironment(Environment):

@@ -13,6 +13,7 @@ import pytest
 from pydantic import ValidationError
 
 from atropos_core.errors import ConfigError, DataError, DeadlineExceeded, RemoteError, WorkerLost
+from atropos_core.turn_rewards import turn_ends
 from atropos_core.types import Task
 from atropos_env_kit.actions import ActionReader
 from atropos_env_kit.step_host import AT_ONCE, Shown, StepHost
@@ -227,6 +228,16 @@ async def test_a_side_that_never_replies_has_no_episode_and_a_reward_before_the_
     assert len(await episodes_of(Alternating(1, []))) == 1
     _, second = await episodes_of(Alternating(2, []))
     assert second.score == 2.0 - 1.0
+
+
+async def test_a_reward_of_a_step_is_the_turn_reward_of_the_last_reply_of_its_side():
+    first, second = await episodes_of(Alternating(4, []))
+    [turns], [others] = ([one.turns for one in each.rollouts] for each in (first, second))
+    assert turns.values.tolist() == [-1.0 + 2.0, -1.0 + 2.0]
+    assert others.values.tolist() == [-1.0 + 2.0, -1.0], "2.0 came before its first reply: that is of the outcome"
+    assert [first.score, second.score] == [2.0, 2.0]
+    for each in (first, second):
+        assert each.rollouts[0].turns.ends.tolist() == turn_ends(each.rollouts[0]).tolist()
 
 
 async def test_an_episode_that_ends_as_it_begins_fails_by_name():

@@ -88,6 +88,7 @@ class Parquet(RowFile):
         types = {
             "string": pyarrow.string(), "int64": pyarrow.int64(), "float64": pyarrow.float64(), "bool": pyarrow.bool_(),
             "json": pyarrow.json_(), "list[json]": pyarrow.list_(pyarrow.json_()), "list[int32]": pyarrow.list_(pyarrow.int32()),
+            "list[int64]": pyarrow.list_(pyarrow.int64()), "list[float64]": pyarrow.list_(pyarrow.float64()),
             "list[bool]": pyarrow.list_(pyarrow.bool_()), "list[float]": pyarrow.list_(pyarrow.float32()),
         }  # fmt: skip
         self._stored = {

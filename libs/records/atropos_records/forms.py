@@ -16,7 +16,10 @@ from atropos_records.selection import LeftOut, Selection, reward_of, usable
 from atropos_records.step_tokens import SequenceTokens
 
 Row = dict[str, Any]
-Column = Literal["string", "int64", "float64", "bool", "json", "list[json]", "list[int32]", "list[bool]", "list[float]"]
+Column = Literal[
+    "string", "int64", "float64", "bool", "json", "list[json]", "list[int32]", "list[int64]", "list[bool]", "list[float]",
+    "list[float64]",
+]  # fmt: skip
 
 _WHERE: dict[str, Column] = {"task": "string", "environment": "string", "step": "int64"}
 SFT: dict[str, Column] = {"messages": "list[json]", "tools": "list[json]", "reward": "float64", **_WHERE}
@@ -34,7 +37,7 @@ ROWS: dict[str, Column] = {
     "truncated": "bool", "input_ids": "list[int32]", "response_mask": "list[bool]", "loss_mask": "list[bool]",
     "logprobs": "list[float]", "policy_versions": "list[int32]", "advantages": "list[float]", "trainer_logprobs": "list[float]",
     "entropy": "list[float]", "teacher_logprobs": "list[float]", "ref_logprobs": "list[float]",
-    "kept_sizes": "list[int32]", "kept_ids": "list[int32]",
+    "kept_sizes": "list[int32]", "kept_ids": "list[int32]", "turn_ends": "list[int64]", "turn_rewards": "list[float64]",
 }  # fmt: skip
 
 
@@ -91,15 +94,20 @@ def dpo_rows(group: ExportedGroup, selection: Selection, left_out: LeftOut) -> I
 
 
 def token_rows(group: ExportedGroup, selection: Selection, left_out: LeftOut) -> Iterator[Row]:
-    """Yield one row per token history, with its episode; an episode without any also has one row."""
+    """Yield one row per token history, with its episode; an episode without any also has one row, or one for each history that has
+    turn rewards."""
     nothing: Row = dict.fromkeys(ROWS)
     for episode in group.episodes:
         row = nothing | _episode_columns(episode)
-        sequences = group.sequences(episode)
-        if not sequences:
+        sequences, turns = group.sequences(episode), episode.turn_rewards
+        if not sequences and not turns:
             yield row
-        for number, sequence in enumerate(sequences):
-            yield row | {"sequence": number, **_token_columns(sequence)}
+        for number in range(max(len(sequences), len(turns))):
+            columns = _token_columns(sequences[number]) if number < len(sequences) else {}
+            placed = turns[number] if number < len(turns) else None
+            if placed is not None:
+                columns |= {"turn_ends": placed.ends, "turn_rewards": placed.values}
+            yield row | {"sequence": number, **columns}
 
 
 FORMS: Mapping[str, tuple[Mapping[str, Column], Callable[[ExportedGroup, Selection, LeftOut], Iterator[Row]]]] = {

@@ -160,6 +160,7 @@ def _episode(step: RecordedStep, one: EpisodeRecord, sequences: Sequence[Sequenc
     trained = sum(int(of.trained.sum()) for of in sequences)
     if trained and one.outcome not in ("trained", None):
         yield Fault(step.step, f"line {one.line + 1} says {one.outcome}, and {trained} tokens are trained", one.task)
+    yield from _turns(step, one, sequences)
     for (number, first), (other, second) in combinations(zip(one.sequences, sequences, strict=True), 2):
         shorter = min(len(first.ids), len(second.ids))
         same = np.logical_and.accumulate(first.ids[:shorter] == second.ids[:shorter])
@@ -167,6 +168,21 @@ def _episode(step: RecordedStep, one: EpisodeRecord, sequences: Sequence[Sequenc
         if len(twice):
             says = f"{len(twice)} tokens are trained here and in sequence {number} as well, from this one on"
             yield Fault(step.step, says, one.task, other, int(twice[0]))
+
+
+def _turns(step: RecordedStep, one: EpisodeRecord, sequences: Sequence[SequenceTokens]) -> Iterator[Fault]:
+    """Check that turn rewards are at sampled tokens."""
+    if one.turn_rewards and len(one.turn_rewards) != len(sequences):
+        says = f"line {one.line + 1} has turn rewards of {len(one.turn_rewards)} sequences, and it has {len(sequences)}"
+        yield Fault(step.step, says, one.task)
+        return
+    for number, tokens, turns in zip(one.sequences, sequences, one.turn_rewards, strict=False):
+        for at in () if turns is None else (turns.ends - 1).tolist():
+            if at >= len(tokens.ids):
+                says = f"line {one.line + 1} has a turn reward here, and the sequence has {len(tokens.ids)} tokens"
+                yield Fault(step.step, says, one.task, number, at)
+            elif not tokens.sampled[at]:
+                yield Fault(step.step, "it has a turn reward, and was not sampled", one.task, number, at)
 
 
 def _texts(

@@ -14,7 +14,8 @@ from typing import Any, TypeVar
 from atropos_core.errors import DataError
 from atropos_core.storage.reading import numbered, parse_json, read_file
 from atropos_core.storage.run_records import ROLLOUTS, TOOLS, RunRecords, is_step, json_rows
-from atropos_core.types import Message
+from atropos_core.turn_rewards import turn_rewards
+from atropos_core.types import Message, TurnRewards
 from atropos_records.step_tokens import SequenceTokens, TokenFile
 
 T = TypeVar("T")
@@ -50,6 +51,7 @@ class EpisodeRecord:
     failed: str  # why it failed; empty if it did not
     failed_in: str  # "rollout", "reward"
     tools: str | None = None  # the id of the tools that the policy was shown: `RolloutRecords.tools`
+    turn_rewards: tuple[TurnRewards | None, ...] = ()  # of each sequence, parts of `reward`; empty if it has none
 
 
 @dataclass(frozen=True)
@@ -240,9 +242,14 @@ def episode_record(path: Path | str, step: int, line: int, row: Mapping[str, Any
             failed=str(row.get("failed", "")),
             failed_in=str(row.get("where", "")),
             tools=_of_type(str, row, "tools"),
+            turn_rewards=tuple(map(_turns, row.get("turn_rewards", ()))),
         )
-    except (KeyError, ValueError, TypeError, ArithmeticError) as error:
+    except (KeyError, ValueError, TypeError, ArithmeticError, DataError) as error:
         raise _damaged(path, line, f"{type(error).__name__}: {error}") from error
+
+
+def _turns(given: Mapping[str, Any] | None) -> TurnRewards | None:
+    return None if given is None else turn_rewards(given["ends"], given["values"])
 
 
 def _problem(path: Path, line: int, row: Mapping[str, Any]) -> EvaluatedProblem:

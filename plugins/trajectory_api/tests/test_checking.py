@@ -21,6 +21,8 @@ from atropos_core.types import UNKNOWN_VERSION, Rollout, ScoredGroup, TopK
 from atropos_trajectory_api.groups.fast_check import FrameColumns, check_typical_frame
 from atropos_trajectory_api.groups.frame_check import check_frame, read_group
 from plugins.trajectory_api.tests.sent_groups import VOCABULARY, drawn, group_of
+from tests.placed_rewards import GROUPS as TURNED_GROUPS
+from tests.placed_rewards import all_written
 from tests.wrong_groups import NATIVE, VALUES, on_episode, on_rollout, unchecked
 from tests.wrong_groups import group as wrong_group
 
@@ -39,6 +41,14 @@ def test_a_group_comes_through_as_it_was_sent():
     assert [e.rollouts[0].tokens.tolist() for e in read.episodes] == [
         e.rollouts[0].tokens.tolist() for e in GOOD.episodes
     ]
+
+
+@settings(max_examples=60, deadline=None)
+@given(TURNED_GROUPS)
+def test_turn_rewards_come_through_bit_by_bit(group: ScoredGroup):
+    frame = encode_bytes(group)
+    check_frame(frame, 0)
+    assert all_written(read_group(frame, 0)) == all_written(group)
 
 
 T = len(GOOD.episodes[0].rollouts[0].tokens)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from functools import cached_property
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 
 from atropos_core.errors import DataError
-from atropos_core.types import UNKNOWN_VERSION
+from atropos_core.turn_rewards import outcome_reward
+from atropos_core.types import UNKNOWN_VERSION, TurnRewards
 from atropos_records.rollout_records import EpisodeRecord, RecordedStep
 from atropos_records.step_tokens import SequenceTokens
 from atropos_viewer.page_values import number, numbers, text_of
@@ -66,10 +69,38 @@ class StepRollouts:
             "left_out": self._why[at],
             "messages": list(one.messages),
             "tools": list(self._tools_shown.get(one.tools or "", ())),
-            "sequences": [_sequence(sequence, texts) for sequence in sequences] if texts is not None else [],
+            "turn_rewards": self._turn_rewards(one),
+            "outcome_reward": number(outcome_reward(one.reward, one.turn_rewards))
+            if one.reward is not None and one.turn_rewards
+            else None,
+            "sequences": [
+                _sequence(sequence, texts, turns)
+                for sequence, turns in zip_longest(sequences, one.turn_rewards[: len(sequences)])
+            ]
+            if texts is not None
+            else [],
             "policy_version": self._policy_version,
             "notices": self._notices() + ([texts.why_none] if texts is not None and texts.why_none else []),
         }
+
+    def _turn_rewards(self, one: EpisodeRecord) -> list[float | None]:
+        """The turn reward of each message: of one of the policy, the sum of those in its tokens. If it is unknown which tokens are a
+        message's, those of messages in order, if there are as many. Empty if there are none."""
+        if not one.turn_rewards:
+            return []
+        made: list[float | None] = [None] * len(one.messages)
+        spans = self._recorded.reply_spans(one) if self._tokens is not None else []
+        given = dict(zip(one.sequences, one.turn_rewards, strict=False))
+        for span in spans:
+            if (turns := given.get(span.sequence)) is not None:
+                inside = (turns.ends > span.start) & (turns.ends <= span.end)
+                made[span.message] = number(math.fsum(turns.values[inside])) if inside.any() else None
+        values = [value for turns in one.turn_rewards if turns is not None for value in turns.values.tolist()]
+        spoken = [at for at, message in enumerate(one.messages) if message.get("role") == "assistant"]
+        if not spans and len(spoken) == len(values):
+            for at, value in zip(spoken, values, strict=True):
+                made[at] = number(value)
+        return made
 
     @cached_property
     def _tools_shown(self) -> Mapping[str, Any]:
@@ -89,8 +120,12 @@ class StepRollouts:
         return [_all_text(one).casefold() for one in self._episodes]
 
 
-def _sequence(one: SequenceTokens, texts: TokenTexts) -> dict[str, Any]:
+def _sequence(one: SequenceTokens, texts: TokenTexts, turns: TurnRewards | None) -> dict[str, Any]:
     """One branch, as columns over its tokens."""
+    turn_rewards = np.full(len(one.ids), np.nan)
+    if turns is not None:
+        there = turns.ends <= len(one.ids)  # the others are a fault, which an audit names
+        turn_rewards[turns.ends[there] - 1] = turns.values[there]
     differs = (
         None
         if one.trainer_logprobs is None or (one.truncated and one.kept is None)
@@ -104,6 +139,7 @@ def _sequence(one: SequenceTokens, texts: TokenTexts) -> dict[str, Any]:
         "sampled": one.sampled.astype(np.int8).tolist(),
         "trained": one.trained.astype(np.int8).tolist(),
         "advantage": numbers(one.advantages),
+        "turn_reward": numbers(turn_rewards),
         "logprob": numbers(one.logprobs),
         "difference": numbers(differs),
         "entropy": numbers(one.entropy),

@@ -12,6 +12,7 @@ export function factsOf(one, openGroup) {
     ["reward", show(one.reward)],
     ...Object.entries(one.parts).filter(([, value]) => Object.keys(one.parts).length > 1 || value !== one.reward).map(([name, value]) => [`reward ${name}`, show(value)]),
     ...Object.entries(one.metrics ?? {}).map(([name, value]) => [name, show(value)]),
+    ["outcome reward", show(one.outcome_reward)],
     ["advantage", show(one.advantage)],
     ["outcome", outcome],
     ["expected answer", one.answer],
@@ -34,12 +35,17 @@ export function toolsOf(tools) {
   }));
 }
 
-export function conversation(messages) {
-  return el("ol", { class: "conversation", "aria-label": "conversation" }, messages.map((message) => el("li", { class: `turn ${roleClass(message.role)}` },
-    el("div", { class: "role" }, plain(message.role ?? "?"), message.name ? ` ${plain(message.name)}` : "", message.tool_call_id ? el("span", { class: "soft" }, ` answers ${plain(message.tool_call_id)}`) : null),
+// `turnRewards`: of each message the turn reward that it earned, or null; empty if there are none.
+export function conversation(messages, turnRewards = []) {
+  return el("ol", { class: "conversation", "aria-label": "conversation" }, messages.map((message, at) => el("li", { class: `turn ${roleClass(message.role)}` },
+    el("div", { class: "role" }, plain(message.role ?? "?"), message.name ? ` ${plain(message.name)}` : "", message.tool_call_id ? el("span", { class: "soft" }, ` answers ${plain(message.tool_call_id)}`) : null, turnReward(turnRewards[at])),
     message.reasoning_content ? el("div", { class: "said soft" }, plain(message.reasoning_content)) : null,
     contentOf(message.content),
     (Array.isArray(message.tool_calls) ? message.tool_calls : []).map(toolCall))));
+}
+
+function turnReward(value) {
+  return value === null || value === undefined ? null : el("span", { class: "turn-reward" }, ` turn reward ${show(value)}`);
 }
 
 function contentOf(content) {

@@ -350,7 +350,7 @@ export class Rollouts {
       one.failed ? el("p", { class: "problem" }, one.where ? `${one.where}: ` : "", one.failed) : null,
       one.sequences.length ? new TokenView(one, this.tokens, (tokens) => { this.tokens = tokens; this.app.go("rollouts", this.values(), true); }).element : null,
       toolsOf(one.tools),
-      conversation(one.messages));
+      conversation(one.messages, one.turn_rewards));
   }
 
   // The members of a group side by side; a group that was pinned stays above.
@@ -361,7 +361,7 @@ export class Rollouts {
       el("div", { class: "members", tabindex: 0, role: "region", "aria-label": "rollouts side by side" }, one.all.map((member) => el("article", {},
         el("h3", {}, el("span", { class: `reward ${rewardClass(member.correct, member.failed)}` }, member.failed ? "failed" : show(member.reward, 3)),
           el("button", { class: "link", onclick: () => this.app.go("rollouts", { ...this.at({ row: member.at }), run: one.run, step: one.step }) }, `rollout ${member.at}`)),
-        member.failed ? el("p", { class: "problem" }, member.failed) : conversation(member.messages.filter((message) => message.role !== "system").slice(1))))));
+        member.failed ? el("p", { class: "problem" }, member.failed) : membersTurns(member)))));
     const opening = group.all[0].messages.filter((message) => message.role === "user").slice(0, 1);
     this.detail.setAttribute("aria-label", `group of task ${group.all[0].task}`);
     this.open(focus, this.pinned && this.pinned !== group ? columns(this.pinned) : null, columns(group), conversation(opening));
@@ -370,4 +370,10 @@ export class Rollouts {
 
 export function nearest(steps, step) {
   return steps.reduce((best, one) => (Math.abs(one - step) < Math.abs(best - step) ? one : best));
+}
+
+// The conversation of one member, without what all members have in common.
+function membersTurns(member) {
+  const own = member.messages.map((message, at) => [message, member.turn_rewards[at]]).filter(([message]) => message.role !== "system").slice(1);
+  return conversation(own.map(([message]) => message), own.map(([, value]) => value));
 }

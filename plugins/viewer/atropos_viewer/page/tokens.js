@@ -5,6 +5,7 @@ import { el, fill, roving, show } from "./dom.js";
 const CHUNK = 3000; // tokens that are drawn before more are requested
 const VALUES = {
   advantage: ["advantage", "diverging"],
+  turn_reward: ["turn reward", "diverging"],
   logprob: ["logprob", "falling"],
   difference: ["trainer − engine", "diverging"],
   entropy: ["entropy", "rising"],
