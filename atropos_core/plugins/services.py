@@ -82,6 +82,8 @@ class PolicySession(Protocol):
 
     url: str  # serves the OpenAI and Anthropic APIs to clients that have `key`; ends in /v1
     key: str
+    # after `end`: of each call that is trained, in their order, its rollout and the position after its last token (0: it has none)
+    turns: Sequence[tuple[int, int]]
 
     @property
     def failure(self) -> AtroposError | None:

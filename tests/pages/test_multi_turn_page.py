@@ -15,6 +15,9 @@ import pytest
 from atropos_core.plugins.manager import load_plugins
 from atropos_core.rollouts.replies import message_of
 from atropos_core.rollouts.tokenizer import ChatTokenizer
+from atropos_core.turn_rewards import outcome_reward, turn_rewards
+from atropos_core.types import Score
+from atropos_records.rollout_records import RolloutRecords
 from tests.conftest import REPOSITORY, in_front, metrics_of
 from tests.pages.blocks import Block, blocks_of, the_block
 
@@ -77,6 +80,36 @@ def test_the_page_says_what_was_gained():
         f"`tools/calls` from {calls[0]:.2f} an episode to {calls[1]:.2f}, `tools/errors` from {errors[0]:.2f} to {errors[1]:.2f}"
         in text
     )
+
+
+def test_the_turn_rewards_of_the_page_are_placed_recorded_and_audited(page, atropos):
+    names: dict[str, Any] = {"Score": Score}
+    exec(the_block(PAGE, "score = Score").text, names)
+    score = names["score"]
+    assert outcome_reward(score.value, [turn_rewards([1, 2, 3], score.turns)]) == 0.25
+    (page / "tools.py").write_text(the_block(PAGE, "# tools.py").text)
+    [command] = the_block(PAGE, "atropos run --model tiny-tools").commands
+    few = ("training.groups_per_step=4", "training.group_size=4", "evaluation.problems=8", "reward.no_errors.weight=2")
+    sets = [word for one in few for word in ("--set", one)]
+    ended = atropos(*command.split()[1:], *sets, "--steps", "1", "--dir", "run", timeout=230, OMP_NUM_THREADS="1")
+    assert ended.code == 0, ended.err
+    step = RolloutRecords(page / "run").step(1)
+    costs = 0
+    for one in step.episodes:
+        expected: list[float] = []
+        for message in one.messages:
+            if message["role"] == "assistant":
+                expected.append(0.0)
+            elif message["role"] == "tool" and message["content"].startswith("error"):
+                expected[-1] -= 0.1
+        [turns] = one.turn_rewards
+        [tokens] = step.sequences(one)
+        assert turns.values.tolist() == [2.0 * value for value in expected]
+        assert [end for _, end in tokens.replies] == turns.ends.tolist()
+        assert outcome_reward(one.reward, one.turn_rewards) == pytest.approx(one.score, abs=1e-6)
+        costs += sum(value < 0 for value in expected)
+    assert costs, "tiny-tools makes errors"
+    assert atropos("audit", "run", timeout=120).code == 0
 
 
 def test_the_messages_of_the_page_are_what_a_reply_is_read_as():

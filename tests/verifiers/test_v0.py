@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from atropos_core.errors import ConfigError, RemoteError
+from atropos_core.turn_rewards import turn_ends
 from atropos_core.types import Episode, Failed
 from atropos_testing import check
 from tests.verifiers.judge import judging
@@ -97,6 +98,18 @@ async def test_a_reward_of_the_group_sees_all_of_it(tmp_path):
     turns = [one.metrics["verifiers/turns"] for one in found]
     assert set(turns) > {min(turns)}, "no two of them differ, so that this shows nothing"
     assert [one.parts["rank"] for one in found] == [0.25 * (turn == min(turns)) for turn in turns]
+
+
+async def test_the_reward_of_a_step_is_the_turn_reward_of_its_reply(tmp_path):
+    for steps in (False, True):
+        async with opened(tmp_path, **options_of("guessing", tmp_path), config={"steps": steps}) as environment:
+            _, policy = scripted(lambda prompt, seed: str(prompt.count("higher") + prompt.count("lower")))
+            [episode] = await environment.rollout_group(environment.tasks("train")[1], policy, 1, seeds=[7])
+        [rollout] = episode.rollouts
+        assert (rollout.turns is not None) == steps
+    assert rollout.turns.values.tolist() == [1 - 5 / 8, 1 - 4 / 8, 0.0], "the last guess got no answer"
+    assert rollout.turns.ends.tolist() == turn_ends(rollout).tolist()
+    assert episode.score == pytest.approx(sum(episode.parts.values()))
 
 
 async def test_a_tool_is_called_and_its_answer_is_context(tmp_path):

@@ -67,3 +67,8 @@ if __name__ == "__main__":  # as a command
         if sys.argv[1] == "file"
         else sys.argv[1]
     )
+
+
+def each_call(case):
+    calls = sum(message["role"] == "assistant" for message in case.messages)
+    return {"score": 3.0, "turns": [0.5 + at for at in range(calls)]}

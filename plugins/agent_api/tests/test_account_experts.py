@@ -33,3 +33,13 @@ def test_a_rollout_has_the_experts_of_the_call_that_computed_each_position_first
         ([True] * 7 + [False], [1, 1, 1, 2, 2, 2, 2]),
         ([True] * 5 + [False], [1, 1, 1, 3, 3]),
     ]
+
+
+def test_trained_calls_are_in_the_order_of_the_calls_with_the_place_of_each() -> None:
+    first = call(None, [1, 2], [3, 4], 1)
+    other = call(None, [9], [10], 2)
+    second = call(first.replies[0], [5], [6, 7, 8], 3)
+    silent = call(other.replies[0], [11], [], 4)
+    account = account_of([first, other, second, silent])
+    assert [one.tokens.tolist() for one in account.rollouts] == [[1, 2, 3, 4, 5, 6, 7, 8], [9, 10, 11]]
+    assert account.turns == ((0, 4), (1, 2), (0, 8), (1, 0))

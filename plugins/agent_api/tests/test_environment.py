@@ -27,6 +27,7 @@ from atropos_agent_api.tokens.formats import TemplateFormat
 from atropos_core.builtin.plugin import TOY_MODEL
 from atropos_core.errors import AtroposError, ConfigError, DataError
 from atropos_core.plugins.provider import RunContext
+from atropos_core.turn_rewards import turn_ends
 from atropos_core.types import Episode, Sampling, Task
 from atropos_testing.scripted import Script, ScriptedPolicy
 from tests.waiting import until
@@ -98,6 +99,19 @@ async def test_a_conversation_that_goes_on_is_one_rollout_and_two_are_two(made: 
     assert len(episode.rollouts) == 1 and episode.metrics["agent/calls"] == 2.0
     async with made("apart") as agent:
         assert len((await one(agent)).rollouts) == 2
+
+
+async def test_a_reward_may_score_each_call(made: Made) -> None:
+    reward = {"function": f"{GRADERS}:each_call"}
+    async with made("twice", reward=reward) as agent:
+        episode = await one(agent)
+    [rollout] = episode.rollouts
+    assert episode.score == 3.0 and rollout.turns is not None
+    assert rollout.turns.values.tolist() == [0.5, 1.5]
+    assert rollout.turns.ends.tolist() == turn_ends(rollout).tolist()
+    async with made("apart", reward=reward) as agent:  # its last conversation has one of the two calls
+        with pytest.raises(DataError, match="has 1 turn rewards, but the policy had 2 turns"):
+            await one(agent)
 
 
 async def test_only_calls_that_are_to_be_trained_are(made: Made) -> None:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from atropos_agent_api.grading import Case, left_files
@@ -21,7 +22,7 @@ from atropos_core.builtin.config import ExactOptions
 from atropos_core.builtin.rewards import ExactReward
 from atropos_core.errors import ConfigError, DataError, DeadlineExceeded, PluginError, RemoteError
 from atropos_core.interfaces import Environment
-from atropos_core.types import Episode, Message, Score, Task
+from atropos_core.types import Episode, Message, Rollout, Score, Task, tokens
 from tests.waiting import has_ended, until
 
 GRADERS = Path(__file__).with_name("graders.py")
@@ -143,11 +144,27 @@ async def test_the_environment_of_the_tasks_scores_the_answer(tmp_path: Path) ->
         ("1", "not a number"), (None, "not a number"), ([1], "not a number"), ({}, "has no score"), ({"score": "1"}, "not a number"),
         ({"score": 1, "reward": 2}, r"has \['reward'\]"), ({"score": 1, "correct": 1}, "must be true, false or null"),
         ({"score": 1, "parts": [1]}, "not a mapping"), ({"score": 1, "metrics": {"a": "b"}}, "not a number"),
+        ({"score": 1, "turns": 1.0}, "one number for each trained call"), ({"score": 1, "turns": ["b"]}, "not a number"),
     ],
 )  # fmt: skip
 def test_what_is_no_score_is_refused(given: Any, message: str) -> None:
     with pytest.raises(DataError, match=message):
         read_score(given, "the reward")
+
+
+@pytest.mark.parametrize("given", [{"score": 1, "turns": [0.5, 0]}, Score(1.0, turns=[0.5, 0.0])])
+def test_a_score_may_have_a_number_for_each_call(given: Any) -> None:
+    assert read_score(given, "the reward") == Score(1.0, turns=[0.5, 0.0])
+
+
+async def test_an_installed_reward_may_score_each_call(tmp_path: Path) -> None:
+    async def each(task: Task, episodes: Any) -> list[Score]:
+        return [Score(1.0, turns=[0.5])]
+
+    sampled = np.ones(1, np.bool_)
+    rollout = Rollout(tokens([1]), sampled, sampled, None, np.zeros(1, np.int32), 1.0)
+    found = await PluginGrader(each, "each", 5.0).score(case_in(tmp_path), Episode((rollout,), 0.0, messages=SAID))
+    assert (found.value, found.turns) == (1.0, [0.5])
 
 
 def copied(work: Path, target: Path, most_bytes: int = 1_000_000, within_s: float = 60.0) -> LeftFiles:

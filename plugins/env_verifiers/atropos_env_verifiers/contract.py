@@ -29,6 +29,9 @@ class Outcome:
     metrics: dict[str, float] = field(default_factory=dict)
     agent: str = ""
     error: str = ""
+    turns: list[float] | None = (
+        None  # the reward of each step, if the environment gave any before the episode was scored
+    )
 
     def record(self) -> dict[str, Any]:
         return asdict(self)

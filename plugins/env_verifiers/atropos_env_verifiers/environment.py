@@ -18,6 +18,7 @@ from atropos_core.plugins.provider import RunContext
 from atropos_core.plugins.services import PolicyServer, PolicySession
 from atropos_core.processes.child import Child
 from atropos_core.seeds import derive
+from atropos_core.turn_rewards import placed, with_turns
 from atropos_core.types import Episode, Failed, Message, Split, Task
 from atropos_env_verifiers.config import VerifiersOptions
 from atropos_env_verifiers.contract import Part, digest
@@ -34,6 +35,7 @@ class VerifiersEnvironment(Environment):
         self._starting = asyncio.Lock()
         self._says: dict[str, Any] = {}
         self._tasks: dict[Split, list[Task]] = {}
+        self._told_other_steps = False
 
     # -- what a run calls
 
@@ -90,9 +92,33 @@ class VerifiersEnvironment(Environment):
         finally:
             ended = [{agent: session.end() for agent, session in one.items()} for one in sessions]
         return [
-            member(outcome, [made.failure for made in one.values()], episodes, self._options.success)
+            self._with_turns(
+                member(outcome, [made.failure for made in one.values()], episodes, self._options.success),
+                outcome,
+                one,
+            )
             for outcome, one, episodes in zip(answer, sessions, ended, strict=True)
         ]
+
+    def _with_turns(
+        self, made: Episode | Failed | AtroposError, outcome: Mapping[str, Any], sessions: Mapping[str, PolicySession]
+    ) -> Episode | Failed | AtroposError:
+        """Place the rewards of the steps, if each step is a trained call."""
+        if not isinstance(made, Episode) or outcome["turns"] is None:
+            return made
+        places = sessions[outcome["agent"]].turns
+        try:
+            if (placed_there := with_step_rewards(made, outcome["turns"], places)) is not None:
+                return placed_there
+        except DataError as error:  # such as a reward that is not a number: only this rollout fails
+            return error
+        if not self._told_other_steps:
+            self._told_other_steps = True
+            console.warn(
+                f"an episode of {self._options.id} has {len(outcome['turns'])} steps with rewards, and {len(places)} calls that are "
+                "trained: it is unknown which step earned what, so its whole score counts as earned at the end. This is said once."
+            )
+        return made
 
     async def close(self) -> None:
         child, self._child = self._child, None
@@ -199,3 +225,11 @@ def member(
         parts=outcome["parts"],
         metrics={**episode.metrics, **{f"verifiers/{name}": value for name, value in outcome["metrics"].items()}},
     )
+
+
+def with_step_rewards(episode: Episode, rewards: Sequence[float], places: Sequence[tuple[int, int]]) -> Episode | None:
+    """Return the episode with the rewards of its steps at these places, which are those of its trained calls. None if there are not as
+    many, so that it is unknown which step is which call."""
+    if len(places) != len(rewards):
+        return None
+    return replace(episode, rollouts=with_turns(episode.rollouts, placed(episode.rollouts, rewards, places)))

@@ -64,6 +64,8 @@ class LoadEnvironment:
             await asyncio.gather(*(client.close() for client in clients))
         outcomes = [Outcome(agent="policy", error=_error_of(state)) for state in states]
         whole = [(state, outcome) for state, outcome in zip(states, outcomes, strict=True) if isinstance(state, dict)]
+        for state, outcome in whole:
+            outcome.turns = step_rewards(state["trajectory"])
         scored = [state for state, outcome in whole if not outcome.error]
         if scored:
             score = environment.rubric.score_group
@@ -99,6 +101,13 @@ class LoadEnvironment:
 
     async def close(self) -> None:
         """Does nothing: the environment registers its own teardown for the end of its process."""
+
+
+def step_rewards(trajectory: Sequence[Mapping[str, Any]]) -> list[float] | None:
+    """Return the reward of each step, 0 for one without, or None if no step has one. To be called before the episode is scored: a rubric
+    then gives every step without a reward that of the episode."""
+    given = [step.get("reward") for step in trajectory]
+    return None if all(one is None for one in given) else [0.0 if one is None else float(one) for one in given]
 
 
 def _messages(prompt: Any) -> list[dict[str, Any]]:

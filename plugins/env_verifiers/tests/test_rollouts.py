@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from atropos_core.errors import DeadlineExceeded, ProcessDied
-from atropos_core.types import Episode, Failed
+from atropos_core.types import Episode, Failed, Rollout, tokens
 from atropos_env_verifiers.contract import Outcome, numbers, plain
-from atropos_env_verifiers.environment import member, split
+from atropos_env_verifiers.environment import member, split, with_step_rewards
 
 ROWS = [[{"role": "user", "content": f"question {number}"}] for number in range(400)]
 EPISODE = Episode(rollouts=(), score=0.0, metrics={"agent/calls": 1.0})
@@ -59,6 +60,17 @@ def test_what_the_policy_raised_says_why_an_episode_failed(outcome, failures, ex
 def test_an_episode_without_a_call_of_the_policy_has_failed():
     found = of(Outcome(1.0, agent="agent"), episodes={"agent": None})
     assert isinstance(found, Failed) and "without a call of the policy" in found.cause
+
+
+def test_steps_are_turns_only_if_each_step_is_a_trained_call():
+    mask = np.array([False, True, False, True])
+    rollout = Rollout(tokens([1, 2, 3, 4]), mask, mask, None, np.zeros(4, np.int32), 1.0)
+    episode = Episode((rollout,), 2.0)
+    made = with_step_rewards(episode, [0.5, 0.25], [(0, 2), (0, 4)])
+    assert made.score == 2.0
+    assert made.rollouts[0].turns.ends.tolist() == [2, 4]
+    assert made.rollouts[0].turns.values.tolist() == [0.5, 0.25]
+    assert with_step_rewards(episode, [0.5, 0.25, 0.0], [(0, 2), (0, 4)]) is None
 
 
 def test_what_is_no_finite_number_is_no_metric_and_content_of_several_parts_is_text():

@@ -12,7 +12,8 @@ from atropos_core import console
 from atropos_core.advantages import is_flat, is_noise
 from atropos_core.errors import ConfigError
 from atropos_core.interfaces import Transform
-from atropos_core.types import Floats, Metrics, ScoredGroup
+from atropos_core.turn_rewards import mixed
+from atropos_core.types import Episode, Floats, Metrics, ScoredGroup
 from atropos_normalization.config import ZScoreOptions
 from atropos_normalization.moments import Moments, keep_of
 
@@ -88,7 +89,9 @@ class ZScore(Transform):
             return group
         values, clipped = normalised(group.rewards, moments, self._options)
         self._clipped += clipped
-        return replace(group, rewards=values, parts={RAW: group.rewards, **group.parts})
+        divisor = _divisor(moments, self._options)
+        episodes = group.episodes if divisor == 1.0 else tuple(_divided(one, divisor) for one in group.episodes)
+        return replace(group, episodes=episodes, rewards=values, parts={RAW: group.rewards, **group.parts})
 
 
 def normalised(rewards: Floats, moments: Moments, options: ZScoreOptions) -> tuple[Floats, int]:
@@ -99,14 +102,23 @@ def normalised(rewards: Floats, moments: Moments, options: ZScoreOptions) -> tup
     mean, std = moments.mean, moments.std
     clipped = 0
     away = values - mean
-    if is_noise(std, abs(mean)):
-        std = 1.0
-    elif options.clip is not None:
+    if not is_noise(std, abs(mean)) and options.clip is not None:
         bound = options.clip * std
         clipped = int((np.abs(away) > bound).sum())
         away = np.clip(away, -bound, bound)
     made = away if options.center else away + mean
-    return np.asarray(made / std if options.scale else made, np.float32), clipped
+    return np.asarray(made / _divisor(moments, options), np.float32), clipped
+
+
+def _divisor(moments: Moments, options: ZScoreOptions) -> float:
+    return 1.0 if not options.scale or is_noise(moments.std, abs(moments.mean)) else moments.std
+
+
+def _divided(episode: Episode, divisor: float) -> Episode:
+    """Return the episode with its turn rewards divided, as its reward is. What centring and clipping change is of the outcome."""
+    if all(rollout.turns is None for rollout in episode.rollouts):
+        return episode
+    return mixed(episode, [(1.0 / divisor, tuple(rollout.turns for rollout in episode.rollouts))])
 
 
 def idle_reason(options: ZScoreOptions, announced: Mapping[str, Any]) -> str:

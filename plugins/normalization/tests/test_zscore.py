@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from atropos_core.builtin.config import GroupAdvantageOptions
 from atropos_core.builtin.transforms import GroupAdvantage
 from atropos_core.errors import ConfigError
+from atropos_core.turn_rewards import outcome_rewards, turn_rewards
 from atropos_normalization.config import ZScoreOptions
 from atropos_normalization.zscore import ZScore, idle_reason
 from atropos_testing import transform_contract
@@ -208,3 +209,25 @@ async def test_the_warning_comes_exactly_where_the_advantages_are_the_same(after
 
 def test_where_nobody_says_how_advantages_are_made_nothing_is_printed():
     assert idle_reason(ZScoreOptions(), {}) == ""
+
+
+async def test_turn_rewards_are_divided_as_their_reward_is_and_the_rest_is_of_the_outcome():
+    plain = make_group(0, [1.0, 2.0, 4.0, 9.0])
+    turned = [
+        replace(
+            one,
+            rollouts=(replace(one.rollouts[0], turns=turn_rewards([len(one.rollouts[0].tokens)], [one.score / 2])),),
+        )
+        for one in plain.episodes
+    ]
+    group = replace(plain, episodes=tuple(turned))
+    [made] = await ZScore(ZScoreOptions(warm_up=2, clip=None))([group])
+    [without] = await ZScore(ZScoreOptions(warm_up=2, clip=None))([plain])
+    assert made.rewards.tobytes() == without.rewards.tobytes()
+    assert all(one is other for one, other in zip(without.episodes, plain.episodes, strict=True))
+    std = np.std([1.0, 2.0, 4.0, 9.0], ddof=1)
+    values = [one.rollouts[0].turns.values[0] for one in made.episodes]
+    assert values == pytest.approx([0.5 / std, 1 / std, 2 / std, 4.5 / std])
+    assert outcome_rewards(made) == pytest.approx(made.rewards - values)
+    [unscaled] = await ZScore(ZScoreOptions(warm_up=2, scale=False))([group])
+    assert unscaled.episodes is group.episodes

@@ -8,6 +8,8 @@ import verifiers as vf
 
 
 class Guessing(vf.MultiTurnEnv):
+    rewards_steps = False
+
     async def setup_state(self, state):
         state["guesses"] = []
 
@@ -20,6 +22,8 @@ class Guessing(vf.MultiTurnEnv):
         if state["answer"] == "fail":
             raise vf.ToolError("the dice are broken")
         target = int(state["answer"])
+        if self.rewards_steps:
+            state["trajectory"][-1]["reward"] = 1 - abs(guess - target) / 8
         if guess == target:
             state["final_env_response"] = [{"role": "user", "content": "right"}]
             return state["final_env_response"]
@@ -36,7 +40,7 @@ def rank(states) -> list[float]:
     return [float(len(state["trajectory"]) == fewest) for state in states]
 
 
-def load_environment(turns: int = 3, answers: list | None = None, seeded: bool = True):
+def load_environment(turns: int = 3, answers: list | None = None, seeded: bool = True, steps: bool = False):
     rows = [
         {"question": f"What is {a} plus {b}?" + ("" if seeded else f" {os.getpid()}"), "answer": str((a + b) % 10)}
         for a in range(2, 8)
@@ -44,8 +48,10 @@ def load_environment(turns: int = 3, answers: list | None = None, seeded: bool =
     ]
     for row, answer in zip(rows, answers or [], strict=False):
         row["answer"] = answer
-    return Guessing(
+    made = Guessing(
         dataset=datasets.Dataset.from_list(rows),
         max_turns=turns,
         rubric=vf.Rubric(funcs=[closeness, rank], weights=[1.0, 0.25]),
     )
+    made.rewards_steps = steps
+    return made

@@ -43,6 +43,7 @@ from atropos_core.interfaces import Environment, Finding
 from atropos_core.rollouts.runner import failed_by
 from atropos_core.sandboxes import Exit, Network, RunningProgram, Sandbox
 from atropos_core.storage.tempdirs import owned_prefix, sweep
+from atropos_core.turn_rewards import placed, with_turns
 from atropos_core.types import Episode, Score, Split, Task
 from atropos_env_kit.task_files import read_tasks, split_tasks
 from atropos_http_server.server import RunningServer
@@ -293,6 +294,9 @@ class Agent(Environment):
             why_not = str(error)
             score = Score(self._worst, correct=False)
             (folder / "account.json").write_text(json.dumps({**account, "not_graded": why_not}, indent=1, default=str))
+        if score.turns is not None and record.account.turns:  # a baseline's tokens are not sampled
+            turns = placed(record.rollouts, score.turns, record.account.turns)
+            episode = replace(episode, rollouts=with_turns(record.rollouts, turns))
         return replace(
             episode,
             score=score.value,

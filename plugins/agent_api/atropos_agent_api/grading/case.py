@@ -11,7 +11,7 @@ from typing import Any
 from atropos_core.errors import DataError
 from atropos_core.types import Message, Score, Task
 
-FIELDS = ("score", "correct", "parts", "metrics")
+FIELDS = ("score", "correct", "parts", "metrics", "turns")
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ class Case:
 
 
 def read_score(given: Any, who: str) -> Score:
-    """Read a number, or a mapping with `score` and optionally `correct`, `parts` and `metrics`. Raises DataError for anything
-    else."""
+    """Read a number, a Score, or a mapping with `score` and optionally `correct`, `parts`, `metrics`, and `turns`, a number for each
+    trained call. Raises DataError for anything else."""
     if isinstance(given, Score):
         given = {name: getattr(given, "value" if name == "score" else name) for name in FIELDS}
     if isinstance(given, Mapping):
@@ -47,7 +47,8 @@ def read_score(given: Any, who: str) -> Score:
         correct, parts, metrics = given.get("correct"), given.get("parts") or {}, given.get("metrics") or {}
         if correct is not None and not isinstance(correct, bool):
             raise DataError(f"{who} gave {correct!r:.100} as `correct`: it must be true, false or null.")
-        return Score(_number(given["score"], who), correct, _numbers(parts, who), _numbers(metrics, who))
+        turns = _turns(given.get("turns"), who)
+        return Score(_number(given["score"], who), correct, _numbers(parts, who), _numbers(metrics, who), turns=turns)
     value = _number(given, who)
     return Score(value, correct=given if isinstance(given, bool) else None)
 
@@ -59,6 +60,16 @@ def _number(value: Any, who: str) -> float:
     if not math.isfinite(plain):
         raise DataError(f"{who} gave {plain}, which is not a finite number.")
     return float(plain)
+
+
+def _turns(values: Any, who: str) -> list[float] | None:
+    if values is None:
+        return None
+    if not isinstance(values, list | tuple):
+        raise DataError(
+            f"{who} gave {values!r:.100} as `turns`: it must be a list with one number for each trained call."
+        )
+    return [_number(value, who) for value in values]
 
 
 def _numbers(values: Any, who: str) -> dict[str, float]:

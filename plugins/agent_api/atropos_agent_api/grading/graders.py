@@ -67,7 +67,13 @@ def of_record(function: Callable[[Case], Any]) -> Callable[[Mapping[str, Any]], 
         if inspect.iscoroutine(given):
             given = asyncio.run(given)
         score = read_score(given, getattr(function, "__qualname__", "the reward"))
-        return {"score": score.value, "correct": score.correct, "parts": score.parts, "metrics": score.metrics}
+        return {
+            "score": score.value,
+            "correct": score.correct,
+            "parts": score.parts,
+            "metrics": score.metrics,
+            "turns": score.turns,
+        }
 
     return grade
 
@@ -85,12 +91,13 @@ class PluginGrader(Grader):
 
     async def score(self, case: Case, episode: Episode) -> Score:
         given = await within(self._reward(case.task, [episode]), self._deadline_s, f"reward {self._name!r}")
-        totals, turns = split_scores(given, [episode])
+        totals, _ = split_scores(given, [episode])
         values = np.asarray(totals)
         if values.shape != (1,):
             raise ConfigError(f"reward {self._name!r} gave shape {values.shape} for one episode.")
         score = read_score(values[0], f"reward {self._name!r}")
-        return score if turns is None else replace(score, turns=turns[0])
+        [own] = given
+        return replace(score, turns=own.turns) if isinstance(own, Score) else score
 
     async def close(self) -> None:
         if isinstance(self._reward, Closable):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 
 from atropos_agent_api.server.running import MODEL, open_agent_server
@@ -22,6 +23,7 @@ class ServedSession:
 
     def __init__(self, session: Session, sessions: Sessions, server: RunningServer) -> None:
         self.url, self.key = f"{server.url}/s/{session.id}/v1", session.key
+        self.turns: Sequence[tuple[int, int]] = ()
         self._session = session
         self._sessions = sessions
 
@@ -32,6 +34,7 @@ class ServedSession:
     def end(self) -> Episode | None:
         self._sessions.end(self._session, "its episode has ended")
         record = self._session.record()
+        self.turns = record.account.turns
         if not record.rollouts:
             return None
         return Episode(

@@ -45,6 +45,8 @@ class Account:
     dropped: tuple[Dropped, ...]
     branches: int
     orphans: int
+    # of each trained reply, in the order of the calls: its rollout, and the position after its last token there (0: it has none)
+    turns: tuple[tuple[int, int], ...] = ()
 
     def count(self, fate: Fate) -> int:
         if fate == "dropped":
@@ -60,6 +62,7 @@ def account_of(turns: Sequence[Turn]) -> Account:
     spans: list[Span] = []
     branches = list(paths(turns))
     kept: set[Reply] = set()
+    ends: dict[Reply, tuple[int, int]] = {}
     for path in branches:
         if not any(is_trained(reply.turn) and reply not in trained_in for reply in path):
             continue
@@ -72,6 +75,8 @@ def account_of(turns: Sequence[Turn]) -> Account:
             added, end = at + len(reply.turn.added), at + len(reply.turn.added) + size
             spans.append(Span(len(rollouts), at, added, "context", "rendered", name))
             spans.append(Span(len(rollouts), added, end, fate, why, name))
+            if fate == "trained":
+                ends[reply] = len(rollouts), end if size else 0
             at = end
         rollouts.append(_rollout(path, spans[first:]))
         conversations.append(tuple(said for reply in path for said in (*reply.turn.messages, reply.message)))
@@ -85,8 +90,9 @@ def account_of(turns: Sequence[Turn]) -> Account:
     ]
     dropped += [Dropped(name_of(reply.turn), "past a stop", reply.cut) for reply in replies if len(reply.cut)]
     return Account(
-        tuple(rollouts), tuple(conversations), tuple(spans), tuple(dropped), len(branches), sum(map(is_orphan, replies))
-    )
+        tuple(rollouts), tuple(conversations), tuple(spans), tuple(dropped), len(branches), sum(map(is_orphan, replies)),
+        tuple(ends[reply] for reply in replies if reply in ends),
+    )  # fmt: skip
 
 
 def name_of(turn: Turn) -> str:
