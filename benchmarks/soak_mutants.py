@@ -23,7 +23,10 @@ from benchmarks.machine import RESULTS, described
 ROOT = Path(__file__).parents[1]
 TRAINER = ROOT / "plugins/trainer_grpo"
 MODULES = (
-    *(f"atropos_trainer_grpo/losses/{name}.py" for name in ("averages", "clipped", "kpop", "luspo", "rows", "sapo", "vespo")),
+    *(
+        f"atropos_trainer_grpo/losses/{name}.py"
+        for name in ("averages", "clipped", "dppo", "gmpo", "kpop", "luspo", "rows", "sapo", "vespo")
+    ),
     "atropos_trainer_grpo/corrections.py", "atropos_trainer_grpo/kl_estimators.py",
     "atropos_trainer_grpo/whitening.py", "atropos_core/advantages.py",
 )  # fmt: skip

@@ -37,7 +37,7 @@ TRAINER = {
     "activation_offloading": False, "optimizer_offloading": False, "kernels": "torch", "optimizer": "adamw",
     "learning_rate": 1e-3, "betas": (0.9, 0.99), "eps": 1e-8,
     "weight_decay": 0.0, "max_grad_norm": 1.0, "warmup_steps": 0, "schedule": "constant", "schedule_floor": 0.0,
-    "learning_rates": (), "lora": None, "sapo": None, "vespo": None, "kpop": None, "loss_values": {},
+    "learning_rates": (), "lora": None, "sapo": None, "vespo": None, "kpop": None, "dppo": None, "loss_values": {},
     "adapts": lambda transports: False,  # whole models are trained here
 }  # fmt: skip
 

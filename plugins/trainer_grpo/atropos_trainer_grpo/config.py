@@ -18,7 +18,7 @@ Correction = Literal["tis", "mis", "icepop", "kpop", "sequence_tis", "sequence_m
 Estimator = Literal["k1", "k2", "k3", "k3_ratio"]
 Source = Literal["auto", "rollout", "recompute"]
 CLIPS = {"grpo": 3, "dr_grpo": 3, "dapo": 3, "gspo": 3, "cispo": 2, "reinforce": 0}  # of clip_low, clip_high, dual_clip
-CLIPS |= {"sapo": 0, "vespo": 0, "luspo": 3, "kpop": 0}
+CLIPS |= {"sapo": 0, "vespo": 0, "luspo": 3, "kpop": 0, "gmpo": 2, "dppo": 0}
 BOUNDS: dict[Correction, tuple[float, float]] = {  # of rho: low, high; kpop: of the divergence
     "tis": (0.0, 2.0),
     "mis": (0.0, 2.0),
@@ -28,7 +28,7 @@ BOUNDS: dict[Correction, tuple[float, float]] = {  # of rho: low, high; kpop: of
     "sequence_mis": (0.0, 2.0),
     "geometric_mis": (0.999, 1.001),
 }
-TABLES = ("sapo", "vespo", "kpop")  # losses with their own options
+TABLES = ("sapo", "vespo", "kpop", "dppo")  # losses with their own options
 Moments = Literal["adamw", "adamw_8bit", "adamw_4bit", "adamw_fp8"]
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
@@ -142,6 +142,21 @@ class KpopOptions(Options):
     )
 
 
+class DppoOptions(Options):
+    """`[trainer.dppo]`: how far a token may move before loss = "dppo" leaves it out, by the sign of the advantage."""
+
+    divergence: Literal["tv", "kl"] = Field(
+        "tv",
+        description="of the sampled token against all others: tv: |p - q|; kl: KL(sampled from || policy), in nats",
+    )
+    threshold_pos: float | None = Field(
+        None, gt=0, allow_inf_nan=False, description="for positive advantages; unset: 0.2 with tv, 0.05 with kl"
+    )
+    threshold_neg: float | None = Field(
+        None, gt=0, allow_inf_nan=False, description="for negative advantages; unset: 0.2 with tv, 0.05 with kl"
+    )
+
+
 class RateOptions(Options):
     """One of `[[trainer.learning_rates]]`: another rate for some parameters. The first that matches a parameter counts."""
 
@@ -202,6 +217,7 @@ CORRECTED = (
     "dapo",
     "gspo",
     "luspo",
+    "gmpo",
     "reinforce",
 )  # the other losses bound the ratio to the engine themselves
 
@@ -236,6 +252,7 @@ class GrpoOptions(Options):
     sapo: SapoOptions | None = Field(None, description='with loss = "sapo"; unset: the values of the paper')
     vespo: VespoOptions | None = Field(None, description='with loss = "vespo"; unset: the values of the paper')
     kpop: KpopOptions | None = Field(None, description='with loss = "kpop"; unset: the defaults')
+    dppo: DppoOptions | None = Field(None, description='with loss = "dppo"; unset: the defaults')
     old_logprobs: Source = Field(
         "auto",
         description="denominator of the ratio. rollout: the engine's logprob; recompute: the trainer's before the update; auto: rollout, "
@@ -324,7 +341,7 @@ class GrpoOptions(Options):
     )
 
     @property
-    def loss_values(self) -> dict[str, float]:
+    def loss_values(self) -> dict[str, float | str | None]:
         """Options of the loss's own table, if it has one."""
         table = getattr(self, self.loss) if self.loss in TABLES else None
         return {} if table is None else table.model_dump()

@@ -29,6 +29,8 @@ LOSSES = {
     "vespo": "the policy gradient, weighted by a soft kernel of the whole sequence's ratio",
     "luspo": "clipped ratios of whole sequences, weighted by their length",
     "kpop": "ratios, without the tokens about whose probability the two policies disagree",
+    "gmpo": "the geometric mean of a sequence's ratios, each clipped before the mean",
+    "dppo": "ratios, without the tokens that have moved too far from the policy that sampled them",
 }
 
 

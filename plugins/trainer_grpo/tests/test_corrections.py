@@ -152,6 +152,7 @@ async def test_where_engine_and_trainer_differ_the_default_is_tis(open_trainer, 
         {"loss": "cispo"},
         {"loss": "vespo"},
         {"loss": "kpop"},
+        {"loss": "dppo"},
     ],
     ids=str,
 )

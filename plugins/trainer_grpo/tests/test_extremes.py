@@ -44,6 +44,10 @@ def by_formula(name, apart, logprob, advantage, clip):
         k, decay = (2.0, 3.0) if advantage >= 0 else (3.0, 2.0)
         phi = np.exp(k * min(apart, FURTHEST) + decay * (1 - ratio))
         return -phi * advantage * logprob, -phi * advantage
+    if name == "dppo":
+        moved = np.exp(min(logprob, 0.0)) - np.exp(min(logprob - apart, 0.0))
+        kept = not (moved > 0.2 if advantage > 0 else moved < -0.2)
+        return -ratio * advantage * kept, -ratio * advantage * kept
     if name == "kpop":
         p, q = (np.exp(np.clip(logs, -FURTHEST, -1e-6)) for logs in (logprob, logprob - apart))
         divergence = max(p * np.log(p / q) + (1 - p) * np.log((1 - p) / (1 - q)) for p, q in ((p, q), (q, p)))
@@ -56,7 +60,7 @@ def by_formula(name, apart, logprob, advantage, clip):
         return -(1 + high) * advantage, 0.0
     if advantage < 0 and ratio < 1 - low:
         return -(1 - low) * advantage, 0.0
-    if advantage < 0 and dual is not None and ratio > dual:
+    if advantage < 0 and dual is not None and ratio > dual and name != "gmpo":  # it has no third bound
         return -dual * advantage, 0.0
     return -ratio * advantage, -ratio * advantage
 

@@ -21,6 +21,7 @@ NAMES = list(LOSSES)
 CLIP = {
     "grpo": (0.2, 0.2), "dr_grpo": (0.2, 0.2), "dapo": (0.2, 0.28), "gspo": (3e-4, 4e-4), "cispo": (1.0, 4.0),
     "reinforce": (0.0, 0.0), "sapo": (0.0, 0.0), "vespo": (0.0, 0.0), "luspo": (2e-3, 2.5e-3), "kpop": (0.0, 0.0),
+    "gmpo": (1 - np.exp(-0.4), np.exp(0.4) - 1), "dppo": (0.0, 0.0),
 }  # fmt: skip
 
 
@@ -41,6 +42,9 @@ def of_papers(name, new, old, a, whole):
         phi = whole**k * np.exp(decay * (1 - whole))
         return -phi * a * new, -phi * a
     p, q = np.exp(new), np.exp(old)
+    if name == "dppo":
+        kept = not (p - q > 0.2 if a > 0 else q - p > 0.2)
+        return -r * a * kept, -r * a * kept
     kept = max(coin(p, q), coin(q, p)) <= 0.1
     return -r * a * kept, -r * a * kept
 
@@ -56,14 +60,22 @@ def oracle(name, new, old, advantages, mask, lengths, dual=None):
             continue
         of_sequence = np.exp(sum(new[t] - old[t] for t in members) / len(members))
         total = 0.0
+        bounded_logs = [
+            min(new[t] - old[t], np.log1p(high)) if advantages[t] > 0 else max(new[t] - old[t], np.log1p(-low))
+            for t in members
+        ]
         for t in members:
             a, r = advantages[t], of_sequence if name in ("gspo", "luspo") else np.exp(new[t] - old[t])
-            if name in ("sapo", "vespo", "kpop"):
+            if name in ("sapo", "vespo", "kpop", "dppo"):
                 value, slopes[t] = of_papers(name, new[t], old[t], a, of_sequence ** len(members))
                 total += value
             elif name == "cispo":
                 weight = min(max(r, 1 - low), 1 + high)
                 total, slopes[t] = total - weight * a * new[t], -weight * a
+            elif name == "gmpo":
+                value = -a * np.exp(sum(bounded_logs) / len(members))
+                stopped = new[t] - old[t] > np.log1p(high) if a > 0 else new[t] - old[t] < np.log1p(-low)
+                total, slopes[t] = total + value, 0.0 if stopped else value
             elif name == "reinforce":
                 total, slopes[t] = total - a * new[t], -a
             else:
@@ -80,6 +92,7 @@ def oracle(name, new, old, advantages, mask, lengths, dual=None):
         "grpo": lambda n: sequences * n, "gspo": lambda n: sequences * n, "dr_grpo": lambda n: sequences * LENGTH,
         "dapo": lambda n: tokens, "cispo": lambda n: tokens, "reinforce": lambda n: sequences,
         "sapo": lambda n: sequences * n, "vespo": lambda n: tokens, "luspo": lambda n: sequences, "kpop": lambda n: tokens,
+        "gmpo": lambda n: sequences * n, "dppo": lambda n: tokens,
     }[name]  # fmt: skip
     for length in lengths:
         count = sum(mask[begin : begin + length])
@@ -257,6 +270,54 @@ def test_kpop_leaves_a_rare_token_its_ratio_and_a_likely_one_not():
     made.values.sum().backward()
     assert made.clipped.tolist() == [False, True]
     assert new.grad.tolist() == pytest.approx([-2.0, 0.0])
+
+
+def test_gmpo_is_the_gradient_of_the_papers_product_where_advantages_are_of_sequences():
+    random = np.random.default_rng(5)
+    lengths, bounds = [3, 1, 6, 4], (np.exp(-0.4), np.exp(0.4))
+    old = torch.tensor(random.normal(-2, 0.4, sum(lengths)))
+    new = (old + torch.tensor(random.normal(0, 0.6, sum(lengths)))).requires_grad_()
+    advantages = torch.tensor([1.0, -1.0, -0.5, 2.0], dtype=torch.float64)
+    total, begin = 0.0, 0
+    for length, advantage in zip(lengths, advantages, strict=True):  # the objective, token for token
+        r, sign = (new[begin : begin + length] - old[begin : begin + length]).exp(), advantage.sign()
+        smaller = torch.minimum(r**sign, r.clamp(*bounds) ** sign) ** sign
+        total = total - smaller.prod() ** (1 / length) * advantage / len(lengths)
+        begin += length
+    (expected,) = torch.autograd.grad(total, new)
+    sequence = torch.repeat_interleave(torch.arange(4), torch.tensor(lengths))
+    given_ = LOSSES["gmpo"](Rows(new, old, advantages[sequence], sequence), LOSSES["gmpo"].clip)
+    value = (given_.values / (4.0 * torch.tensor(lengths)[sequence])).sum()
+    (gradient,) = torch.autograd.grad(value, new)
+    assert 0 < given_.clipped.sum() < len(new)
+    assert float(value.detach()) == pytest.approx(float(total.detach()), abs=1e-12)
+    torch.testing.assert_close(gradient, expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(("divergence", "threshold"), [("tv", 0.3), ("kl", 0.15)])
+def test_dppo_leaves_out_tokens_that_would_move_further_beyond_a_threshold_of_their_sign(divergence, threshold):
+    """Of 0.2 -> 0.6 and back both distances are beyond the thresholds: 0.4, and KLs of 0.335 and 0.382."""
+    up, down = (np.log(0.6), np.log(0.2)), (np.log(0.2), np.log(0.6))
+    new, old = (torch.tensor([up[at], up[at], down[at], down[at]]) for at in (0, 1))
+    rows = Rows(new.requires_grad_(), old, torch.tensor([1.0, -1.0, 1.0, -1.0]), torch.zeros(4, dtype=torch.int64))
+    values = {"divergence": divergence, "threshold_pos": threshold, "threshold_neg": threshold}
+    assert LOSSES["dppo"].having(**values)(rows, Clip(0.2, 0.2)).clipped.tolist() == [True, False, False, True]
+    for wide, left in (("threshold_pos", [False, False, False, True]), ("threshold_neg", [True, False, False, False])):
+        made = LOSSES["dppo"].having(**values | {wide: 0.9})
+        given_ = made(rows, Clip(0.2, 0.2))
+        assert given_.clipped.tolist() == left
+        (slopes,) = torch.autograd.grad(given_.values.sum(), new)
+        assert (slopes == 0).tolist() == left
+        assert all(finding.ok is not False for finding in check_loss(made))
+
+
+def test_dppos_divergences_are_those_of_two_coins():
+    apart = 0.05 * np.log(0.05 / 0.3) + 0.95 * np.log(0.95 / 0.7)
+    rows = Rows(torch.tensor([0.3]).log(), torch.tensor([0.05]).log(), torch.ones(1), torch.zeros(1, dtype=torch.int64))
+    for divergence, at in (("tv", 0.25), ("kl", apart)):
+        for threshold, left in ((at * 0.999, True), (at * 1.001, False)):
+            made = LOSSES["dppo"].having(divergence=divergence, threshold_pos=threshold)
+            assert made(rows, Clip(0.2, 0.2)).clipped.tolist() == [left]
 
 
 def test_luspo_is_gspo_with_each_sequence_times_its_length():

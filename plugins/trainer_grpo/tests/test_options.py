@@ -39,6 +39,9 @@ ALONE = {"alone": True}
         ({"loss": "sapo", "clip_low": 0.1}, "clip_low has no effect"),
         ({"loss": "vespo", "clip_high": 0.1}, "clip_high has no effect"),
         ({"loss": "kpop", "dual_clip": 3.0}, "dual_clip has no effect"),
+        ({"loss": "gmpo", "dual_clip": 3.0}, "dual_clip has no effect"),
+        ({"loss": "dppo", "clip_low": 0.1}, "clip_low has no effect"),
+        ({"loss": "kpop", "dppo": {}}, "dppo has no effect"),
         ({"sapo": {}}, "sapo has no effect"),
         ({"loss": "sapo", "vespo": {}}, "vespo has no effect"),
         ({"loss": "sapo", "kpop": {}}, "kpop has no effect"),
@@ -68,7 +71,8 @@ def test_an_option_that_would_do_nothing_is_refused_by_name(options, idle):
     "options",
     [
         {"loss": "luspo", "clip_low": 0.1}, {"loss": "sapo", "sapo": {"temperature_neg": 2.0}, **RECOMPUTE},
-        {"loss": "cispo", "clip_low": 0.1}, {"loss": "gspo", "dual_clip": 3.0}, {"clip_low": 0.1, **RECOMPUTE},
+        {"loss": "cispo", "clip_low": 0.1}, {"loss": "gspo", "dual_clip": 3.0}, {"loss": "gmpo", "clip_low": 0.1},
+        {"loss": "dppo", "dppo": {"divergence": "kl", "threshold_pos": 0.1}}, {"clip_low": 0.1, **RECOMPUTE},
         {"old_logprobs": "recompute", "clip_low": 0.1, "lora": {"dropout": 0.1}},
         {"distillation": {**ALONE, "kind": "reverse"}, "clip_high": 0.3},
         {"correction": {"kind": "geometric_mis", "low": 0.9}, **RECOMPUTE},
@@ -101,7 +105,7 @@ KL = {"kl": {"coefficient": 0.1}}
 RHO = {**RECOMPUTE, "correction": {"kind": "mis"}}
 LORA = {"lora": {"rank": 2}}
 MANY = {"schedule": "linear"}
-SAPO, VESPO, KPOP = ({**SOME, "loss": name} for name in ("sapo", "vespo", "kpop"))
+SAPO, VESPO, KPOP, DPPO = ({**SOME, "loss": name} for name in ("sapo", "vespo", "kpop", "dppo"))
 # option -> what it is changed in, and to what. The work is two batches: weights and what the steps report.
 CHANGED: dict[str, tuple[dict, dict]] = {
     "loss": ({}, {"loss": "dapo"}),
@@ -117,6 +121,9 @@ CHANGED: dict[str, tuple[dict, dict]] = {
     "vespo.k_neg": (VESPO, {**VESPO, "vespo": {"k_neg": 0.1}}),
     "vespo.lambda_neg": (VESPO, {**VESPO, "vespo": {"lambda_neg": 0.1}}),
     "kpop.threshold": (KPOP, {**KPOP, "kpop": {"threshold": 1e-3}}),
+    "dppo.divergence": (DPPO, {**DPPO, "dppo": {"divergence": "kl"}}),
+    "dppo.threshold_pos": (DPPO, {**DPPO, "dppo": {"threshold_pos": 1e-6}}),
+    "dppo.threshold_neg": (DPPO, {**DPPO, "dppo": {"threshold_neg": 1e-6}}),
     "old_logprobs": (SOME, {**SOME, "old_logprobs": "recompute"}),
     "correction.kind": (RHO, {**RHO, "correction": {"kind": "icepop"}}),
     "correction.low": (RHO, {**RHO, "correction": {"kind": "mis", "low": 0.9}}),

@@ -25,6 +25,8 @@ LOSSES = [
     {"loss": "vespo", "vespo": {"lambda_pos": 0.2, "k_pos": 0.3, "k_neg": 0.2}},  # as wide as these batches need it
     {"loss": "luspo", "clip_low": 0.9, "clip_high": 5.0},
     {"loss": "kpop", "kpop": {"threshold": 0.5}},
+    {"loss": "gmpo", "clip_low": 0.9, "clip_high": 5.0},
+    {"loss": "dppo"},
     {"loss": "grpo", "average": "sum", "entropy_coefficient": 0.1},
     {"loss": "dapo", "kl": {"coefficient": 0.1, "estimator": "k3"}},
     {"loss": "reinforce", "kl": {"coefficient": 0.1, "estimator": "k1", "place": "reward"}},
@@ -64,7 +66,7 @@ def test_two_ranks_that_each_take_half_the_sequences_add_up_to_one(gradient, mak
     batch = make_batch(groups=2)
     halves = [batch.select(np.arange(4)), batch.select(np.arange(4, 8))]
     share = [1.0, 1.0]
-    if loss["loss"] in ("dapo", "cispo", "vespo", "kpop"):  # their averages are over all tokens
+    if loss["loss"] in ("dapo", "cispo", "vespo", "kpop", "dppo"):  # their averages are over all tokens
         share = [half.trained.sum() / batch.trained.sum() * 2 for half in halves]
     parts = [gradient(half, **loss) for half in halves]
     whole = tuple(sum(weight * part[axis] / 2 for weight, part in zip(share, parts, strict=True)) for axis in (0, 1))

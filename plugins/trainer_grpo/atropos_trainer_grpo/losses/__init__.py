@@ -21,6 +21,8 @@ from __future__ import annotations
 
 from atropos_trainer_grpo.losses.averages import Average, token_weights
 from atropos_trainer_grpo.losses.clipped import CLIPPED, clipped_by_sequence, clipped_by_token, policy_gradient
+from atropos_trainer_grpo.losses.dppo import DPPO
+from atropos_trainer_grpo.losses.gmpo import GMPO
 from atropos_trainer_grpo.losses.kpop import KPOP
 from atropos_trainer_grpo.losses.luspo import LUSPO
 from atropos_trainer_grpo.losses.rows import FURTHEST, Clip, Loss, Rows, Surrogate, bounded_exp, register
@@ -32,4 +34,4 @@ __all__ = [
     "policy_gradient", "register", "token_weights",
 ]  # fmt: skip
 
-LOSSES = {loss.name: loss for loss in (*CLIPPED, SAPO, VESPO, LUSPO, KPOP)}
+LOSSES = {loss.name: loss for loss in (*CLIPPED, SAPO, VESPO, LUSPO, KPOP, GMPO, DPPO)}

@@ -18,8 +18,15 @@ NEAREST = 1e-6  # to certainty: beyond it 1 - p has few digits left in float32
 
 def agree(one: Tensor, other: Tensor, threshold: float) -> Tensor:
     """[R] bool: the coins of these logprobs [R] are within `threshold` nats of each other, both ways."""
-    one, other = (logs.detach().clamp(-FURTHEST, -NEAREST) for logs in (one, other))
-    return torch.maximum(_divergence(one, other), _divergence(other, one)) <= threshold
+    one, other = one.detach(), other.detach()
+    return torch.maximum(coin_divergence(one, other), coin_divergence(other, one)) <= threshold
+
+
+def coin_divergence(p: Tensor, q: Tensor) -> Tensor:
+    """[R]: D(p||q) in nats, of the coins of these logprobs [R]. Neither comes nearer to certainty than float32 can tell."""
+    p, q = (logs.clamp(-FURTHEST, -NEAREST) for logs in (p, q))
+    not_p, not_q = -torch.expm1(p), -torch.expm1(q)
+    return p.exp() * (p - q) + not_p * (not_p.log() - not_q.log())
 
 
 def left_out_by_divergence(rows: Rows, clip: Clip, threshold: float = 0.1) -> Surrogate:
@@ -28,11 +35,6 @@ def left_out_by_divergence(rows: Rows, clip: Clip, threshold: float = 0.1) -> Su
     which is `correction.kind = "kpop"` here."""
     kept, ratio = agree(rows.logprobs, rows.old, threshold), rows.ratio()
     return Surrogate(-torch.where(kept, ratio, 0.0) * rows.advantages, ratio.detach(), ~kept)
-
-
-def _divergence(p: Tensor, q: Tensor) -> Tensor:
-    not_p, not_q = -torch.expm1(p), -torch.expm1(q)
-    return p.exp() * (p - q) + not_p * (not_p.log() - not_q.log())
 
 
 KPOP = Loss("kpop", left_out_by_divergence, "token", Clip(0.2, 0.2))

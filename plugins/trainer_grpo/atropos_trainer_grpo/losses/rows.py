@@ -87,7 +87,7 @@ class Loss:
     def __call__(self, rows: Rows, clip: Clip) -> Surrogate:
         return self.surrogate(rows, clip)
 
-    def having(self, **values: float) -> Loss:
+    def having(self, **values: float | str | None) -> Loss:
         """The same loss with other values of its options."""
         return replace(self, surrogate=partial(self.surrogate, **values)) if values else self
 
