@@ -24,6 +24,7 @@ Made by `python -m tools.make_commands_page` from the commands of core and of th
 PAGES = {
     "adapter": "skyrl.md",
     "audit": "records.md",
+    "bias": "credit.md",
     "check": "tutorial/03-environment.md",
     "config": "run-file.md",
     "doctor": "health.md",

@@ -48,7 +48,8 @@ NAVIGATION: Mapping[str, tuple[str, ...]] = {
         )
     ),
     "A run": (
-        "run-file.md", "models.md", "defaults.md", "warm-start.md", "my-rewards-are-all-0.md", "health.md", "records.md", "export.md",
+        "run-file.md", "models.md", "defaults.md", "warm-start.md", "my-rewards-are-all-0.md", "credit.md", "health.md", "records.md",
+        "export.md",
         "bridges.md", "gpu.md", "swaps.md",
     ),
     "Agents": ("agents.md", "agent-api.md", "agent-tokens.md", "agent-clients.md", "agent-sandboxes.md"),

@@ -133,6 +133,10 @@ TRIALS = {
         ("check", f"{TASKS}:Unsteady"),
         {"--kind": ("--kind", "reward"), "--set": ("--set", "fails=true"), "--skip": ("--skip", "scores"), "--json": ("--json",)},
     ),
+    "bias": Trial(
+        ("bias", "turn_gae", "--group-size", "2"),
+        {"--group-size": ("--group-size", "3"), "--seed": ("--seed", "1"), "--json": ("--json",)},
+    ),
     "plugins": Trial(("plugins", "toy", "--kind", "engine"), {"--kind": ("--kind", "trainer"), "--json": ("--json",)}),
     "adapter": Trial(
         ("adapter", "skyrl", "--env", "gsm8k", "--model", "tiny", "--out", "out"),

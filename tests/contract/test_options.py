@@ -133,6 +133,13 @@ CHANGED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "transform equal_group.correct_above": (
         {"free_tokens": 1, "limit_tokens": 50}, {"free_tokens": 1, "limit_tokens": 50, "correct_above": 100.0}
     ),
+    "transform turn_returns.baseline": ({}, {"baseline": "group"}),
+    "transform turn_returns.outcome_weight": ({}, {"outcome_weight": 0.5}),
+    "transform turn_returns.divide_by_std": ({"baseline": "group"}, {"baseline": "group", "divide_by_std": True}),
+    "transform turn_gae.outcome_weight": ({}, {"outcome_weight": 0.5}),
+    "transform gigpo.step_weight": ({}, {"step_weight": 0.5}),
+    "transform gigpo.divide_by_std": ({}, {"divide_by_std": True}),
+    "transform maxrl.correct_above": ({}, {"correct_above": 100.0}),
     "transform zscore.scope": ({"warm_up": 2}, {"warm_up": 2, "scope": "global"}),
     "transform zscore.center": ({"warm_up": 2}, {"warm_up": 2, "center": False}),
     "transform zscore.scale": ({"warm_up": 2}, {"warm_up": 2, "scale": False}),
@@ -452,6 +459,12 @@ def test_a_threshold_of_health_decides_when_a_check_falls_ill(option):
 # -- seen elsewhere: the file, its test, and the options
 
 SEEN_IN = """
+plugins/credit/tests/test_transforms.py::test_options_that_groups_of_one_turn_do_not_show_change_advantages_of_several
+  transform turn_returns: discount turn_weight state
+plugins/credit/tests/test_transforms.py::test_options_that_groups_of_one_turn_do_not_show_change_advantages_of_several
+  transform turn_gae: discount turn_weight gae_lambda
+plugins/credit/tests/test_transforms.py::test_options_that_groups_of_one_turn_do_not_show_change_advantages_of_several
+  transform gigpo: discount state
 plugins/env_dataset/tests/test_completions.py::test_columns_may_have_other_names_and_a_system_message
   run: warmup.prompt warmup.completion
 plugins/env_dataset/tests/test_completions.py::test_each_epoch_has_every_row_once_in_an_order_of_the_seed

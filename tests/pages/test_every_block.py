@@ -17,6 +17,7 @@ TAKING = "tests/pages/test_serve_agent_page.py::test_the_command_the_loop_and_th
 MULTI_TURN = "tests/pages/test_multi_turn_page.py::"
 PYTHON = "tests/pages/test_python_page.py::test_the_examples_of_the_page_run_one_after_another"
 SIMULATION = "plugins/simulation/tests/test_pages.py::test_the_commands_of_the_pages_print_a_table"
+CREDIT = "tests/pages/test_credit_page.py::test_the_command_of_the_page_prints_what_it_shows"
 DATASET = HERE + "test_the_rows_of_the_page_are_trained_on"
 COMING_FROM = ("atroposlib", "roll", "skyrl", "trl", "verifiers")
 TUTORIAL = sorted({block.page for block in BLOCKS if block.page.startswith("docs/tutorial/")})
@@ -54,6 +55,9 @@ EXECUTED = (
     ("docs/agents.md", "curl -X POST -H", TAKING),
     ("docs/agents.md", "from atropos_agent_api.grading", EXAMPLE + "test_the_reward_on_the_page_scores"),
     ("docs/agents.md", "atropos check agent", "plugins/agent_api/tests/test_poisoned.py::test_the_whole_contract"),
+    ("docs/credit.md", "# bars.py", CREDIT),
+    ("docs/credit.md", "atropos bias", CREDIT),
+    ("docs/credit.md", "estimator", CREDIT),
     ("docs/bridges.md", "import asyncio", HERE + "test_the_bridge_on_the_page"),
     ("docs/bridges.md", "atropos check ./disk.py", HERE + "test_the_bridge_on_the_page"),
     ("docs/warm-start.md", "{", "tests/e2e/test_warmup.py::test_the_example_of_the_page_runs"),

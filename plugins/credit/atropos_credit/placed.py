@@ -1,0 +1,90 @@
+"""From the tokens of an episode to its turns, and from advantages of turns to tokens."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from atropos_core.turn_rewards import outcome_rewards, turn_ends
+from atropos_core.types import Episode, Rollout, ScoredGroup, Tokens
+from atropos_credit.config import State
+from atropos_credit.turns import Turns, Values
+
+
+class Span(NamedTuple):
+    """The tokens of one turn: the sampled ones from `begin` to before `end`."""
+
+    rollout: int
+    shown: int  # the position after the last sampled token before the turn, or 0
+    begin: int
+    end: int
+    value: float
+    length: int  # sampled tokens
+
+
+def spans_of(episode: Episode) -> list[Span]:
+    """The turns of an episode in order, rollout by rollout.
+
+    A span with a turn reward is a turn. After the last span, and in a rollout without any, each unbroken run of sampled tokens is a
+    turn that earned nothing."""
+    return [span for number, rollout in enumerate(episode.rollouts) for span in _spans_of_rollout(number, rollout)]
+
+
+def _spans_of_rollout(number: int, rollout: Rollout) -> Iterator[Span]:
+    ends, values = ([], []) if rollout.turns is None else (rollout.turns.ends.tolist(), rollout.turns.values.tolist())
+    rest = [end for end in turn_ends(rollout).tolist() if not ends or end > ends[-1]]
+    sampled, done = np.flatnonzero(rollout.sampled), 0
+    for end, value in zip([*ends, *rest], [*values, *[0.0] * len(rest)], strict=True):
+        until = int(np.searchsorted(sampled, end))
+        shown = int(sampled[done - 1]) + 1 if done else 0
+        yield Span(number, shown, int(sampled[done]), end, value, until - done)
+        done = until
+
+
+def turns_of(group: ScoredGroup, state: State = "observation") -> list[Turns]:
+    """The rewards of each episode by turn. The outcome is what its total, as it is trained, has beyond the turn rewards."""
+    return [
+        _turns(episode, float(outcome), state)
+        for episode, outcome in zip(group.episodes, outcome_rewards(group), strict=True)
+    ]
+
+
+def _turns(episode: Episode, outcome: float, state: State) -> Turns:
+    spans = spans_of(episode)
+    return Turns(
+        rewards=np.array([span.value for span in spans], np.float64),
+        outcome=outcome,
+        states=tuple(_state(episode.rollouts[span.rollout], span, state) for span in spans),
+        lengths=tuple(span.length for span in spans),
+    )
+
+
+def _state(rollout: Rollout, span: Span, state: State) -> bytes:
+    """A digest of the tokens that a turn was shown. If there are none, as between two parts of one reply, of all tokens before it."""
+    since = 0 if state == "history" or span.shown == span.begin else span.shown
+    return digest(rollout.tokens[since : span.begin])
+
+
+def digest(tokens: Tokens) -> bytes:
+    """16 bytes that stand for these tokens."""
+    return hashlib.blake2b(np.ascontiguousarray(tokens).tobytes(), digest_size=16).digest()
+
+
+def with_advantages(episode: Episode, advantages: Values) -> Episode:
+    """The episode with the advantage of each turn at its sampled tokens. A rollout that has advantages keeps them."""
+    columns = [np.zeros(len(rollout.tokens), np.float32) for rollout in episode.rollouts]
+    for span, value in zip(spans_of(episode), advantages, strict=True):
+        columns[span.rollout][span.begin : span.end] = value
+    return replace(
+        episode,
+        rollouts=tuple(
+            replace(rollout, advantages=np.where(rollout.sampled, column, np.float32(0)))
+            if rollout.advantages is None
+            else rollout
+            for rollout, column in zip(episode.rollouts, columns, strict=True)
+        ),
+    )
