@@ -49,6 +49,7 @@ NAVIGATION: Mapping[str, tuple[str, ...]] = {
     ),
     "A run": (
         "run-file.md", "models.md", "defaults.md", "warm-start.md", "my-rewards-are-all-0.md", "credit.md", "health.md", "records.md",
+        "debugging.md",
         "export.md",
         "bridges.md", "gpu.md", "swaps.md",
     ),

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 
 STARTED = ("run", "resume", "train", "serve-agent")  # commands that write a summary before they end
-GUARDED = (*STARTED, "eval", "process", "check", "audit")  # and others that run components
+GUARDED = (*STARTED, "eval", "process", "check", "audit", "rescore", "replay")  # and others that run components
 _SAVED = "`atropos doctor RUN` on the run directory says what is saved, `atropos resume RUN` continues from there."
 _UNSAVED = "look for a component that ends its process, or closes file descriptors that it did not open."
 _PR_SET_PDEATHSIG = 1

@@ -143,10 +143,10 @@ class Rescoring:
     async def _environment_scores(self, group: ScoredGroup) -> Floats | None:
         """Return the scores of an environment whose rollout() only calls score(); None for others."""
         environment = self._environments.get(group.draw.environment)
-        if environment is None or isinstance(environment, Stateful | Measured) or not _only_scores(environment):
+        if environment is None or isinstance(environment, Stateful | Measured) or not only_scores(environment):
             return None
         try:
-            scored = [await environment.score(group.task, _reply(one)) for one in group.episodes[:MOST_EPISODES]]
+            scored = [await environment.score(group.task, last_reply(one)) for one in group.episodes[:MOST_EPISODES]]
         except Exception:  # noqa: BLE001 - the plugin boundary; failed_plays reports it
             return None
         values = [one.value if isinstance(one, Score) else float(one) for one in scored]
@@ -164,7 +164,8 @@ def _may_be_repeated(reward: Reward) -> bool:
     return not isinstance(reward, Stateful | Measured)
 
 
-def _only_scores(environment: Environment) -> bool:
+def only_scores(environment: Environment) -> bool:
+    """True if the environment's rollout is one reply, which its score() is called with."""
     kind = type(environment)
     return (
         kind.rollout is Environment.rollout
@@ -173,7 +174,7 @@ def _only_scores(environment: Environment) -> bool:
     )
 
 
-def _reply(episode: Episode) -> Any:
+def last_reply(episode: Episode) -> Any:
     """Return the last reply, a Message. Raises DataError if the conversation does not end with one of the policy's."""
     if not episode.messages or episode.messages[-1].get("role") != "assistant":
         raise DataError("the conversation has no reply at its end")

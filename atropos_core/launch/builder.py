@@ -30,7 +30,7 @@ from atropos_core.rollouts.engine_router import EngineRouter
 from atropos_core.rollouts.evaluation import require_test_tasks
 from atropos_core.rollouts.runner import WeightedReward, check_named_tasks, task_count
 from atropos_core.rollouts.task_weights import with_weight
-from atropos_core.training.parts import CLOSE_DEADLINE_S, Closable, EvaluationParts, Parts
+from atropos_core.training.parts import CLOSE_DEADLINE_S, Closable, EvaluationParts, Parts, ScoringParts
 from atropos_core.types import Split
 
 T = TypeVar("T")
@@ -58,6 +58,18 @@ async def trainer_alone(plan: Plan, directory: Path) -> AsyncIterator[Trainer]:
     finally:
         await trainer.close()
         await builder.launcher.close()
+
+
+@asynccontextmanager
+async def scoring_parts(plan: Plan, directory: Path) -> AsyncIterator[ScoringParts]:
+    """Open only the rewards, transforms and environments of a plan, for the duration of the block."""
+    builder = Builder(plan, directory)
+    made = await _or_end(builder, builder.build_for_scoring())
+    try:
+        yield made
+    finally:
+        closing = [within(part.close(), CLOSE_DEADLINE_S, f"{type(part).__name__}: close()") for part in builder.here]
+        raise_first(await asyncio.gather(*closing, return_exceptions=True))
 
 
 def contexts(plan: Plan, directory: Path) -> list[tuple[ResolvedComponent, RunContext]]:
@@ -226,6 +238,15 @@ class Builder:
             children=self.children,
             launcher=self.launcher,
         )
+
+    async def build_for_scoring(self) -> ScoringParts:
+        named = self.plan.named
+        async with asyncio.TaskGroup() as group:
+            environments = self.environments()
+            group.create_task(self._open(environments))
+            rewards = [group.create_task(self._reward(name, one)) for name, one in named.get("reward", {}).items()]
+        transforms = {name: self._build_in_process(one) for name, one in named.get("transform", {}).items()}
+        return ScoringParts(environments, [reward.result() for reward in rewards], transforms)
 
     async def _engine_or(self, engine: Engine | None) -> Engine:
         found: Engine = engine or await self._hosted_or_here("engine", self.plan.engines[0])

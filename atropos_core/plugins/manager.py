@@ -36,6 +36,7 @@ CORE = "atropos-core"
 DISABLE = "ATROPOS_DISABLE_PLUGINS"
 BROUGHT_BY = {  # command, or function of `atropos_core` -> the distribution that has it
     "config": "atropos-config", "export": "atropos-records", "audit": "atropos-records", "doctor": "atropos-doctor",
+    "rescore": "atropos-debugging", "bisect": "atropos-debugging", "replay": "atropos-debugging",
     "check": "atropos-testing", "new": "atropos-testing", "view": "atropos-plugin-viewer", "save_view": "atropos-plugin-viewer",
     "eval": "atropos-evaluation", "evaluate": "atropos-evaluation", "recipes": "atropos-recipes",
     "plan": "atropos-plugin-trainer-grpo", "quantize": "atropos-plugin-trainer-grpo", "serve": "atropos-plugin-trajectory-api",

@@ -63,6 +63,12 @@ class RolloutRunner:
         self._turnstile = Turnstile() if deterministic else None
         self._tool_sets = ToolSets()
 
+    @classmethod
+    def for_scores(cls, rewards: Sequence[WeightedReward]) -> RolloutRunner:
+        """Return a runner without environments and engine: only `score` can be called."""
+        nothing: Any = None
+        return cls({}, rewards, nothing, nothing, deadline_s=0.0, deterministic=False)
+
     def tools_of(self, group: ScoredGroup) -> Tools:
         """Return the JSON schemas of the tools that the policy was shown for this task; empty if there were none, or the rollout ran
         elsewhere."""
@@ -112,7 +118,7 @@ class RolloutRunner:
                     lost, await self._run_members(environment, task, where, again, sampling), strict=True
                 ):
                     results[member] = one
-        return await self._score(draw, task, [*before, *results])
+        return await self.score(draw, task, [*before, *results])
 
     async def _run_members(
         self,
@@ -187,7 +193,8 @@ class RolloutRunner:
             name = next(name for name, one in self.environments.items() if one is environment)
             raise DataError(f"environment {name!r}, task {task.id!r}: {Exception.__str__(error)}") from error
 
-    async def _score(self, draw: Draw, task: Task, results: Sequence[Episode | Failed]) -> ScoredGroup:
+    async def score(self, draw: Draw, task: Task, results: Sequence[Episode | Failed]) -> ScoredGroup:
+        """Score the episodes of a draw with the rewards, by weight. If a reward fails, all of them count as failed."""
         episodes = tuple(one for one in results if isinstance(one, Episode))
         failed = tuple(one for one in results if isinstance(one, Failed))
         if not episodes:

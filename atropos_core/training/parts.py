@@ -105,6 +105,15 @@ async def _close_all(parts: Sequence[Closable]) -> list[Exception]:
     return [error for error in ended if isinstance(error, Exception)]
 
 
+@dataclass(frozen=True)
+class ScoringParts:
+    """The parts that score recorded rollouts and compute their advantages."""
+
+    environments: Mapping[str, Environment]
+    rewards: Sequence[WeightedReward]
+    transforms: Mapping[str, Transform]  # by name, in the order of the run file
+
+
 @dataclass
 class EvaluationParts:
     """The parts of a run that an evaluation needs: no trainer, no bridge."""

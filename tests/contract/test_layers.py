@@ -23,7 +23,7 @@ from tests.conftest import REPOSITORY
 CORE = REPOSITORY / "atropos_core"
 PACKAGES = {path.parent.name: path for path in (REPOSITORY / "plugins").glob("*/atropos_*") if path.is_dir()}
 LIBRARIES = {path.parent.name: path for path in (REPOSITORY / "libs").glob("*/atropos_*") if path.is_dir()}
-BELOW = {"evaluation": {"chat_client"}}  # library -> the libraries that it may name
+BELOW = {"debugging": {"records"}, "evaluation": {"chat_client"}}  # library -> the libraries that it may name
 CHECKED = [CORE, *LIBRARIES.values(), *PACKAGES.values(), *REPOSITORY.glob("[lp]*s/*/tests")]
 CHECKED += [REPOSITORY / name for name in ("tests", "benchmarks", "tools")]
 DECISION = REPOSITORY / "docs/decisions/0014-folders.md"

@@ -56,6 +56,7 @@ IMPORTED = (
     "numpy.ma", "safetensors.numpy", "typer._adapters", "typer._click.decorators",
     "anyio._backends._asyncio", "certifi", "encodings.idna", "httpcore", "httpcore._backends.auto", "pydantic.v1",
     "uvicorn.lifespan.on", "uvloop",
+    "atropos_debugging.bisect_command", "atropos_debugging.replay_command", "atropos_debugging.rescore_command",
     "atropos_records.audit_command", "atropos_records.export_command", "atropos_core.cli.plot", "atropos_records.dataset",
     "atropos_records.record_checks", "atropos_records.audit", "atropos_http_server.server",
     "atropos_trajectory_client.remote_engine",

@@ -1,0 +1,159 @@
+"""`atropos replay`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from atropos_core.cli.completion import components, runs
+from atropos_core.cli.options import SetOption, Uses
+
+if TYPE_CHECKING:
+    from atropos_core.launch.plan import Plan
+    from atropos_debugging.replaying import Changes, Replayed
+    from atropos_records.rollout_records import RolloutRecords
+
+USES = Uses("atropos replay", ("trainer", "reward", "transform", "seed"))
+ROLLOUTS_SHOWN, TOKENS_SHOWN = 10, 10
+
+
+def add(app: typer.Typer) -> None:
+    app.command("replay", rich_help_panel="Look")(replay)
+
+
+def replay(
+    run: Annotated[
+        Path, typer.Argument(help="A run directory with checkpoints.", show_default=False, autocompletion=runs)
+    ],
+    step: Annotated[int, typer.Option(help="The step to train again.", min=1, show_default=False)],
+    reward: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--reward",
+            help="Score the step's rollouts with this reward instead of the run's; may be repeated. A name that the run has "
+            "keeps its options.",
+            autocompletion=components("reward"),
+        ),
+    ] = None,
+    loss: Annotated[
+        str | None,
+        typer.Option(
+            help="Train with this loss: a name, pkg.mod:name or ./file.py:name.", autocompletion=components("loss")
+        ),
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Seed of the trainer's random numbers: minibatches, dropout.", min=0)
+    ] = None,
+    changes: SetOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document, and nothing else.")] = False,
+) -> None:
+    """Train a recorded step again, from the checkpoint before it. With nothing changed, the weights must be those of the run. With a
+    change, compare both updates: gradient norms, advantages, and which tokens move.
+
+    [bold]Examples[/]
+
+      atropos replay runs/gsm8k-20260131-120000 --step 40
+
+      atropos replay runs/gsm8k-20260131-120000 --step 40 --loss dapo
+
+      atropos replay runs/gsm8k-20260131-120000 --step 40 --reward ./rewards.py:strict
+
+      atropos replay runs/gsm8k-20260131-120000 --step 40 --set trainer.learning_rate=1e-6
+    """
+    import asyncio
+
+    from atropos_core import console
+    from atropos_core.plugins.manager import load_plugins
+    from atropos_debugging.questioned_plan import changed_config, scoring_plan, trainer_plan
+    from atropos_debugging.replaying import Changes, document
+    from atropos_records.rollout_records import RolloutRecords
+
+    records = RolloutRecords(run)
+    plugins = load_plugins()
+    flags: dict[str, Any] = {"trainer.loss": loss, "seed": seed}
+    given = {path: value for path, value in flags.items() if value is not None}
+    paths = [change.partition("=")[0].strip() for change in changes or []]
+    made = Changes(
+        rewards=bool(reward) or any(path.startswith("reward.") for path in paths),
+        transforms=any(path.startswith("transform.") for path in paths),
+        trainer=bool(given) or any(path == "seed" or path.startswith("trainer.") for path in paths),
+    )
+    before = changed_config(run, plugins, USES, [], None, [])
+    after = changed_config(run, plugins, USES, reward or [], None, changes or [], given)
+    plan = trainer_plan(before, plugins)
+    changed = trainer_plan(after, plugins) if made else plan
+    scoring = scoring_plan(after, plugins, environments=False)
+    found = asyncio.run(_replay(records, step, plan, changed, scoring, made))
+    if as_json:
+        console.document({"run": str(run), **document(found)})
+        return
+    _show(found)
+
+
+async def _replay(
+    records: RolloutRecords, step: int, plan: Plan, changed: Plan, scoring: Plan, changes: Changes
+) -> Replayed:
+    import asyncio
+
+    from atropos_core.errors import Interrupted
+    from atropos_core.guards.exits import own_process
+    from atropos_core.launch.signals import cancelled_by_signals
+    from atropos_core.storage.tempdirs import owned_directory
+    from atropos_debugging.replaying import replay
+
+    with cancelled_by_signals(), owned_directory("replay") as scratch, own_process():
+        try:
+            return await replay(records, step, plan, changed, scoring, changes, scratch)
+        except asyncio.CancelledError:
+            raise Interrupted("stopped: nothing was replayed") from None
+
+
+def _show(found: Replayed) -> None:
+    from atropos_core import console
+
+    said = {True: "the same, bit for bit", False: "NOT the same", None: "not recorded"}
+    console.facts(
+        [
+            ("step", f"{found.step}, from the weights of version {found.version}"),
+            ("weights", said[found.same_weights]),
+            ("metrics", said[found.same_metrics]),
+        ]
+    )
+    for note in found.notes:
+        console.note("note", note)
+    console.say()
+    columns, now = ["", "run", "replayed"], found.changed_metrics
+    names = [name for name in found.metrics if "/" not in name]
+    rows = [[name, _text(found.recorded_metrics.get(name)), _text(found.metrics[name])] for name in names]
+    rows.append(["norm of the update", "", _text(found.update_norm)])
+    if now is not None:
+        columns.append("changed")
+        values = [*(_text(now.get(name)) for name in names), _text(found.changed_update_norm)]
+        rows = [[*row, value] for row, value in zip(rows, values, strict=True)]
+    console.table(columns, rows)
+    if now is not None:
+        console.say(f"cosine of the two updates: {_text(found.update_cosine)}")
+    console.say()
+    most = sorted(found.rollouts, key=lambda one: -abs(one.moved_now - (one.moved if now is not None else 0)))
+    console.table(
+        ("rollout", "reward", "now", "advantage", "now", "nats a token", "now"),
+        [
+            (f"{one.member} of task {one.task}", *map(_text, (one.reward, one.reward_now, one.advantage, one.advantage_now,
+                                                              one.moved, one.moved_now)))
+            for one in most[:ROLLOUTS_SHOWN]
+        ],
+    )  # fmt: skip
+    console.say()
+    console.table(
+        ("token", "in rollout", "position", "logprob before", "after", "changed"),
+        [
+            (repr(one.text), f"{one.member} of task {one.task}", one.position, *map(_text, (one.before, one.recorded, one.changed)))
+            for one in found.tokens[:TOKENS_SHOWN]
+        ],
+    )  # fmt: skip
+
+
+def _text(value: float | None) -> str:
+    return "" if value is None or value != value else f"{value:.6g}"

@@ -1,0 +1,31 @@
+"""docs/debugging.md: its worked case prints what the page shows."""
+
+from __future__ import annotations
+
+import re
+
+from atropos_debugging.bisection import STAGES
+from tests.conftest import REPOSITORY
+from tests.pages.blocks import BLOCKS
+
+PAGE = "docs/debugging.md"
+
+
+def test_the_worked_case_prints_what_the_page_shows(atropos, tmp_path):
+    printed = ""
+    for block in (one for one in BLOCKS if one.page == PAGE):
+        if block.language == "python":
+            (tmp_path / block.first.removeprefix("# ")).write_text(block.text)
+        elif block.first.startswith("atropos "):
+            printed = ""
+            for command in block.commands:
+                ended = atropos(*command.split()[1:], cwd=tmp_path)
+                assert ended.code == (1 if command.startswith("atropos bisect") else 0), ended.out + ended.err
+                printed += ended.out
+        else:
+            assert block.text in printed, printed
+
+
+def test_the_table_of_stages_has_all_of_them_in_their_order():
+    text = (REPOSITORY / PAGE).read_text().split("## `atropos bisect`")[1].split("\n## ")[0]
+    assert re.findall(r"^\| `(\w+)` \|", text, re.M) == list(STAGES)
