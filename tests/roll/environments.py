@@ -47,6 +47,18 @@ class Dialogue(One):
         return talk.episode(Score(float(text), float(text) == 1.0))
 
 
+class Credited(One):
+    """As `Dialogue`. Each reply before the last earns a quarter, and the last one a half; the rest is of the end."""
+
+    async def rollout(self, task: Task, policy: Policy, *, seed: int) -> Episode:
+        talk = Conversation(policy, seed=seed)
+        text, turns = str((await talk.reply(*task.messages))["content"]), []
+        while text == "go on":
+            turns.append(0.25)
+            text = str((await talk.reply(user("And?")))["content"])
+        return talk.episode(Score(float(text), float(text) == 1.0, turns=[*turns, 0.5]))
+
+
 class Fourteen(One):
     """Right is `14`, or a last line `#### 14`, and nothing beside it."""
 

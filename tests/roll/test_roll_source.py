@@ -105,6 +105,20 @@ def run(queues, policies, name, *, environment, groups=1):
     return found, made
 
 
+def test_rolls_own_rows_have_what_their_replies_earned(roll):
+    replies = iter(["go on", "go on", "1"])
+    made = run_one_rollout(
+        "AgentNativeStepEnvManager", lambda messages: next(replies), environment=f"{HERE}:Credited", turn_rewards=True
+    )
+    assert [float(one) for one in made.non_tensor_batch["step_scores"]] == [0.25, 0.25, 0.5]
+    assert made.batch["scores"].sum(-1).tolist() == [0.25, 0.25, 0.5]
+    assert [float(one) for one in made.non_tensor_batch["episode_scores"]] == [1.0] * 3
+    returns = importlib.import_module("roll.pipeline.agentic.utils").compute_discounted_returns(
+        made, "step_reinforce", 1.0
+    )
+    assert returns.batch["step_rewards"].tolist() == [1.0, 0.75, 0.5]
+
+
 @pytest.mark.parametrize("name", list(managers.BASES))
 def test_rolls_loader_finds_our_managers_and_they_are_its_own(roll, name):
     load = importlib.import_module("roll.utils.import_utils").safe_import_class

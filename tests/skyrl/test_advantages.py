@@ -21,6 +21,7 @@ from atropos_core.builtin.plugin import TOY_MODEL
 from atropos_core.builtin.transforms import GroupAdvantage
 from atropos_core.config.run_file import Layer, load
 from atropos_core.errors import ConfigError
+from atropos_core.turn_rewards import turn_ends, turn_rewards
 from atropos_core.types import Draw, Episode, Rollout, ScoredGroup, Task
 from tests.skyrl.parts import Adder, Sevens, TableDispatch, trainer_of
 from tests.skyrl.test_generator import given, here
@@ -107,6 +108,32 @@ async def test_advantages_by_skyrls_own_code_are_ours(tmp_path, table, step_wise
     wanted = np.repeat((await ours(run)).reshape(-1), steps)[:, None] * data["response_mask"].numpy()
     np.testing.assert_allclose(got, wanted, rtol=2e-5, atol=2e-6)
     assert np.abs(wanted).max() > 0.5 and steps == (3 if step_wise else 1)
+
+
+async def test_turn_rewards_are_rewards_token_by_token_to_skyrls_own_code(tmp_path):
+    class Turned(Adder):
+        async def rollout(self, task, policy, *, seed):
+            episode = await super().rollout(task, policy, seed=seed)
+            [rollout] = episode.rollouts
+            turns = turn_rewards(turn_ends(rollout), [0.5, -1.0, 2.0])
+            return replace(episode, score=2.0, rollouts=(replace(rollout, turns=turns),))
+
+    environment = Turned()
+    _, cfg = exported(tmp_path, {}, **{"trainer.algorithm.advantage_estimator": "reinforce++"})
+    trainer = trainer_of(
+        cfg, source := here(turned=environment), {"turned": environment}, TableDispatch(cfg, None, 1.0)
+    )
+    requested, uids = given(cfg, {"turned": environment}, range(4), n=G)
+    output = await AtroposGenerator(source, seed=3, turn_rewards=True).generate(requested)
+    assert [sum(row) for row in output["rewards"]] == [2.0] * (4 * G), "0.5 of it is the outcome reward"
+    processed, uids = trainer.postprocess_generator_output(dict(output), uids)
+    data = trainer.convert_to_training_input(processed, uids)
+    data["values"] = None
+    returns = trainer.compute_advantages_and_returns(data)["returns"].numpy()
+    trained = data["loss_mask"].numpy().astype(bool)
+    for row, mask in zip(returns, trained, strict=True):
+        turn = np.cumsum(mask & ~np.insert(mask[:-1], 0, False))[mask] - 1
+        np.testing.assert_allclose(row[mask], np.array([2.0, 1.5, 2.5])[turn])
 
 
 async def test_advantages_of_the_environments_own_are_skyrls_token_by_token(tmp_path):

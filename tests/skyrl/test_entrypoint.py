@@ -127,6 +127,24 @@ def test_what_cannot_go_together_is_refused_with_what_to_set(tmp_path, change, w
         check(config(tmp_path, **change), options)
 
 
+@pytest.mark.parametrize(
+    ("change", "wanted"),
+    [
+        ({}, "has no effect with the estimator grpo"),
+        ({"trainer.algorithm.advantage_estimator": "rloo"}, "has no effect with the estimator rloo"),
+        (
+            {"trainer.algorithm.advantage_estimator": "gae", "generator.step_wise_trajectories": True},
+            "takes only the reward of a trajectory's last step",
+        ),
+    ],
+)
+def test_turn_rewards_that_skyrl_would_not_read_are_refused(tmp_path, change, wanted):
+    options = SkyRLOptions(source="rings", rings=tmp_path, run=tmp_path / "run.toml", turn_rewards=True)
+    check(config(tmp_path, **{"trainer.algorithm.advantage_estimator": "reinforce++"}), options)
+    with pytest.raises(ConfigError, match=wanted):
+        check(config(tmp_path, **change), options)
+
+
 class OnATable(AtroposExp):
     """All but the GPU workers: SkyRL's experiment, its tokenizer, data loader and trainer."""
 

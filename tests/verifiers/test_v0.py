@@ -87,7 +87,7 @@ async def test_a_conversation_of_several_turns_is_one_history_that_only_grows(tm
     assert rollout.tokens.tolist() == [*third.prompt.tolist(), *third.tokens.tolist()]
     assert third.prompt.tolist()[: len(second.prompt)] == second.prompt.tolist()
     assert sampled(episode)[0] == [*first.tokens.tolist(), *second.tokens.tolist(), *third.tokens.tolist()]
-    assert episode.metrics["verifiers/turns"] == 3
+    assert episode.metrics["verifiers/turns"] == 3 and rollout.turns is None
 
 
 async def test_a_reward_of_the_group_sees_all_of_it(tmp_path):
@@ -101,12 +101,10 @@ async def test_a_reward_of_the_group_sees_all_of_it(tmp_path):
 
 
 async def test_the_reward_of_a_step_is_the_turn_reward_of_its_reply(tmp_path):
-    for steps in (False, True):
-        async with opened(tmp_path, **options_of("guessing", tmp_path), config={"steps": steps}) as environment:
-            _, policy = scripted(lambda prompt, seed: str(prompt.count("higher") + prompt.count("lower")))
-            [episode] = await environment.rollout_group(environment.tasks("train")[1], policy, 1, seeds=[7])
-        [rollout] = episode.rollouts
-        assert (rollout.turns is not None) == steps
+    async with opened(tmp_path, **options_of("guessing", tmp_path), config={"steps": True}) as environment:
+        _, policy = scripted(lambda prompt, seed: str(prompt.count("higher") + prompt.count("lower")))
+        [episode] = await environment.rollout_group(environment.tasks("train")[1], policy, 1, seeds=[7])
+    [rollout] = episode.rollouts
     assert rollout.turns.values.tolist() == [1 - 5 / 8, 1 - 4 / 8, 0.0], "the last guess got no answer"
     assert rollout.turns.ends.tolist() == turn_ends(rollout).tolist()
     assert episode.score == pytest.approx(sum(episode.parts.values()))

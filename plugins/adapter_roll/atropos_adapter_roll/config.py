@@ -96,6 +96,11 @@ class EnvOptions(Options):
         None,
         description="text of agent_system_template; a first system message must be the same, and is not repeated",
     )
+    turn_rewards: bool = Field(
+        False,
+        description="give each reply's row the part of the reward that it earned, if the environment says it (AgentNativeStepEnvManager); "
+        "false: the whole reward on the last row",
+    )
     max_steps: int | None = Field(None, ge=1, description="replies after which an unfinished episode is cut off")
     end_of_turn: tuple[str, ...] | None = Field(
         None,

@@ -17,11 +17,11 @@ import gem
 
 from atropos_adapter_roll.config import KNOWN_ENDS, read_env_options
 from atropos_adapter_roll.observation import Observation, show
-from atropos_adapter_roll.reward import parts_of, warn_of_wrong_replies_ahead
+from atropos_adapter_roll.reward import parts_of, turns_of, warn_of_wrong_replies_ahead
 from atropos_adapter_roll.shared import shared_loop
 from atropos_adapter_roll.threaded_rollout import Event, PendingReply, ThreadedRollout
 from atropos_core.conversation import Policy
-from atropos_core.errors import AtroposError, DataError
+from atropos_core.errors import AtroposError, ConfigError, DataError
 from atropos_core.interfaces import Environment
 from atropos_core.rollouts.runner import failed_by, runs_groups
 from atropos_core.seeds import derive
@@ -47,6 +47,9 @@ class Record:
     score: float | None = None
     correct: bool | None = None
     parts: dict[str, float] = field(default_factory=dict)  # of the reward
+    turns: list[float] = field(
+        default_factory=list
+    )  # parts of the reward that each reply earned; empty: they are not asked for
     pending: bool = False  # its group is scored as a whole, by the filter
 
 
@@ -145,6 +148,11 @@ class AtroposEnv(gem.Env):  # type: ignore[misc] # gem has no types
     def score_in_group(self, size: int) -> None:
         """From the next reset on, leave scores to the group filter, if the environment scores its groups itself."""
         if size > 1 and runs_groups(self._hold()):
+            if self.options.turn_rewards:
+                raise ConfigError(
+                    f"turn_rewards is true, but {self.options.environment!r} scores its groups as a whole, after ROLL has its rows.",
+                    remedy="Set turn_rewards: false in env_config.",
+                )
             self._group_size = size
 
     def read_as(self, action: str, text: str) -> None:
@@ -204,6 +212,14 @@ class AtroposEnv(gem.Env):  # type: ignore[misc] # gem has no types
             return self._fail(Failed("the environment abstained: it gave the episode no score"))
         record.ended, record.score, record.correct = True, episode.score, episode.correct
         record.parts = parts_of(self.options.reward, episode, record.replies)
+        if self.options.turn_rewards:
+            record.turns = turns_of(self.options.reward, episode)
+            if len(record.turns) not in (0, len(record.replies)):
+                return self._fail(
+                    Failed(
+                        f"the environment has rewards of {len(record.turns)} turns, and ROLL gave {len(record.replies)} replies"
+                    )
+                )
         return self._ended(environment={**episode.parts, **episode.metrics})
 
     def _late(self) -> Failed:

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import importlib
 import logging
+import math
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -42,6 +44,11 @@ def adapted(base: type, observation: str) -> type:
                     f"{base.__name__} shows an environment by {observation!r}, but env_config.observation is {found!r}.",
                     remedy=f"Set env_config.observation: {observation}.",
                 )
+            if self.env.options.turn_rewards and observation == "delta":
+                raise ConfigError(
+                    f"turn_rewards has no effect with {base.__name__}, which makes one row of an episode, with one reward.",
+                    remedy="Set turn_rewards: false in env_config, or use atropos_adapter_roll.managers.AgentNativeStepEnvManager.",
+                )
             if self.worker_config.group_filter_cls != FILTER:
                 raise ConfigError(
                     f"group_filter_cls is {self.worker_config.group_filter_cls!r}: failed episodes would be trained as a score "
@@ -66,6 +73,7 @@ def adapted(base: type, observation: str) -> type:
 
         def formulate_rollouts(self, rollout_cache: Any) -> Any:
             too_long = self._add_missing_reply(rollout_cache.history)
+            place_turn_rewards(rollout_cache.history, self.env.record()["turns"])
             rollout = super().formulate_rollouts(rollout_cache)
             record = self.env.record()
             if too_long or not record["ended"]:  # ROLL itself stops an episode at max_steps and at sequence_length
@@ -99,6 +107,18 @@ def adapted(base: type, observation: str) -> type:
     Adapted.__name__ = Adapted.__qualname__ = base.__name__
     Adapted.__module__ = __name__
     return Adapted
+
+
+def place_turn_rewards(history: list[dict[str, Any]], turns: Sequence[float]) -> None:
+    """Give each reply the part of the reward that it earned, and the last one the rest, so that their sum stays what it was. Does nothing
+    without `turns`."""
+    replies = [one for one in history if "response_ids" in one]
+    if len(turns) != len(replies) or len(turns) < 2:
+        return
+    total = sum(one["reward"] for one in replies)
+    for one, reward in zip(replies, turns, strict=True):
+        one["reward"] = reward
+    replies[-1]["reward"] = math.fsum([total, *(-reward for reward in turns[:-1])])
 
 
 def responses_of(llm_output: Any) -> Any:

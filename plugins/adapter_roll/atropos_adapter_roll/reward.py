@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from atropos_adapter_roll.config import LengthBonus, RewardOptions
 from atropos_core.rollouts.replies import message_of, searched
+from atropos_core.turn_rewards import by_turn
 from atropos_core.types import Episode
 
 _TAG = re.compile(r"<(\w+)>")
@@ -41,6 +42,14 @@ def parts_of(options: RewardOptions, episode: Episode, replies: Sequence[str]) -
         share = brevity(options.length, sum(len(reply) for reply in replies))
         parts["length"] = options.length.weight * (share - wrong)
     return parts
+
+
+def turns_of(options: RewardOptions, episode: Episode) -> list[float]:
+    """Return the part of the reward that each reply earned, or an empty list if the environment places none. Bonuses, and the rest of the
+    environment's score, are earned at the end."""
+    if all(rollout.turns is None for rollout in episode.rollouts):
+        return []
+    return [options.environment * value for rollout in episode.rollouts for value in by_turn(rollout).tolist()]
 
 
 def has_marker(text: str, marker: str) -> bool:

@@ -1,15 +1,18 @@
 """The reward bridge: known texts give known parts, and no bonus puts a wrong answer before a right one."""
 
 import logging
+from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from atropos_adapter_roll.config import RewardOptions
-from atropos_adapter_roll.reward import has_marker, parts_of, warn_of_wrong_replies_ahead
-from atropos_core.types import Episode
+from atropos_adapter_roll.reward import has_marker, parts_of, turns_of, warn_of_wrong_replies_ahead
+from atropos_core.turn_rewards import turn_rewards
+from atropos_core.types import Episode, Rollout, tokens
 
 
 def options(**given):
@@ -130,3 +133,11 @@ def test_nothing_is_printed_where_right_comes_first(caplog):
 def test_options_that_make_no_sense_are_refused(given, says):
     with pytest.raises(ValidationError, match=says):
         options(**given)
+
+
+def test_a_reply_earns_its_turn_reward_times_the_weight_of_the_environment():
+    mask = np.array([False, True, False, True])
+    rollout = Rollout(tokens([1, 2, 3, 4]), mask, mask, None, np.zeros(4, np.int32), 1.0)
+    assert turns_of(options(environment=2.0), Episode((rollout,), 1.0)) == []
+    turned = Episode((replace(rollout, turns=turn_rewards([2, 4], [0.25, 0.5])),), 1.0)
+    assert turns_of(options(environment=2.0), turned) == [0.5, 1.0]

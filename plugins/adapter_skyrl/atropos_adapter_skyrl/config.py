@@ -31,6 +31,11 @@ class SkyRLOptions(Options):
         3, ge=1, description="how often a rollout, or a group's reward, may fail or be late before generate() raises"
     )
     max_staleness: int = Field(0, ge=0, description="api, rings: policy versions that a token may be behind")
+    turn_rewards: bool = Field(
+        False,
+        description="give SkyRL rewards token by token: turn rewards at the last tokens of their turns, the outcome reward on the last "
+        "token. For its estimators that read them (gae, reinforce++). false: the whole reward on the last token",
+    )
     stash_mb: float = Field(256.0, gt=0, description="rings: of rows whose group is not complete")
 
     @model_validator(mode="after")

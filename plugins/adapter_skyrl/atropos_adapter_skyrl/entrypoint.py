@@ -47,6 +47,7 @@ from atropos_core.storage.tempdirs import owned_prefix, sweep
 from atropos_core.training.parts import EvaluationParts
 
 FLAG, OURS = "trainer.override_entrypoint=", "atropos."
+SUMMED = ("grpo", "rloo", "maxrl", advantages.NAME)  # estimators that add up the rewards of a trajectory, or read none
 
 
 def split(arguments: Sequence[str]) -> tuple[SkyRLOptions, list[str]]:
@@ -70,6 +71,12 @@ def check(cfg: Any, options: SkyRLOptions) -> None:
         "the estimator atropos gives each token its own advantage, but step-wise training has one for each trajectory: set "
         "trainer.algorithm.advantage_estimator=grpo, or generator.step_wise_trajectories=false":
             cfg.trainer.algorithm.advantage_estimator == advantages.NAME and step_wise,
+        "step-wise training takes only the reward of a trajectory's last step, so atropos.turn_rewards would lose the others: set "
+        "generator.step_wise_trajectories=false, or atropos.turn_rewards=false":
+            options.turn_rewards and step_wise,
+        f"atropos.turn_rewards has no effect with the estimator {cfg.trainer.algorithm.advantage_estimator}, which does not read "
+        "rewards token by token: set trainer.algorithm.advantage_estimator=gae or reinforce++, or atropos.turn_rewards=false":
+            options.turn_rewards and cfg.trainer.algorithm.advantage_estimator in SUMMED,
         "step-wise rows are replies, so a mean over rows counts an episode once for each reply: set "
         "trainer.algorithm.loss_reduction=token_mean, or generator.merge_stepwise_output=true":
             cfg.trainer.algorithm.loss_reduction == "sequence_mean" and step_wise
@@ -148,6 +155,7 @@ class AtroposExp(BasePPOExp):  # type: ignore[misc] # SkyRL has no types
             self.source(inference_engine_client), seed=cfg.trainer.seed,
             step_wise=cfg.generator.step_wise_trajectories,
             own_advantages=cfg.trainer.algorithm.advantage_estimator == advantages.NAME,
+            turn_rewards=self.options.turn_rewards,
         )  # fmt: skip
 
     def source(self, client: Any) -> GroupSource:

@@ -23,12 +23,19 @@ class AtroposGenerator(GeneratorInterface):  # type: ignore[misc] # SkyRL has no
     SkyRL's own ids repeat in every epoch, in evaluations and in dynamic sampling. Seeds derive from a row's place in the run."""
 
     def __init__(
-        self, source: GroupSource, *, seed: int = 0, step_wise: bool = False, own_advantages: bool = False
+        self,
+        source: GroupSource,
+        *,
+        seed: int = 0,
+        step_wise: bool = False,
+        own_advantages: bool = False,
+        turn_rewards: bool = False,
     ) -> None:
         self.source = source
         self._seed = seed
         self._step_wise = step_wise
         self._own_advantages = own_advantages
+        self._turn_rewards = turn_rewards
         self._next = secrets.randbits(_ID_BITS)
         self._requested: Counter[tuple[str, Block]] = (
             Counter()
@@ -57,6 +64,7 @@ class AtroposGenerator(GeneratorInterface):  # type: ignore[misc] # SkyRL has no
             [one.seconds for one in results for _ in one.trajectories],
             step_wise=self._step_wise,
             own_advantages=self._own_advantages and phase == "train",
+            turn_rewards=self._turn_rewards and phase == "train",
             arrays=phase == "train"
             and not self._step_wise,  # evaluations may be written as JSON, and steps are joined as lists
         )

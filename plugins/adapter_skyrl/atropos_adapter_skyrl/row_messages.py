@@ -30,7 +30,8 @@ from atropos_core.group_schema import (
     check_number,
     check_token_columns,
 )
-from atropos_core.types import UNKNOWN_VERSION, Bools, Floats, Tokens, Versions
+from atropos_core.turn_rewards import turn_rewards
+from atropos_core.types import UNKNOWN_VERSION, Bools, Floats, Tokens, TurnRewards, Versions
 
 MAGIC = b"SKR3"
 PACK_BYTES = 1 << 20  # approximate size of the rows in one message: a slot of a worker
@@ -95,6 +96,8 @@ def packed(placed: Sequence[tuple[TrainingRow, RowPosition]]) -> bytes:
     other: dict[str, Any] = {"finish": [row.finish for row in rows]}
     if any(row.metrics for row in rows):
         other["metrics"] = [dict(row.metrics) for row in rows]
+    if any(row.turns is not None for row in rows):
+        other["turns"] = [row.turns and [row.turns.ends.tolist(), row.turns.values.tolist()] for row in rows]
     text = json.dumps(other).encode()
     return b"".join(
         (
@@ -136,8 +139,12 @@ def unpacked(data: bytes, vocabulary: int = 0) -> Pack:
             raise ValueError(f"{len(data)} bytes, but {count} rows take {reader.at + size + text_bytes}")
         other = json.loads(data[len(data) - text_bytes :])
         finishes, metrics = other["finish"], other.get("metrics") or [{}] * count
-        if not (type(finishes) is type(metrics) is list and len(finishes) == len(metrics) == count):
-            raise ValueError(f"{count} rows need as many finish reasons and metrics")
+        turns = other.get("turns") or [None] * count
+        if not (
+            type(finishes) is type(metrics) is type(turns) is list
+            and len(finishes) == len(metrics) == len(turns) == count
+        ):
+            raise ValueError(f"{count} rows need as many finish reasons, metrics and turn rewards")
     except (struct.error, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise DataError(f"a worker sent malformed rows: {error}") from error
     positions = list(zip(members, steps, strict=True))
@@ -145,6 +152,7 @@ def unpacked(data: bytes, vocabulary: int = 0) -> Pack:
         raise DataError("a worker sent a row without a prompt or without a reply")
     _check_values(rewards, finishes, metrics, positions)
     _check_columns(prompt, response, trained, logprobs, advantages, vocabulary, positions, prompts, sizes)
+    placed = [_turns(*each) for each in zip(turns, sizes, positions, strict=True)]
     oldest, newest = _versions(versions, trained)
     spans = list(pairwise(accumulate(sizes, initial=0)))
     columns = (
@@ -155,7 +163,7 @@ def unpacked(data: bytes, vocabulary: int = 0) -> Pack:
         [versions[begin:end] for begin, end in spans],
         rewards, finishes, [flag & _LAST > 0 for flag in flags],
         _cut(advantages, spans, flags, _ADVANTAGES),
-        metrics,
+        metrics, placed,
     )  # fmt: skip
     return Pack(list(map(TrainingRow._make, zip(*columns, strict=True))), positions, oldest, newest)
 
@@ -196,6 +204,22 @@ def _check_values(
             for name, value in own.items():
                 check_metric_name(name)
                 check_number(f"{_row(place)}.metrics[{name!r}]", value, LARGEST_METRIC)
+
+
+def _turns(given: Any, size: int, place: tuple[int, int]) -> TurnRewards | None:
+    """Read a row's turn rewards. Raises DataError for those that are not in its response of `size` tokens."""
+    if given is None:
+        return None
+    try:
+        ends, values = given
+        made = turn_rewards(ends, values)
+    except (ValueError, TypeError, OverflowError, DataError) as error:
+        raise DataError(f"{_row(place)}.turns are not turn rewards: {error}") from error
+    if len(made.ends) and made.ends[-1] > size:
+        raise DataError(f"{_row(place)}.turns end at token {made.ends[-1]}, but the response has {size} tokens")
+    for value in made.values.tolist():
+        check_number(f"{_row(place)}.turns", value)
+    return made
 
 
 def _check_columns(

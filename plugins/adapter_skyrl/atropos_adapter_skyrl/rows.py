@@ -8,7 +8,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from operator import methodcaller
+from operator import attrgetter, methodcaller
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from atropos_adapter_skyrl.number_list import NumberList
 from atropos_core.errors import DataError
-from atropos_core.types import Bools, Episode, Floats, Rollout, ScoredGroup, Tokens, Versions
+from atropos_core.turn_rewards import outcome_reward
+from atropos_core.types import Bools, Episode, Floats, Rollout, ScoredGroup, Tokens, TurnRewards, Versions
 
 _NONE: Mapping[str, float] = MappingProxyType({})
 
@@ -35,6 +36,7 @@ class TrainingRow(NamedTuple):
     last: bool = True  # of its trajectory
     advantages: Floats | None = None  # [R]
     metrics: Mapping[str, float] = _NONE
+    turns: TurnRewards | None = None  # parts of `reward`, by their tokens in the response; not in step-wise rows
 
 
 def rows_of(group: ScoredGroup, *, step_wise: bool) -> list[list[TrainingRow]]:
@@ -74,9 +76,14 @@ def _of_episode(
                 last=last,
                 advantages=advantages,
                 metrics=episode.metrics if last else {},
+                turns=None if step_wise or rollout.turns is None else _in_response(rollout.turns, begin),
             )
         )
     return rows
+
+
+def _in_response(turns: TurnRewards, begin: int) -> TurnRewards:
+    return TurnRewards(turns.ends - begin, turns.values)
 
 
 def _spans(rollout: Rollout, step_wise: bool, task: str) -> list[tuple[int, int]]:
@@ -100,14 +107,16 @@ def output_of(
     *,
     step_wise: bool,
     own_advantages: bool,
+    turn_rewards: bool = False,
     arrays: bool = False,
 ) -> dict[str, Any]:
     """SkyRL's GeneratorOutput of these trajectories, in this order, with every key that the tested versions read. With
-    `own_advantages`, `rewards` are the rows' advantages, token by token, for the estimator "atropos". It also has
+    `own_advantages`, `rewards` are the rows' advantages, token by token, for the estimator "atropos". With `turn_rewards`, they are the
+    turn rewards at their tokens, and the outcome reward on the last token. It also has
     `policy_versions`, an array for each response, which SkyRL ignores. With `arrays` nothing is copied: ids and masks are NumberLists
     and logprobs float32 arrays [R] instead of lists, and SkyRL makes the same tensors of them."""
     with _collector_paused():
-        return _output(trajectories, ids, seconds, step_wise, own_advantages, arrays)
+        return _output(trajectories, ids, seconds, step_wise, own_advantages, turn_rewards, arrays)
 
 
 @contextmanager
@@ -125,15 +134,16 @@ def _collector_paused() -> Iterator[None]:
 
 def _output(
     trajectories: Sequence[Sequence[TrainingRow]], ids: Sequence[Any], seconds: Sequence[float], step_wise: bool,
-    own_advantages: bool, arrays: bool,
+    own_advantages: bool, turn_rewards: bool, arrays: bool,
 ) -> dict[str, Any]:  # fmt: skip
     rows = [row for rows in trajectories for row in rows]
     of = [at for at, rows in enumerate(trajectories) for _ in rows]
     made: Callable[[NDArray[Any]], Any] = NumberList.of if arrays else methodcaller("tolist")
+    reward_of = _advantages if own_advantages else _by_token if turn_rewards else attrgetter("reward")
     return {
         "prompt_token_ids": [made(row.prompt) for row in rows],
         "response_ids": [made(row.response) for row in rows],
-        "rewards": [_advantages(row) for row in rows] if own_advantages else [row.reward for row in rows],
+        "rewards": [reward_of(row) for row in rows],
         "loss_masks": [made(row.trained.view(np.int8)) for row in rows],
         "stop_reasons": [row.finish for row in rows],
         "rollout_metrics": _metrics(rows),
@@ -170,6 +180,16 @@ def _advantages(row: TrainingRow) -> list[float]:
         )
     values: list[float] = row.advantages.tolist()
     return values
+
+
+def _by_token(row: TrainingRow) -> list[float]:
+    """The reward token by token: turn rewards, and what only the end earned on the last token."""
+    values = np.zeros(len(row.response))
+    if row.turns is not None:
+        values[row.turns.ends - 1] = row.turns.values
+    values[-1] += outcome_reward(row.reward, [row.turns])
+    made: list[float] = values.tolist()
+    return made
 
 
 def _metrics(rows: Sequence[TrainingRow]) -> dict[str, float]:

@@ -85,6 +85,10 @@ WRONG = {
     "a metric that is text": (packed_with(metrics=[{}, {"turns": "1"}, {}]), r"member 1, step 0.metrics\['turns'\] is '1'"),
     "metrics that are none": (packed_with(metrics=[{}, [1], {}]), "member 1, step 0.metrics is a list: must be a mapping"),
     "fewer metrics than rows": (packed_with(metrics=[{"turns": 1.0}]), "malformed rows: 3 rows need as many"),
+    "turn rewards that are none": (packed_with(turns=[None, [[1], ["1"]], None]), "member 1, step 0.turns are not turn rewards"),
+    "turn rewards of more tokens": (packed_with(turns=[None, [[1, 99], [1, 1]], None]), "turns end at token 99, but the response has 4"),
+    "a turn reward without bound": (packed_with(turns=[None, [[1], [1e300]], None]), r"member 1, step 0.turns is 1e\+300"),
+    "fewer turn rewards than rows": (packed_with(turns=[None]), "malformed rows: 3 rows need as many"),
     "no JSON": (message([good(0)])[:-2] + b"]]", "malformed rows"),
 }  # fmt: skip
 

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
+from fractions import Fraction
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
 from pydantic import ValidationError
 
 from atropos_adapter_skyrl.adapter import SkyRLAdapter, finished
 from atropos_adapter_skyrl.config import SkyRLOptions
 from atropos_adapter_skyrl.dataset import TaskDataset, blocks_of
 from atropos_adapter_skyrl.engine import refuse_more, sampling_of
+from atropos_adapter_skyrl.row_messages import packs, unpacked
 from atropos_adapter_skyrl.rows import output_of, rows_of
 from atropos_core.errors import ConfigError, DataError
 from atropos_core.interfaces import Environment
 from atropos_core.plugins.provider import RunContext
+from atropos_core.turn_rewards import turn_rewards as made_turns
 from atropos_core.types import Draw, Episode, Rollout, Sampling, ScoredGroup, Task
+from tests.placed_rewards import GROUPS, written
 
 DRAW, TASK = Draw(5, "words", "train", 0, 1), Task("t", ())
 
@@ -40,11 +46,15 @@ def group(*episodes: Episode, **fields) -> ScoredGroup:
     return ScoredGroup(DRAW, TASK, episodes, rewards, **fields)
 
 
-def shown(*episodes: Episode, step_wise: bool = False, own_advantages: bool = False, **fields):
+def shown(
+    *episodes: Episode, step_wise: bool = False, own_advantages: bool = False, turn_rewards: bool = False, **fields
+):
     trajectories = rows_of(group(*episodes, **fields), step_wise=step_wise)
     ids = [f"id{at}" for at in range(len(trajectories))]
     seconds = [1.0 + at for at in range(len(trajectories))]
-    return output_of(trajectories, ids, seconds, step_wise=step_wise, own_advantages=own_advantages)
+    return output_of(
+        trajectories, ids, seconds, step_wise=step_wise, own_advantages=own_advantages, turn_rewards=turn_rewards
+    )
 
 
 def test_a_rollout_is_cut_at_the_first_sampled_token_and_nothing_is_lost():
@@ -90,6 +100,36 @@ def test_advantages_of_the_environment_go_token_by_token_and_those_of_the_group_
     assert shown(plain, own_advantages=True, advantages=np.array([2.0], np.float32))["rewards"] == [[2.0, 0.0, 2.0]]
     with pytest.raises(DataError, match="the environment gave no advantages"):
         shown(plain, own_advantages=True)
+
+
+def test_turn_rewards_are_at_their_tokens_and_the_outcome_is_on_the_last():
+    turned = Episode((rollout("..xx.x.", turns=made_turns([4, 6], [0.25, 0.5])),), 1.0)
+    plain = Episode((rollout("..x"),), 2.0)
+    assert shown(turned, plain, turn_rewards=True)["rewards"] == [[0.0, 0.25, 0.0, 0.5, 0.25], [2.0]]
+    assert shown(turned, plain)["rewards"] == [1.0, 2.0]
+    ends_at_the_last = Episode((rollout("..x.x", turns=made_turns([3, 5], [0.25, 0.5])),), 0.75)
+    assert shown(ends_at_the_last, turn_rewards=True)["rewards"] == [[0.25, 0.0, 0.5]]
+    assert shown(turned, step_wise=True)["rewards"] == [0.0, 1.0], "SkyRL takes only the reward of the last step"
+
+
+@settings(max_examples=60, deadline=None)
+@given(GROUPS)
+def test_rewards_by_token_add_up_to_the_reward_and_messages_change_no_bit(made: ScoredGroup):
+    fit = [
+        replace(one, rollouts=one.rollouts[:1])
+        for one in made.episodes
+        if one.rollouts[0].sampled.any() and not one.rollouts[0].sampled[0]
+    ]
+    trajectories = rows_of(group(*fit), step_wise=False)
+    rewards = output_of(
+        trajectories, [0] * len(fit), [0] * len(fit), step_wise=False, own_advantages=False, turn_rewards=True
+    )["rewards"]
+    for [row], by_token, one in zip(trajectories, rewards, fit, strict=True):
+        values = [] if one.rollouts[0].turns is None else one.rollouts[0].turns.values.tolist()
+        largest = max([abs(row.reward), *map(abs, values)])
+        assert abs(sum(map(Fraction, by_token)) - Fraction(row.reward)) <= Fraction(largest) / 2**20
+    read = [row for message in packs(trajectories) for row in unpacked(message).rows]
+    assert [written(row.turns) for row in read] == [written(row.turns) for [row] in trajectories]
 
 
 @pytest.mark.parametrize(
