@@ -118,6 +118,7 @@ def test_an_episode_without_turn_rewards_is_written_as_before():
         (lambda: TurnRewards(np.array([2], np.int32), np.array([1.0])), "int64 ends"),
         (lambda: rollout([0, 1], turn_rewards([3], [1.0])), "ends at token 3, but there are 2 tokens"),
         (lambda: rollout([0, 1], turn_rewards([1], [1.0])), "token 0, which the policy did not sample"),
+        (lambda: rollout([0, 1], turn_rewards([1, 2], [1.0, 1.0])), "token 0, which the policy did not sample"),
         (lambda: check_group(group([Episode((rollout([0, 1], turn_rewards([2], [1e10])),), 1.0)])), "turns.values[0]"),
         (lambda: rollout([0, 1], turns=[1.0]), "a list as `turns`, not TurnRewards"),
         (lambda: TurnRewards([2], [1.0]), "two numpy columns"),
