@@ -495,6 +495,17 @@ def recording() -> Figures:
     }
 
 
+def rescoring() -> Figures:
+    small, large = results("rescoring")["rows"]
+    assert (small["rollouts"], large["rollouts"]) == (10_000, 100_000)
+    return {
+        "docs/debugging.md": [
+            f"100,000 rollouts of a trivial reward take {large['seconds']:.0f} s and at most {large['peak_bytes'] / 1e6:.0f} MB",
+            f"10,000 take {small['seconds']:.1f} s and {small['peak_bytes'] / 1e6:.0f} MB",
+        ]
+    }
+
+
 GIB = 2**30 / 1e9  # in GB, which pages have
 
 
@@ -568,6 +579,7 @@ COMPUTED = (
     front_page,
     gpu,
     recording,
+    rescoring,
     viewer,
     short_groups,
     hostile,
