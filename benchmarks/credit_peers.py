@@ -183,7 +183,7 @@ def main() -> None:
     found, every = {}, []
     for name, estimators in FRAMEWORKS.items():
         source = Source(getattr(wanted, name.replace("-", "_")))
-        found[name] = {"repository": REPOSITORIES[name], "commit": source.commit}
+        found[name] = {"repository": REPOSITORIES[name], "version": source.commit}
         every += rows(estimators(source), wanted.group_size, seed=0)
     console.table(("", "objective", *TASKS, "answer", "turned"), [_cells(row) for row in every])
     document = [

@@ -34,7 +34,7 @@ def page(text: str) -> str:
             for row in found["rows"]
         ],
     )  # fmt: skip
-    commits = ", ".join(f"{one['repository']} at {one['commit']}" for one in found["frameworks"].values())
+    commits = ", ".join(f"{one['repository']} at {one['version']}" for one in found["frameworks"].values())
     text = re.sub(r"(?m)^\| estimator \|.*\n(\|.*\n)+", lambda _: ours, text)
     text = re.sub(r"(?m)^\| \| objective \|.*\n(\|.*\n)+", lambda _: theirs, text)
     return re.sub(
