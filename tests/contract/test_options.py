@@ -543,6 +543,8 @@ plugins/adapter_skyrl/tests/test_rings.py::test_a_group_of_weights_that_are_too_
   adapter skyrl: max_staleness
 plugins/adapter_skyrl/tests/test_rings.py::test_a_stash_that_is_too_small_is_an_error_with_what_to_do
   adapter skyrl: stash_mb
+plugins/adapter_skyrl/tests/test_rows.py::test_turn_rewards_are_at_their_tokens_and_the_outcome_is_on_the_last
+  adapter skyrl: turn_rewards
 plugins/adapter_skyrl/tests/test_rows.py::test_a_source_without_its_address_is_refused
   adapter skyrl: url
 plugins/adapter_skyrl/tests/test_rows.py::test_the_data_set_is_the_tasks_of_all_environments_and_a_row_says_which_it_is
