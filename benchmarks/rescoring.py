@@ -1,4 +1,4 @@
-"""What it costs to score recorded rollouts again: python -m benchmarks.rescoring
+"""Measure what it costs to score recorded rollouts again: python -m benchmarks.rescoring
 
 Runs with 10,000 and 100,000 rollouts are made up, and `atropos rescore` scores each with a trivial reward in a process of its own,
 whose memory is measured. Writes benchmarks/results/rescoring.json.

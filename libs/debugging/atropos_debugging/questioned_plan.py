@@ -30,8 +30,8 @@ def changed_config(
     changes: Sequence[str],
     flags: Mapping[str, Any] | None = None,
 ) -> RunConfig:
-    """Return the run's configuration, or the default one if there is no run, after these changes. Each overrides the one before: the
-    sections of SCORING that `file` names replace the run's; `rewards`, if there are any, are the only ones; `changes` are
+    """Return the configuration of the run (`run` None: the default one) after these changes. Each overrides the one before: the
+    sections of SCORING that `file` names replace the run's; `rewards`, if given, replace all others; `changes` are
     PATH=VALUE, and `flags` values by path. Raises ConfigError."""
     saved = Layer("default", {}) if run is None else replace(read_file(run / "config.toml"), whole=True)
     config = load([saved]).config

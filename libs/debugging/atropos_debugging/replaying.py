@@ -37,7 +37,7 @@ MOST_TOKENS = 20  # that moved most, and are kept
 
 @dataclass(frozen=True)
 class Changes:
-    """What is changed in a replay."""
+    """The parts of a step that a replay computes anew, with something changed."""
 
     rewards: bool = False  # the recorded rollouts are scored again
     transforms: bool = False  # advantages are computed again
@@ -157,7 +157,7 @@ def checkpoint_before(records: RolloutRecords, step: int, warmup_steps: int) -> 
         recorded = set(records.steps_with_tokens())
         possible = sorted(recorded & ({one + 1 for one in there} | (set() if warmup_steps else {1})))
         raise CheckpointError(
-            f"step {step} of {records.directory} cannot be replayed: there is no checkpoint of step {step - 1}.",
+            f"step {step} of {records.directory} cannot be replayed: the checkpoint of step {step - 1} is missing.",
             remedy=(f"Steps that can be: {', '.join(map(str, possible))}. " if possible else "")
             + "A run keeps every checkpoint with checkpoint.every = 1 and a large checkpoint.keep.",
         )

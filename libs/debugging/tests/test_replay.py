@@ -169,7 +169,7 @@ def test_a_run_of_more_than_the_last_checkpoint_needs_is_told_which_steps_there_
     run = Path(shutil.copytree(toy, tmp_path / "run"))
     shutil.rmtree(run / "checkpoints/step-000001")
     error = replayed(capsys, run, "--step", "2", code=1)["error"]
-    assert "there is no checkpoint of step 1" in error
+    assert "the checkpoint of step 1 is missing" in error
     assert "Steps that can be: 1, 3." in error and "checkpoint.every = 1" in error
     shutil.rmtree(run / "checkpoints/step-000003")
     found = replayed(capsys, run, "--step", "3")
