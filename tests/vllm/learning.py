@@ -9,7 +9,7 @@ from tests.conftest import metrics_of
 from tests.e2e.runs import RunningRun
 from tests.vllm.processes import left, segments, still_running
 
-KEPT = {"checkpoints", "logs", "rollouts", "config.toml", "lock", "metrics.jsonl", "summary.json"}
+KEPT = {"checkpoints", "logs", "rollouts", "config.toml", "lock", "metrics.jsonl", "paths.json", "summary.json"}
 SAID = {"health.jsonl"}  # where a check of health had something to say, as one of speed may on a busy machine
 
 
