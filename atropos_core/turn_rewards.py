@@ -69,8 +69,10 @@ def placed(
 
 
 def turn_rewards(ends: Sequence[int], values: Sequence[float]) -> TurnRewards:
-    """Return TurnRewards from plain numbers. Raises DataError if they are not valid."""
-    return TurnRewards(np.asarray(ends, np.int64), np.asarray(values, np.float64))
+    """Return TurnRewards from plain numbers. Raises DataError if they are not valid. Text and fractions are not read as positions."""
+    return TurnRewards(
+        np.array([_position(end) for end in ends], np.int64), np.array([_number(value) for value in values], np.float64)
+    )
 
 
 def with_turns(rollouts: Sequence[Rollout], turns: Placed) -> tuple[Rollout, ...]:
@@ -141,9 +143,21 @@ def _sum(given: Sequence[tuple[float, TurnRewards]]) -> TurnRewards:
     return TurnRewards(ends, values)
 
 
-def _number(value: Any) -> float:
+def _plain(value: Any) -> Any:
+    """Return a scalar of numpy or torch as Python's."""
     item = getattr(value, "item", None)
-    plain = item() if item is not None and getattr(value, "ndim", 1) == 0 else value  # of numpy or torch
+    return item() if item is not None and getattr(value, "ndim", 1) == 0 else value
+
+
+def _position(value: Any) -> int:
+    plain = _plain(value)
+    if not isinstance(plain, int) or isinstance(plain, bool) or abs(plain) >= 2**63:
+        raise DataError(f"the end of a turn reward is {value!r:.100}, which is not a position of a token.")
+    return plain
+
+
+def _number(value: Any) -> float:
+    plain = _plain(value)
     if not isinstance(plain, bool | int | float):
         raise DataError(f"a turn reward is {value!r:.100}, which is not a number.")
     return float(plain)

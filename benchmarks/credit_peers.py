@@ -27,7 +27,7 @@ import torch
 from atropos_core import console
 from atropos_credit.kit import by_rows, by_scores, likelihood
 from atropos_credit.kit.known import TASKS, Known
-from atropos_credit.kit.table import Row, percent, rows
+from atropos_credit.kit.table import Measurement, percent, rows
 from atropos_credit.turns import Estimator
 from benchmarks.machine import RESULTS, described
 
@@ -202,7 +202,7 @@ def main() -> None:
     )
 
 
-def _cells(row: Row) -> list[str]:
+def _cells(row: Measurement) -> list[str]:
     biases = [
         percent(row.measured[world].bias, FLOAT32) if world in row.measured else "" for world in (*TASKS, "answer")
     ]

@@ -19,7 +19,7 @@ completed() {
 }
 """
 LINES = {
-    'atropos res': "resume",
+    'atropos res': "resume rescore",
     'atropos run --env gs': "gsm8k",
     'atropos run --bridge i': "ipc",
     'atropos run --engine to': "toy",

@@ -115,6 +115,10 @@ def test_an_episode_without_turn_rewards_is_written_as_before():
         (lambda: turn_rewards([2, 2], [1.0, 1.0]), "must rise from 1"),
         (lambda: turn_rewards([2], [float("nan")]), "finite numbers"),
         (lambda: turn_rewards([2], [1.0, 2.0]), "as many float64 values"),
+        (lambda: turn_rewards([1.5], [1.0]), "1.5, which is not a position"),  # type: ignore[list-item]
+        (lambda: turn_rewards(["1"], [1.0]), "'1', which is not a position"),  # type: ignore[list-item]
+        (lambda: turn_rewards([2**70], [1.0]), "which is not a position"),
+        (lambda: turn_rewards([1], ["1"]), "'1', which is not a number"),  # type: ignore[list-item]
         (lambda: TurnRewards(np.array([2], np.int32), np.array([1.0])), "int64 ends"),
         (lambda: rollout([0, 1], turn_rewards([3], [1.0])), "ends at token 3, but there are 2 tokens"),
         (lambda: rollout([0, 1], turn_rewards([1], [1.0])), "token 0, which the policy did not sample"),

@@ -9,7 +9,7 @@ import typer
 
 if TYPE_CHECKING:
     from atropos_credit.kit.known import Known
-    from atropos_credit.kit.table import Row
+    from atropos_credit.kit.table import Measurement
 
 
 EXPLAINED = (
@@ -91,7 +91,7 @@ def _chosen(names: Sequence[str]) -> Sequence[Known]:
     return chosen
 
 
-def _document(row: Row, asdict: Any) -> dict[str, Any]:
+def _document(row: Measurement, asdict: Any) -> dict[str, Any]:
     return {
         "estimator": row.known.name,
         "objective": row.known.objective_name,

@@ -14,17 +14,17 @@ NOISE_IN = "stopping"  # the world whose noise is in the table
 EXACT = 1e-9  # below this, what is left is the rounding of float64
 
 
-class Row(NamedTuple):
+class Measurement(NamedTuple):
     """One estimator, in each world that it was measured in."""
 
     known: Known
     measured: Mapping[str, Measured]
 
 
-def rows(chosen: Sequence[Known], group_size: int, seed: int) -> list[Row]:
+def rows(chosen: Sequence[Known], group_size: int, seed: int) -> list[Measurement]:
     policies = {name: listed(world, seed) for name, world in WORLDS.items()}
     return [
-        Row(
+        Measurement(
             one,
             {
                 world: measured(
@@ -41,11 +41,11 @@ def rows(chosen: Sequence[Known], group_size: int, seed: int) -> list[Row]:
     ]
 
 
-def columns(every: Sequence[Row]) -> list[str]:
+def columns(every: Sequence[Measurement]) -> list[str]:
     return ["estimator", "objective", *(f"bias: {world}" for world in _worlds(every)), "turned", "noise"]
 
 
-def cells(row: Row, every: Sequence[Row]) -> list[str]:
+def cells(row: Measurement, every: Sequence[Measurement]) -> list[str]:
     found = row.measured
     biases = [percent(found[world].bias) if world in found else "" for world in _worlds(every)]
     noise = found.get(NOISE_IN, next(iter(found.values()))).noise
@@ -55,7 +55,7 @@ def cells(row: Row, every: Sequence[Row]) -> list[str]:
     ]  # fmt: skip
 
 
-def _worlds(every: Sequence[Row]) -> list[str]:
+def _worlds(every: Sequence[Measurement]) -> list[str]:
     return [world for world in WORLDS if any(world in row.measured for row in every)]
 
 
