@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -41,6 +41,15 @@ def placed(
     """Return `Score.turns` as turn rewards of each rollout. `places`: of each turn, the number of its rollout and the position after
     its last token there, 0 for a turn without tokens; if not given, turns are those of `turn_ends`, rollout by rollout. Raises
     DataError if `turns` does not fit."""
+    if (
+        isinstance(turns, Mapping | str | bytes | set)
+        or not hasattr(turns, "__iter__")
+        or getattr(turns, "ndim", 1) != 1
+    ):
+        raise DataError(
+            f"the turn rewards of a score are {turns!r:.100}, which are not a list of numbers.",
+            remedy="Give one number for each reply that the policy sampled, in order, 0 for a turn that earned nothing.",
+        )
     given = list(turns)
     if given and all(one is None or isinstance(one, TurnRewards) for one in given):
         if len(given) != len(rollouts):
@@ -160,4 +169,7 @@ def _number(value: Any) -> float:
     plain = _plain(value)
     if not isinstance(plain, bool | int | float):
         raise DataError(f"a turn reward is {value!r:.100}, which is not a number.")
-    return float(plain)
+    try:
+        return float(plain)
+    except OverflowError as error:
+        raise DataError("a turn reward has more than 308 digits, which is not a number that can be trained.") from error

@@ -130,6 +130,9 @@ def test_an_episode_without_turn_rewards_is_written_as_before():
         (lambda: placed([rollout([1, 0, 1])], []), "0 turn rewards, but the policy had 2 turns"),
         (lambda: placed([rollout([1])], [None, None]), "for 2 rollouts, but its episode has 1"),
         (lambda: placed([rollout([1])], ["1"]), "'1', which is not a number"),
+        (lambda: placed([rollout([1])], {0: 0.5}), "which are not a list of numbers"),  # type: ignore[arg-type]
+        (lambda: placed([rollout([1])], 0.5), "which are not a list of numbers"),  # type: ignore[arg-type]
+        (lambda: placed([rollout([1])], [10**400]), "more than 308 digits"),
         (lambda: placed([rollout([1])], [1.0], [(0, 0)]), "sampled no token"),
         (lambda: split_scores([Score(1.0, True)], [Episode((rollout([1]),), 1.0)]), "only environments can set"),
         (

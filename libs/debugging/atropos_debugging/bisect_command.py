@@ -29,7 +29,8 @@ def bisect(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document, and nothing else.")] = False,
 ) -> None:
     """Find the first difference between two runs that should be alike. Names the step, the stage of that step (draws, tasks, prompts,
-    samples, scores, advantages, gradient, weights and others), and the rollout. Ends with 1 if there is one.
+    samples, scores, advantages, gradient, weights and others), and the rollout. Ends with 0 if there is none, with 1 if there is one,
+    and with 2 if the runs cannot be compared.
 
     [bold]Examples[/]
 
@@ -40,10 +41,15 @@ def bisect(
     from dataclasses import asdict
 
     from atropos_core import console
+    from atropos_core.errors import AtroposError
     from atropos_debugging.bisection import bisect
     from atropos_records.rollout_records import RolloutRecords
 
-    found = bisect(RolloutRecords(a), RolloutRecords(b), tolerance)
+    try:
+        found = bisect(RolloutRecords(a), RolloutRecords(b), tolerance)
+    except AtroposError as error:
+        error.exit_code = 2  # 1 says that they differ
+        raise
     if as_json:
         console.document({"a": str(a), "b": str(b), "alike": found.first is None, **asdict(found)})
     else:
@@ -99,4 +105,8 @@ def _short(value: Any) -> str:
 
 
 def _steps(steps: list[int]) -> str:
-    return f"step {steps[0]}" if len(steps) == 1 else f"all {len(steps)} steps, from {steps[0]} to {steps[-1]}"
+    return (
+        f"step {steps[0]}"
+        if len(steps) == 1
+        else f"all {len(steps)} steps that both have, from {steps[0]} to {steps[-1]}"
+    )

@@ -22,7 +22,7 @@ from atropos_core.storage.reading import parse_json, read_file
 from atropos_core.storage.run_records import metric_rows
 from atropos_core.types import TurnRewards
 from atropos_debugging.recorded_groups import opening
-from atropos_debugging.tensor_files import shared_tensors
+from atropos_debugging.tensor_files import shared_tensors, tensor_names
 from atropos_records.rollout_records import EpisodeRecord, RecordedStep, RolloutRecords
 from atropos_records.step_tokens import SequenceTokens
 
@@ -79,7 +79,7 @@ class Bisected:
         default_factory=list
     )  # that both runs have metrics or rollouts of, up to the first difference
     first: Difference | None = None
-    stages: dict[str, Difference | None] = field(default_factory=dict)  # of that step; missing: not comparable
+    stages: dict[str, Difference | None] = field(default_factory=dict)  # of that step; missing: not compared
     notes: list[str] = field(default_factory=list)
 
 
@@ -132,7 +132,7 @@ def policy_files(run: RolloutRecords, step: int) -> Mapping[str, str]:
     """Return the digest of each file of a checkpoint's policy, by name."""
     try:
         manifest = parse_json(read_file(run.directory / "checkpoints" / f"step-{step:06d}" / "manifest.json"))
-        return {Path(name).name: one["sha256"] for name, one in manifest["files"].items()}
+        return {name.removeprefix("policy/"): one["sha256"] for name, one in manifest["files"].items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(
             f"the checkpoint of step {step} in {run.directory} cannot be read: {type(error).__name__}: {error}.",
@@ -160,17 +160,27 @@ def _other_files(a: RolloutRecords, b: RolloutRecords) -> dict[int, list[str]]:
 def _saved_weights(a: RolloutRecords, b: RolloutRecords, step: int, tolerance: float) -> Difference | None:
     """Return the first difference between the weights of two checkpoints."""
     first, second = policy_files(a, step), policy_files(b, step)
-    for name in sorted(name for name in first.keys() & second.keys() if name.endswith(WEIGHTS)):
+    ours, theirs = (sorted(name for name in files if name.endswith(WEIGHTS)) for files in (first, second))
+    if ours != theirs:
+        return Difference(step, "weights", "the files of the checkpoint's policy", ", ".join(ours), ", ".join(theirs))
+    for name in ours:
         if first[name] == second[name]:
             continue
-        ours, theirs = (run.directory / "checkpoints" / f"step-{step:06d}" / "policy" / name for run in (a, b))
-        if (apart := _first_tensor(ours, theirs, tolerance)) is not None:
+        paths = [run.directory / "checkpoints" / f"step-{step:06d}" / "policy" / name for run in (a, b)]
+        if (apart := _first_tensor(paths[0], paths[1], tolerance)) is not None:
             return Difference(step, "weights", f"{name} of the checkpoint: {apart[0]}", apart[1], apart[2])
     return None
 
 
 def _first_tensor(first: Path, second: Path, tolerance: float) -> tuple[str, Any, Any] | None:
     """Return the first tensor of two files that differs by more than `tolerance`, and both values there."""
+    ours, theirs = tensor_names(first), tensor_names(second)
+    if unshared := sorted(ours ^ theirs):
+        return (
+            f"{unshared[0]} is only in one of them",
+            unshared[0] if unshared[0] in ours else None,
+            unshared[0] if unshared[0] in theirs else None,
+        )
     for name, one, other in shared_tensors(first, second):
         if one.shape != other.shape:
             return f"{name} has other shapes", list(one.shape), list(other.shape)
@@ -242,18 +252,20 @@ def _compare_step(a: RecordedStep, b: RecordedStep, tolerance: float, notes: lis
     if not has_tokens:
         notes.append(f"step {a.step}: {a.why_no_tokens or b.why_no_tokens}; only texts are compared")
     first, second = _Side.of(a), _Side.of(b)
-    for one in _differences(first, second, has_tokens, tolerance):
+    reached = {"draws"}
+    for one in _differences(first, second, has_tokens, tolerance, reached):
         if stages.get(one.stage) is None:
             stages[one.stage] = one
-    return stages
+    return {stage: one for stage, one in stages.items() if one is not None or stage in reached}
 
 
 def _same_file(a: Path, b: Path) -> bool:
     return a.is_file() and b.is_file() and filecmp.cmp(a, b, shallow=False)
 
 
-def _differences(a: _Side, b: _Side, has_tokens: bool, tolerance: float) -> Iterator[Difference]:
-    """Yield the differences of a step; of several at one stage, the first comes first."""
+def _differences(a: _Side, b: _Side, has_tokens: bool, tolerance: float, reached: set[str]) -> Iterator[Difference]:
+    """Yield the differences of a step; of several at one stage, the first comes first. `reached` collects the stages that were
+    compared at all."""
     step = a.step.step
     if (drawn_a := list(a.draws)) != (drawn_b := list(b.draws)):
         at = next(
@@ -262,21 +274,24 @@ def _differences(a: _Side, b: _Side, has_tokens: bool, tolerance: float) -> Iter
         )
         says = f"the draw of group {at + 1} of the step"
         yield Difference(step, "draws", says, _drawn(a, drawn_a, at), _drawn(b, drawn_b, at))
-    for draw in a.draws.keys() & b.draws.keys():
-        yield from _of_group(step, draw, a, b, has_tokens, tolerance)
+    for draw in (one for one in a.draws if one in b.draws):
+        yield from _of_group(draw, a, b, has_tokens, tolerance, reached)
 
 
 def _drawn(side: _Side, draws: Sequence[int], at: int) -> str | None:
     return None if at >= len(draws) else f"draw {draws[at]}, task {side.draws[draws[at]][0].task}"
 
 
-def _of_group(step: int, draw: int, a: _Side, b: _Side, has_tokens: bool, tolerance: float) -> Iterator[Difference]:
+def _of_group(
+    draw: int, a: _Side, b: _Side, has_tokens: bool, tolerance: float, reached: set[str]
+) -> Iterator[Difference]:
     ours, theirs = a.draws[draw], b.draws[draw]
     first, other = ours[0], theirs[0]
     for name in ("environment", "split", "task_index", "task"):
         if getattr(first, name) != getattr(other, name):
             yield _at(first, "draws", f"the {name} of draw {draw}", getattr(first, name), getattr(other, name))
             return
+    reached |= {"tasks", "rollouts"}
     for name, x, y in (
         ("answer", first.answer, other.answer),
         ("opening messages", opening(first.messages), opening(other.messages)),
@@ -293,12 +308,19 @@ def _of_group(step: int, draw: int, a: _Side, b: _Side, has_tokens: bool, tolera
         return
     for one, two in zip(ours, theirs, strict=True):
         if not one.failed:
-            yield from _of_rollout(one, two, a.step, b.step, has_tokens, tolerance)
+            yield from _of_rollout(one, two, a.step, b.step, has_tokens, tolerance, reached)
 
 
 def _of_rollout(
-    x: EpisodeRecord, y: EpisodeRecord, a: RecordedStep, b: RecordedStep, has_tokens: bool, tolerance: float
+    x: EpisodeRecord,
+    y: EpisodeRecord,
+    a: RecordedStep,
+    b: RecordedStep,
+    has_tokens: bool,
+    tolerance: float,
+    reached: set[str],
 ) -> Iterator[Difference]:
+    reached |= {"scores", "outcomes", "advantages", "samples"}
     for name in ("score", "correct"):
         if not _close(getattr(x, name), getattr(y, name), tolerance):
             yield _at(x, "scores", f"its {name}", getattr(x, name), getattr(y, name))
@@ -322,6 +344,7 @@ def _of_rollout(
         if len(ours) != len(theirs):
             yield _at(x, "rollouts", "the number of its token histories", len(ours), len(theirs))
         for number, (one, other) in enumerate(zip(ours, theirs, strict=False)):
+            reached |= {"prompts", "policy", "masks", "trainer"}
             yield from _of_tokens(x, number, one, other, tolerance)
     elif x.messages != y.messages:
         at = next((n for n, (m, n_) in enumerate(zip(x.messages, y.messages, strict=False)) if m != n_), None)

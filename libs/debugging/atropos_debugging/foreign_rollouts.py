@@ -20,6 +20,7 @@ import numpy as np
 
 from atropos_core.advantages import group_advantages
 from atropos_core.errors import ConfigError, DataError, FitError
+from atropos_core.group_schema import LARGEST_REWARD
 from atropos_core.storage.reading import parse_json, read_file
 from atropos_core.types import UNKNOWN_VERSION, Draw, Episode, Message, Rollout, ScoredGroup, Task, tokens
 from atropos_debugging.recorded_groups import SEED, NotRecorded, RecordedGroup, opening
@@ -40,6 +41,13 @@ class _Member:
     advantage: float | None = None
     rollout: Rollout | None = None
     failed: str = ""
+
+    def __post_init__(self) -> None:
+        if not (abs(self.reward) <= LARGEST_REWARD and abs(self.advantage or 0.0) <= LARGEST_REWARD):
+            raise ValueError(
+                f"a row has the reward {self.reward} and the advantage {self.advantage}: rewards must be finite, and at most "
+                f"{LARGEST_REWARD:g}"
+            )
 
 
 @dataclass(frozen=True)
@@ -68,11 +76,12 @@ def foreign_groups(path: Path) -> list[RecordedGroup]:
     for name, (keys, read) in readers.items():
         if keys <= first.keys():
             try:
-                return [_recorded(path, number, one, name) for number, one in enumerate(read(rows))]
-            except (KeyError, TypeError, ValueError) as error:
-                raise DataError(f"{path} is not what {name} writes: {type(error).__name__}: {error}.") from error
+                return _all_recorded(path, name, list(read(rows)))
+            except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
+                said = f"{type(error).__name__}: {error}".replace("\n", " ")
+                raise DataError(f"{path} is not what {name} writes: {said:.300}.") from error
     raise ConfigError(
-        f"{path} is not a file of rollouts that is known here: its first row has {', '.join(sorted(first))[:200]}.",
+        f"{path} is not a file of rollouts that is known here: its first row has {', '.join(map(repr, sorted(first)))[:200]}.",
         remedy="Name a run directory, or a file of verifiers (results.jsonl), of atroposlib (groups as .jsonl) or of TRL "
         "(completions_*.parquet).",
     )
@@ -144,9 +153,9 @@ def _rollout(ids: Sequence[int], mask: Sequence[int]) -> Rollout:
 
 
 def _of_trl(rows: Sequence[Mapping[str, Any]]) -> Iterator[_Group]:
-    by_prompt: dict[str, list[Mapping[str, Any]]] = {}
+    by_prompt: dict[tuple[int, str], list[Mapping[str, Any]]] = {}
     for row in rows:
-        by_prompt.setdefault(json.dumps(row["prompt"]), []).append(row)
+        by_prompt.setdefault((int(row["step"]), json.dumps(row["prompt"])), []).append(row)
     for number, several in enumerate(by_prompt.values()):
         members = []
         for row in several:
@@ -154,6 +163,8 @@ def _of_trl(rows: Sequence[Mapping[str, Any]]) -> Iterator[_Group]:
             given = [
                 value for value in parts.values() if not math.isnan(value)
             ]  # a reward that does not apply gives NaN
+            if not given or math.isnan(row["advantage"]):
+                raise ValueError(f"a row of step {row['step']} has no reward, or no advantage")
             said = [*_messages(row["prompt"], "user"), *_messages(row["completion"], "assistant")]
             members.append(_Member(said, math.fsum(given), parts, advantage=float(row["advantage"])))
         yield _Group(str(number), members, step=int(several[0]["step"]))
@@ -168,13 +179,20 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
+def _all_recorded(path: Path, library: str, groups: Sequence[_Group]) -> list[RecordedGroup]:
+    """Return the groups in which at least one rollout ended. Raises DataError if there are none."""
+    ended = [one for one in groups if any(not member.failed for member in one.members)]
+    if not ended:
+        raise DataError(f"{path}: in all {len(groups)} groups, every rollout failed, or there is none.")
+    return [_recorded(path, number, one, library) for number, one in enumerate(ended)]
+
+
 def _recorded(path: Path, number: int, one: _Group, library: str) -> RecordedGroup:
     ended = [member for member in one.members if not member.failed]
-    if not ended:
-        raise DataError(f"{path}: all rollouts of task {one.task} failed.")
     rewards = np.array([member.reward for member in ended], np.float32)
     known = [member.advantage for member in ended if member.advantage is not None]
     advantages = np.array(known, np.float32) if len(known) == len(ended) else group_advantages(rewards)
+    outcome = "trained" if advantages.any() else "flat"
     environment = one.environment or library
     shared = {"draw": number, "task": one.task, "environment": environment, "answer": one.answer}
     lines = [
@@ -183,7 +201,7 @@ def _recorded(path: Path, number: int, one: _Group, library: str) -> RecordedGro
             one.step,
             number,
             shared
-            | {"member": member, "outcome": "trained", "messages": list(of.messages), "reward": of.reward}
+            | {"member": member, "outcome": outcome, "messages": list(of.messages), "reward": of.reward}
             | {"score": of.reward, "parts": dict(of.parts), "metrics": dict(of.metrics), "advantage": float(advantage)},
         )
         for member, (of, advantage) in enumerate(zip(ended, advantages, strict=True))

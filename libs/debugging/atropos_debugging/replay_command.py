@@ -63,6 +63,8 @@ def replay(
       atropos replay runs/gsm8k-20260131-120000 --step 40 --set trainer.learning_rate=1e-6
     """
     import asyncio
+    import sys
+    from contextlib import nullcontext, redirect_stdout
 
     from atropos_core import console
     from atropos_core.plugins.manager import load_plugins
@@ -71,7 +73,6 @@ def replay(
     from atropos_records.rollout_records import RolloutRecords
 
     records = RolloutRecords(run)
-    plugins = load_plugins()
     flags: dict[str, Any] = {"trainer.loss": loss, "seed": seed}
     given = {path: value for path, value in flags.items() if value is not None}
     paths = [change.partition("=")[0].strip() for change in changes or []]
@@ -80,12 +81,14 @@ def replay(
         transforms=any(path.startswith("transform.") for path in paths),
         trainer=bool(given) or any(path == "seed" or path.startswith("trainer.") for path in paths),
     )
-    before = changed_config(run, plugins, USES, [], None, [])
-    after = changed_config(run, plugins, USES, reward or [], None, changes or [], given)
-    plan = trainer_plan(before, plugins)
-    changed = trainer_plan(after, plugins) if made else plan
-    scoring = scoring_plan(after, plugins, environments=False)
-    found = asyncio.run(_replay(records, step, plan, changed, scoring, made))
+    with redirect_stdout(sys.stderr) if as_json else nullcontext():  # what a reward prints is not part of the document
+        plugins = load_plugins()
+        before = changed_config(run, plugins, USES, [], None, [])
+        after = changed_config(run, plugins, USES, reward or [], None, changes or [], given)
+        plan = trainer_plan(before, plugins)
+        changed = trainer_plan(after, plugins) if made else plan
+        scoring = scoring_plan(after, plugins, environments=False)
+        found = asyncio.run(_replay(records, step, plan, changed, scoring, made))
     if as_json:
         console.document({"run": str(run), **document(found)})
         return

@@ -15,8 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from atropos_core.config.run_file import flatten
 from atropos_core.console.waits import waiting
 from atropos_core.errors import CheckpointError, DataError
+from atropos_core.guards.blocked_loop import blocked_loop_alarm
 from atropos_core.guards.open_component import in_one_line
 from atropos_core.interfaces import Stateful, Trainer
 from atropos_core.launch.builder import scoring_parts, trainer_alone
@@ -28,7 +30,7 @@ from atropos_core.training.batch import to_batch
 from atropos_core.types import Floats, Metrics, Rollout, ScoredGroup, Tokens
 from atropos_debugging.bisection import WEIGHTS, policy_files
 from atropos_debugging.recorded_groups import RecordedGroup, recorded_groups, turns_of_environment, without_turns
-from atropos_debugging.rescoring import scoring_runner
+from atropos_debugging.rescoring import TURNS_LEFT_OUT, scoring_runner
 from atropos_debugging.tensor_files import shared_tensors
 from atropos_records.rollout_records import RecordedStep, RolloutRecords
 
@@ -222,16 +224,22 @@ async def _regrouped(
         if changes.rewards:
             runner = scoring_runner(parts.rewards)
             if not keep_turns:
-                made = [without_turns(one) for one in made]
-            made = [await runner.score(one.draw, one.task, one.episodes) for one in made]
-            for lost in (one for one in made if not one.episodes):
-                notes.append(f"task {lost.task.id!r} could not be scored: {lost.failed[-1].cause}")
+                given, made = made, [without_turns(one) for one in made]
+                if any(one is not other for one, other in zip(given, made, strict=True)):
+                    notes.append(TURNS_LEFT_OUT)
+            with blocked_loop_alarm():
+                made = [await runner.score(one.draw, one.task, one.episodes) for one in made]
+            lost = [one for one in made if not one.episodes]
+            if made and len(lost) == len(made):
+                raise DataError(f"no group of the step could be scored: {lost[0].failed[-1].cause}")
+            notes += [f"task {one.task.id!r} could not be scored: {one.failed[-1].cause}" for one in lost]
         kept: Sequence[ScoredGroup] = [
             one for one in made if len(one.episodes) >= max(plan.config.training.min_group, 1)
         ]
-        for name, transform in parts.transforms.items():
-            with in_one_line(f"transform {name!r} failed"):
-                kept = await transform(kept)
+        with blocked_loop_alarm():
+            for name, transform in parts.transforms.items():
+                with in_one_line(f"transform {name!r} failed"):
+                    kept = await transform(kept)
     return list(kept)
 
 
@@ -283,7 +291,16 @@ def _compare_with_run(records: RolloutRecords, step: int, update: Update, found:
             row[name] == update.metrics[name] or (math.isnan(row[name]) and math.isnan(update.metrics[name]))
             for name in shared
         )
-    if step not in records.checkpoint_steps():
+    if step in records.checkpoint_steps():
+        settings = records.run.checkpoints.at(step).state.get("settings", {})
+        now = {path: value for path, value in flatten(records.config) if path.startswith(("trainer.", "transform."))}
+        for path in sorted(now.keys() & settings.keys()):
+            if settings[path] != now[path]:
+                found.notes.append(
+                    f"{path} was {settings[path]} when step {step} was trained, and config.toml says {now[path]}: the run was resumed "
+                    f"with another value. --set {path}={settings[path]} gives the old one"
+                )
+    else:
         found.notes.append(f"no checkpoint of step {step} is kept: the weights are not compared with the run's")
         return
     recorded = policy_files(records, step)

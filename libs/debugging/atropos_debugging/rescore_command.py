@@ -87,6 +87,8 @@ def rescore(
       atropos rescore outputs/evals/results.jsonl --reward ./rewards.py:strict
     """
     import asyncio
+    import sys
+    from contextlib import nullcontext, redirect_stdout
 
     from atropos_core import console
     from atropos_core.plugins.manager import load_plugins
@@ -94,14 +96,15 @@ def rescore(
     from atropos_debugging.rescoring import document, of_file, of_run
     from atropos_records.rollout_records import RolloutRecords
 
-    plugins = load_plugins()
     is_file = run.is_file()
-    if is_file:
-        _refuse_idle_flags(run, reward, config, environments=environments, step=step)
-    recorded = of_file(run) if is_file else of_run(RolloutRecords(run), step or [])
-    chosen = changed_config(None if is_file else run, plugins, USES, reward or [], config, changes or [])
-    plan = scoring_plan(chosen, plugins, environments=environments)
-    found = asyncio.run(_rescore(recorded, plan, out))
+    with redirect_stdout(sys.stderr) if as_json else nullcontext():  # what a reward prints is not part of the document
+        plugins = load_plugins()
+        if is_file:
+            _refuse_idle_flags(run, reward, config, environments=environments, step=step)
+        recorded = of_file(run) if is_file else of_run(RolloutRecords(run), step or [])
+        chosen = changed_config(None if is_file else run, plugins, USES, reward or [], config, changes or [])
+        plan = scoring_plan(chosen, plugins, environments=environments)
+        found = asyncio.run(_rescore(recorded, plan, out))
     if as_json:
         rewards = {name: {"use": one.use, "weight": one.weight} for name, one in plan.config.reward.items()}
         console.document({"run": str(run), "rewards": rewards, **document(found), "out": str(out) if out else None})
@@ -133,6 +136,7 @@ async def _rescore(recorded: Recorded, plan: Plan, out: Path | None) -> Rescored
     import asyncio
 
     from atropos_core.errors import Interrupted
+    from atropos_core.guards.blocked_loop import blocked_loop_alarm
     from atropos_core.guards.exits import own_process
     from atropos_core.launch.signals import cancelled_by_signals
     from atropos_core.storage.tempdirs import owned_directory
@@ -141,7 +145,7 @@ async def _rescore(recorded: Recorded, plan: Plan, out: Path | None) -> Rescored
 
     file = None if out is None else new_file(out, COLUMNS)  # type: ignore[arg-type] # values are Column, mypy widens them
     try:
-        with cancelled_by_signals(), owned_directory("rescore") as scratch, own_process():
+        with cancelled_by_signals(), owned_directory("rescore") as scratch, blocked_loop_alarm(), own_process():
             found = await rescore(recorded, plan, scratch, None if file is None else lambda one: file.write(_row(one)))
         if file is not None:
             file.finish()

@@ -199,7 +199,7 @@ class _Scoring:
                 change.trained_now += now.draw.id in trained
                 known = ~np.isnan(rewards)
                 sums += one.group.rewards[known].sum(), rewards[known].sum(), known.sum()
-                if was is not None:
+                if was is not None and now.episodes:
                     found.compared_groups += 1
                     before.append(was)
                     after.append(advantages)

@@ -20,6 +20,16 @@ TYPES = {
 }  # fmt: skip
 
 
+def tensor_names(path: Path) -> set[str]:
+    """Return the names of the tensors in a file. Raises DataError."""
+    if path.suffix == ".npy":
+        return {path.stem}
+    try:
+        return set(_Tensors(path).names)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{path} cannot be read: {type(error).__name__}: {error}.") from error
+
+
 def shared_tensors(first: Path, second: Path) -> Iterator[tuple[str, NDArray[Any], NDArray[Any]]]:
     """Yield the tensors that two files both have, in the order of the first: safetensors, or .npy with one array. Raises DataError."""
     try:

@@ -257,6 +257,27 @@ def test_weights_that_no_metric_shows_are_found_in_the_checkpoints(good, tmp_pat
     assert found["first"]["b"] == pytest.approx(found["first"]["a"] + 0.25)
 
 
+def test_weights_in_other_files_are_a_difference(good, tmp_path, capsys):
+    run = Path(shutil.copytree(good, tmp_path / "b"))
+    manifest = run / "checkpoints/step-000002/manifest.json"
+    values = json.loads(manifest.read_text())
+    values["files"]["policy/weights.npy"] = values["files"].pop("policy/table.npy")
+    manifest.write_text(json.dumps(values))
+    found = bisected(capsys, good, run)
+    assert at(found) == (2, "weights")
+    assert (found["first"]["a"], found["first"]["b"]) == ("table.npy", "weights.npy")
+
+
+def test_stages_that_nothing_reached_are_not_called_the_same(good, tmp_path, capsys):
+    run = Path(shutil.copytree(good, tmp_path / "b"))
+    path = run / "rollouts/step-000001.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    path.write_text("".join(json.dumps({**row, "draw": row["draw"] + 1000}) + "\n" for row in rows))
+    found = bisected(capsys, good, run)
+    assert at(found) == (1, "draws")
+    assert not {"tasks", "prompts", "samples", "scores", "advantages"} & set(found["stages"])
+
+
 def test_steps_without_rollouts_are_compared_by_their_metrics(good, tmp_path, capsys):
     run = Path(shutil.copytree(good, tmp_path / "b"))
     for path in (run / "rollouts").glob("step-*"):
@@ -289,7 +310,7 @@ def test_without_tokens_texts_are_compared(good, tmp_path, capsys):
 def test_runs_without_a_common_step_are_refused(good, tmp_path, capsys):
     (tmp_path / "b").mkdir()
     shutil.copy(good / "config.toml", tmp_path / "b/config.toml")
-    assert run_app(["bisect", str(good), str(tmp_path / "b")]) == 1
+    assert run_app(["bisect", str(good), str(tmp_path / "b")]) == 2, "1 says that two runs differ"
     assert "have no step in common" in " ".join(capsys.readouterr().err.split())
 
 

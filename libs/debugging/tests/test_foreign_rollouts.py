@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,15 @@ def test_an_evaluation_of_verifiers_is_grouped_by_its_examples(folder, capsys):
     assert foreign_groups(folder / "results.jsonl")[0].failed == 1
 
 
+def test_an_example_whose_rollouts_all_failed_is_left_out_and_equal_rewards_trained_nothing(folder, capsys):
+    rows = verifiers_rows()
+    rows += [{**rows[0], "example_id": 7, "error": "x"}, {**rows[0], "example_id": 8}]
+    (folder / "results.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found, _ = rescored(capsys, folder, "results.jsonl", "exact")
+    assert (found["groups"], found["rollouts"]) == (3, 5)
+    assert found["steps"][0]["trained_before"] == 2, "one rollout has no advantage"
+
+
 def test_rewards_see_the_data_of_a_verifiers_task(folder, capsys):
     _, rows = rescored(capsys, folder, "results.jsonl", "level")
     assert {(row["task"], row["reward"]) for row in rows} == {("0", 0.0), ("1", 1.0)}
@@ -132,9 +142,14 @@ def test_completions_of_trl_have_their_advantages_and_rewards(folder, capsys):
         ("results.jsonl", ("--reward", "exact", "--environments"), "--environments has no effect on"),
         ("results.jsonl", (), "does not say which rewards scored its rollouts"),
         ("rewards.py", ("--reward", "exact"), "line 2"),
-        ("other.jsonl", ("--reward", "exact"), "not a file of rollouts that is known here: its first row has a, b"),
+        ("other.jsonl", ("--reward", "exact"), "not a file of rollouts that is known here: its first row has 'a', 'b'"),
         ("broken.jsonl", ("--reward", "exact"), "is not what verifiers writes: KeyError"),
         ("empty.jsonl", ("--reward", "exact"), "has no rows"),
+        ("huge.jsonl", ("--reward", "exact"), "is not what verifiers writes: OverflowError"),
+        ("infinite.jsonl", ("--reward", "exact"), "the reward inf and the advantage None: rewards must be finite"),
+        ("lists.jsonl", ("--reward", "exact"), "is not what verifiers writes: AttributeError"),
+        ("failed.jsonl", ("--reward", "exact"), "in all 1 groups, every rollout failed"),
+        ("unscored.parquet", ("--reward", "exact"), "a row of step 10 has no reward, or no advantage"),
     ],
 )
 def test_what_cannot_be_is_named(folder, capsys, file, flags, says):
@@ -143,5 +158,15 @@ def test_what_cannot_be_is_named(folder, capsys, file, flags, says):
     rows = verifiers_rows()
     del rows[1]["reward"]
     (folder / "broken.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    damaged = {
+        "huge": {"reward": 10**400},
+        "infinite": {"reward": math.inf},
+        "lists": {"metrics": [1]},
+        "failed": {"error": "x"},
+    }
+    for name, change in damaged.items():
+        (folder / f"{name}.jsonl").write_text(json.dumps({**verifiers_rows()[0], **change}) + "\n")
+    unscored = {"step": [10], "prompt": ["1?"], "completion": ["3"], "accuracy": [np.nan], "advantage": [0.5]}
+    pandas.DataFrame(unscored).to_parquet(folder / "unscored.parquet")
     assert run_app(["rescore", str(folder / file), *flags]) != 0
     assert says in " ".join(capsys.readouterr().err.split())

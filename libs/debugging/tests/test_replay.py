@@ -31,6 +31,13 @@ import numpy as np
 async def negated(task, episodes):
     return np.array([-episode.score for episode in episodes])
 
+async def fails(task, episodes):
+    raise ValueError("no such file")
+
+async def talks(task, episodes):
+    print("scoring")
+    return np.array([-episode.score for episode in episodes])
+
 async def nothing(task, episodes):
     return np.zeros(len(episodes))
 """
@@ -141,6 +148,12 @@ def test_a_negated_reward_turns_advantages_and_the_update_round(toy, capsys):
         assert one["reward_now"] == -one["reward"]
     assert found["update_cosine"] == pytest.approx(-1.0, abs=1e-9)
     assert found["changed_update_norm"] == pytest.approx(found["update_norm"], rel=1e-6)
+
+
+def test_a_reward_that_fails_everywhere_is_the_error_and_one_that_prints_does_not_spoil_the_document(toy, capsys):
+    error = replayed(capsys, toy, "--step", "2", "--reward", f"{toy.parent}/rewards.py:fails", code=1)["error"]
+    assert "no group of the step could be scored" in error and "no such file" in error
+    assert replayed(capsys, toy, "--step", "2", "--reward", f"{toy.parent}/rewards.py:talks")["same_weights"] is True
 
 
 def test_another_baseline_changes_advantages_by_its_factor(toy, capsys):

@@ -159,12 +159,12 @@ def test_a_score_may_have_a_number_for_each_call(given: Any) -> None:
 
 async def test_an_installed_reward_may_score_each_call(tmp_path: Path) -> None:
     async def each(task: Task, episodes: Any) -> list[Score]:
-        return [Score(1.0, turns=[0.5])]
+        return [Score(1.0, turns=[0.5, 0.0, 0.5])]  # calls, of which some may have no tokens
 
     sampled = np.ones(1, np.bool_)
     rollout = Rollout(tokens([1]), sampled, sampled, None, np.zeros(1, np.int32), 1.0)
     found = await PluginGrader(each, "each", 5.0).score(case_in(tmp_path), Episode((rollout,), 0.0, messages=SAID))
-    assert (found.value, found.turns) == (1.0, [0.5])
+    assert (found.value, found.turns) == (1.0, [0.5, 0.0, 0.5])
 
 
 def copied(work: Path, target: Path, most_bytes: int = 1_000_000, within_s: float = 60.0) -> LeftFiles:

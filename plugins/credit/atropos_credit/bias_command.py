@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 EXPLAINED = (
     "bias: |E g - true| / |true|, for the expected gradient E g and the true one.",
-    "turned: the largest bias that is left if E g is scaled to fit, which no learning rate corrects.",
+    "turned: the part of E g at right angles to the true gradient, over the part along it: no learning rate corrects it.",
     "noise: the deviation of one group's gradient, over the part of E g along the true one; in `stopping`, if measured there.",
 )
 

@@ -16,7 +16,7 @@ from atropos_credit.turns import Turns, Values
 
 
 class Span(NamedTuple):
-    """The tokens of one turn: the sampled ones from `begin` to before `end`."""
+    """The tokens of one turn, from `begin` to before `end`, all of them sampled."""
 
     rollout: int
     shown: int  # the position after the last sampled token before the turn, or 0
@@ -29,19 +29,22 @@ class Span(NamedTuple):
 def spans_of(episode: Episode) -> list[Span]:
     """The turns of an episode in order, rollout by rollout.
 
-    A span with a turn reward is a turn. After the last span, and in a rollout without any, each unbroken run of sampled tokens is a
-    turn that earned nothing."""
+    A turn ends with each unbroken run of sampled tokens, whether it earned something or not, and in addition at each turn reward inside
+    such a run. So the number of a turn does not depend on what was earned later."""
     return [span for number, rollout in enumerate(episode.rollouts) for span in _spans_of_rollout(number, rollout)]
 
 
 def _spans_of_rollout(number: int, rollout: Rollout) -> Iterator[Span]:
-    ends, values = ([], []) if rollout.turns is None else (rollout.turns.ends.tolist(), rollout.turns.values.tolist())
-    rest = [end for end in turn_ends(rollout).tolist() if not ends or end > ends[-1]]
+    placed = (
+        {}
+        if rollout.turns is None
+        else dict(zip(rollout.turns.ends.tolist(), rollout.turns.values.tolist(), strict=True))
+    )
     sampled, done = np.flatnonzero(rollout.sampled), 0
-    for end, value in zip([*ends, *rest], [*values, *[0.0] * len(rest)], strict=True):
+    for end in sorted({*turn_ends(rollout).tolist(), *placed}):
         until = int(np.searchsorted(sampled, end))
         shown = int(sampled[done - 1]) + 1 if done else 0
-        yield Span(number, shown, int(sampled[done]), end, value, until - done)
+        yield Span(number, shown, int(sampled[done]), end, placed.get(end, 0.0), until - done)
         done = until
 
 
@@ -82,9 +85,7 @@ def with_advantages(episode: Episode, advantages: Values) -> Episode:
     return replace(
         episode,
         rollouts=tuple(
-            replace(rollout, advantages=np.where(rollout.sampled, column, np.float32(0)))
-            if rollout.advantages is None
-            else rollout
+            replace(rollout, advantages=column) if rollout.advantages is None else rollout
             for rollout, column in zip(episode.rollouts, columns, strict=True)
         ),
     )

@@ -7,7 +7,7 @@ on what the policy chose from turn t on.
 Returns of other episodes at the same turn are such a baseline, however many turns each episode has: the others were sampled
 independently, and reaching turn t was decided before it. Two constructions that look alike are not:
 
-- The mean that includes the episode itself shrinks turn t by (n - 1) / n, with n episodes that reach it. That is less for turns
+- The mean that includes the episode itself shrinks turn t to (n - 1) / n, with n episodes that reach it. That is less for turns
   that few reach, so the turns' gradients are no longer in proportion.
 - Rewards that are centred at each turn and summed afterwards subtract one baseline for each turn that the episode still takes.
   How many these are is the policy's choice, so that taking another turn is charged the group's mean reward.

@@ -67,9 +67,9 @@ def test_a_turn_is_a_span_with_a_reward_or_a_run_of_sampled_tokens():
     ]  # fmt: skip
 
 
-def test_a_span_may_have_tokens_that_were_not_sampled():
+def test_a_turn_without_a_reward_is_a_turn_whatever_is_earned_later():
     one = Episode((rollout("pAtBCtD", {5: 1.0}),), 0.0)
-    assert [tuple(span) for span in spans_of(one)] == [(0, 0, 1, 5, 1.0, 3), (0, 5, 6, 7, 0.0, 1)]
+    assert [tuple(span) for span in spans_of(one)] == [(0, 0, 1, 2, 0.0, 1), (0, 2, 3, 5, 1.0, 2), (0, 5, 6, 7, 0.0, 1)]
     [made] = applied(turn_returns_transform(TurnReturnsOptions(baseline="none")), group_of((1.0, *one.rollouts)))
     assert made.episodes[0].rollouts[0].advantages.tolist() == [0, 1, 0, 1, 1, 0, 0]
 

@@ -91,7 +91,8 @@ class PluginGrader(Grader):
 
     async def score(self, case: Case, episode: Episode) -> Score:
         given = await within(self._reward(case.task, [episode]), self._deadline_s, f"reward {self._name!r}")
-        totals, _ = split_scores(given, [episode])
+        # turn rewards are placed later, by calls: here the episode's turns are not known
+        totals, _ = split_scores(_without_turns(given), [episode])
         values = np.asarray(totals)
         if values.shape != (1,):
             raise ConfigError(f"reward {self._name!r} gave shape {values.shape} for one episode.")
@@ -102,6 +103,14 @@ class PluginGrader(Grader):
     async def close(self) -> None:
         if isinstance(self._reward, Closable):
             await self._reward.close()
+
+
+def _without_turns(given: Any) -> Any:
+    return (
+        [replace(one, turns=None) if isinstance(one, Score) else one for one in given]
+        if isinstance(given, list)
+        else given
+    )
 
 
 class EnvironmentGrader(Grader):

@@ -26,7 +26,8 @@ class Measured:
 
     bias: float  # |E g - true| / |true|
     scale: float  # of the true gradient in E g: 1 for an exact estimator
-    turned: float  # |E g / scale - true| / |true|: what no learning rate corrects. inf if scale is not above 0
+    # |E g / scale - true| / |true|, the tangent of the angle between both: no learning rate corrects it. inf if scale is not above 0
+    turned: float
     noise: float  # sqrt(E |g - E g|²) / |scale true|, of one group. inf if scale is not above 0
 
 
