@@ -38,7 +38,7 @@ def changed_config(
     if file is not None:
         config = config.model_copy(update=_sections_of(file, plugins))
     if rewards:
-        config = config.model_copy(update={"reward": _chosen(rewards, config.reward)})
+        config = config.model_copy(update={"reward": _selected_rewards(rewards, config.reward)})
     changed = [parse_flag(change) for change in changes]
     given_twice = [path for path, _ in changed if path in (flags or {})]
     if given_twice:
@@ -109,7 +109,7 @@ def _sections_of(file: Path, plugins: Plugins) -> dict[str, Any]:
     return {section: getattr(config, section) for section in found}
 
 
-def _chosen(rewards: Sequence[str], known: Mapping[str, RewardComponent]) -> dict[str, RewardComponent]:
+def _selected_rewards(rewards: Sequence[str], known: Mapping[str, RewardComponent]) -> dict[str, RewardComponent]:
     """Return the rewards of this name with their options, and others by their default options."""
     names = [short_name(reward) for reward in rewards]
     if len(set(names)) < len(names):

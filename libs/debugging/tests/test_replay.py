@@ -178,7 +178,7 @@ def test_groups_that_were_dropped_are_trained_with_a_change(toy, capsys):
     assert {one["advantage_now"] == one["reward"] for one in found["rollouts"]} == {True}
 
 
-def test_a_run_of_more_than_the_last_checkpoint_needs_is_told_which_steps_there_are(toy, tmp_path, capsys):
+def test_a_missing_checkpoint_is_an_error_with_the_steps_that_can_be_replayed(toy, tmp_path, capsys):
     run = Path(shutil.copytree(toy, tmp_path / "run"))
     shutil.rmtree(run / "checkpoints/step-000001")
     error = replayed(capsys, run, "--step", "2", code=1)["error"]

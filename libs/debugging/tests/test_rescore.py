@@ -206,7 +206,7 @@ def test_a_reward_that_fails_loses_only_its_group(tmp_path, capsys):
     ("reward", "options", "says"),
     [("from_data", {}, "the task's data are not recorded"), ("tokens", {"tokens": False}, "tokens are not recorded")],
 )
-def test_a_reward_that_reads_what_is_not_recorded_is_told_so(tmp_path, capsys, reward, options, says):
+def test_a_reward_that_reads_unrecorded_data_gets_an_error(tmp_path, capsys, reward, options, says):
     run = a_run(tmp_path / "run", [with_advantages(make_group(0, [0, 1]))], **options)
     (tmp_path / "rewards.py").write_text(REWARDS)
     error = rescored(capsys, run, "--reward", f"{tmp_path}/rewards.py:{reward}", code=1)["error"]

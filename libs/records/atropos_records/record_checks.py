@@ -160,7 +160,7 @@ def _episode(step: RecordedStep, one: EpisodeRecord, sequences: Sequence[Sequenc
     trained = sum(int(of.trained.sum()) for of in sequences)
     if trained and one.outcome not in ("trained", None):
         yield Fault(step.step, f"line {one.line + 1} says {one.outcome}, and {trained} tokens are trained", one.task)
-    yield from _turns(step, one, sequences)
+    yield from _turn_reward_faults(step, one, sequences)
     for (number, first), (other, second) in combinations(zip(one.sequences, sequences, strict=True), 2):
         shorter = min(len(first.ids), len(second.ids))
         same = np.logical_and.accumulate(first.ids[:shorter] == second.ids[:shorter])
@@ -170,7 +170,7 @@ def _episode(step: RecordedStep, one: EpisodeRecord, sequences: Sequence[Sequenc
             yield Fault(step.step, says, one.task, other, int(twice[0]))
 
 
-def _turns(step: RecordedStep, one: EpisodeRecord, sequences: Sequence[SequenceTokens]) -> Iterator[Fault]:
+def _turn_reward_faults(step: RecordedStep, one: EpisodeRecord, sequences: Sequence[SequenceTokens]) -> Iterator[Fault]:
     """Check that turn rewards are at sampled tokens."""
     if one.turn_rewards and len(one.turn_rewards) != len(sequences):
         says = f"line {one.line + 1} has turn rewards of {len(one.turn_rewards)} sequences, and it has {len(sequences)}"

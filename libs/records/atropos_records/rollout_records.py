@@ -242,13 +242,13 @@ def episode_record(path: Path | str, step: int, line: int, row: Mapping[str, Any
             failed=str(row.get("failed", "")),
             failed_in=str(row.get("where", "")),
             tools=_of_type(str, row, "tools"),
-            turn_rewards=tuple(map(_turns, row.get("turn_rewards", ()))),
+            turn_rewards=tuple(map(_read_turn_rewards, row.get("turn_rewards", ()))),
         )
     except (KeyError, ValueError, TypeError, ArithmeticError, DataError) as error:
         raise _damaged(path, line, f"{type(error).__name__}: {error}") from error
 
 
-def _turns(given: Mapping[str, Any] | None) -> TurnRewards | None:
+def _read_turn_rewards(given: Mapping[str, Any] | None) -> TurnRewards | None:
     return None if given is None else turn_rewards(given["ends"], given["values"])
 
 

@@ -152,7 +152,7 @@ def unpacked(data: bytes, vocabulary: int = 0) -> Pack:
         raise DataError("a worker sent a row without a prompt or without a reply")
     _check_values(rewards, finishes, metrics, positions)
     _check_columns(prompt, response, trained, logprobs, advantages, vocabulary, positions, prompts, sizes)
-    placed = [_turns(*each) for each in zip(turns, sizes, positions, strict=True)]
+    placed = [_read_turn_rewards(*each) for each in zip(turns, sizes, positions, strict=True)]
     oldest, newest = _versions(versions, trained)
     spans = list(pairwise(accumulate(sizes, initial=0)))
     columns = (
@@ -206,7 +206,7 @@ def _check_values(
                 check_number(f"{_row(place)}.metrics[{name!r}]", value, LARGEST_METRIC)
 
 
-def _turns(given: Any, size: int, place: tuple[int, int]) -> TurnRewards | None:
+def _read_turn_rewards(given: Any, size: int, place: tuple[int, int]) -> TurnRewards | None:
     """Read a row's turn rewards. Raises DataError for those that are not in its response of `size` tokens."""
     if given is None:
         return None

@@ -55,7 +55,7 @@ def bias(
     from atropos_core import console
     from atropos_credit.kit.table import cells, columns, rows
 
-    made = rows(_chosen(estimators or ()), group_size, seed)
+    made = rows(_named_estimators(estimators or ()), group_size, seed)
     if as_json:
         console.document({"group_size": group_size, "seed": seed, "rows": [_document(row, asdict) for row in made]})
         return
@@ -65,7 +65,7 @@ def bias(
         console.say(line)
 
 
-def _chosen(names: Sequence[str]) -> Sequence[Known]:
+def _named_estimators(names: Sequence[str]) -> Sequence[Known]:
     from atropos_core.errors import ConfigError
     from atropos_core.plugins.references import is_reference, load_reference
     from atropos_credit.kit.known import KNOWN, Known

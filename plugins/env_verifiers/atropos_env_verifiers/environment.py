@@ -227,9 +227,11 @@ def member(
     )
 
 
-def with_step_rewards(episode: Episode, rewards: Sequence[float], places: Sequence[tuple[int, int]]) -> Episode | None:
-    """Return the episode with the rewards of its steps at these places, which are those of its trained calls. None if there are not as
-    many, so that it is unknown which step is which call."""
-    if len(places) != len(rewards):
+def with_step_rewards(
+    episode: Episode, rewards: Sequence[float], call_ends: Sequence[tuple[int, int]]
+) -> Episode | None:
+    """Return the episode with the rewards of its steps at the ends of its trained calls, each a rollout and a position there. None if there
+    are not as many, so that it is unknown which step is which call."""
+    if len(call_ends) != len(rewards):
         return None
-    return replace(episode, rollouts=with_turns(episode.rollouts, placed(episode.rollouts, rewards, places)))
+    return replace(episode, rollouts=with_turns(episode.rollouts, placed(episode.rollouts, rewards, call_ends)))

@@ -32,7 +32,7 @@ def by_rows(function: Callable[..., Any], **options: Any) -> Estimator:
     import torch
 
     def estimator(group: Sequence[Turns]) -> Advantages:
-        places = [_places(turns) for turns in group]
+        places = [_token_positions(turns) for turns in group]
         width = max(int(place[-1]) + 1 for place in places)
         rewards, mask = torch.zeros(len(group), width, dtype=torch.float64), torch.zeros(len(group), width)
         for row, (turns, place) in enumerate(zip(group, places, strict=True)):
@@ -46,7 +46,7 @@ def by_rows(function: Callable[..., Any], **options: Any) -> Estimator:
     return estimator
 
 
-def _places(turns: Turns) -> Any:
+def _token_positions(turns: Turns) -> Any:
     """[L] The positions of the sampled tokens in the row."""
     between = np.repeat(np.arange(len(turns.lengths)) * OBSERVATION, turns.lengths)
     return np.arange(sum(turns.lengths)) + between

@@ -21,7 +21,7 @@ class Measurement(NamedTuple):
     measured: Mapping[str, Measured]
 
 
-def rows(chosen: Sequence[Known], group_size: int, seed: int) -> list[Measurement]:
+def rows(estimators: Sequence[Known], group_size: int, seed: int) -> list[Measurement]:
     policies = {name: listed(world, seed) for name, world in WORLDS.items()}
     return [
         Measurement(
@@ -37,7 +37,7 @@ def rows(chosen: Sequence[Known], group_size: int, seed: int) -> list[Measuremen
                 for world in one.worlds
             },
         )
-        for one in chosen
+        for one in estimators
     ]
 
 
