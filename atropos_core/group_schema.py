@@ -129,6 +129,9 @@ def check_group(group: Any, vocabulary: int = 0, *, episodes: bool = True) -> No
         for number, rollout in enumerate(rollouts):
             if rollout.temperature == 0:
                 check_greedy(_rollout_name(given, number), columns_of(rollout), sft=rollout.sft)
+    for number, episode in enumerate(given):
+        if len(episode.rollouts) > 1 or episode.rollouts[0].turn_order is not None:
+            _check_turn_order(f"episodes[{number}]", episode.rollouts)
 
 
 def check_kept_is_known(group: ScoredGroup) -> None:
@@ -148,6 +151,7 @@ def check_episode(episode: Any, vocabulary: int = 0) -> None:
     """Check one episode as `check_group` does, but allow greedy ones, which evaluations sample. Raises DataError."""
     _check_scored("episode", episode)
     _check_rollouts(episode.rollouts, vocabulary, lambda at: f"rollouts[{at}]")
+    _check_turn_order("episode", episode.rollouts)
 
 
 def check_draw(draw: Any) -> None:
@@ -371,6 +375,18 @@ def _check_scored(name: str, episode: Any) -> None:
     check_name(f"{name}.finish", episode.finish)
 
 
+def _check_turn_order(name: str, rollouts: Sequence[Any]) -> None:
+    """Raises DataError unless all turns of an episode have different numbers, or none has one. Types were checked before."""
+    orders = [rollout.turn_order for rollout in rollouts]
+    if all(order is None for order in orders):
+        return
+    if any(order is None for order in orders):
+        raise DataError(f"{name} has a turn order in some of its rollouts only: give one to each, or to none")
+    numbers = np.concatenate(orders)
+    if len(np.unique(numbers)) < len(numbers):
+        raise DataError(f"{name} gives one number to several turns of its rollouts: {numbers.tolist()!r:.200}")
+
+
 def _check_rollouts(rollouts: Sequence[Any], vocabulary: int, name_of: Callable[[int], str]) -> bool:
     """Return True if one of the rollouts is greedy. Raises DataError."""
     tokens: list[Tokens] = []
@@ -431,6 +447,7 @@ def _has_its_types(rollout: Rollout) -> bool:
         and rollout.kept is None
         and rollout.experts is None
         and rollout.turns is None
+        and rollout.turn_order is None
         and type(rollout.truncated) is bool
         and type(rollout.sft) is bool
     )

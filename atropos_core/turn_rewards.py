@@ -24,6 +24,17 @@ def turn_ends(rollout: Rollout) -> NDArray[np.int64]:
     return np.flatnonzero(rollout.sampled & ~following).astype(np.int64) + 1
 
 
+def turns_in_order(rollouts: Sequence[Rollout]) -> list[tuple[int, int]]:
+    """Return the rollout, and the position after the last token there, of each turn of an episode, in the order of time:
+    `Rollout.turn_order`, or rollout by rollout if there is none."""
+    places = [(number, end) for number, one in enumerate(rollouts) for end in turn_ends(one).tolist()]
+    orders = [one.turn_order for one in rollouts]
+    if any(order is None for order in orders):
+        return places
+    when = np.concatenate([order for order in orders if order is not None])
+    return [places[at] for at in np.argsort(when, kind="stable").tolist()]
+
+
 def by_turn(rollout: Rollout) -> NDArray[np.float64]:
     """Return the sum of the rewards that were placed in each turn [K], 0 for a turn without."""
     ends = turn_ends(rollout)
@@ -39,8 +50,8 @@ def placed(
     places: Sequence[tuple[int, int]] | None = None,
 ) -> Placed:
     """Return `Score.turns` as turn rewards of each rollout. `places`: of each turn, the number of its rollout and the position after
-    its last token there, 0 for a turn without tokens; if not given, turns are those of `turn_ends`, rollout by rollout. Raises
-    DataError if `turns` does not fit."""
+    its last token there, 0 for a turn without tokens; if not given, turns are those of `turns_in_order`. Raises DataError if `turns`
+    does not fit."""
     if (
         isinstance(turns, Mapping | str | bytes | set)
         or not hasattr(turns, "__iter__")
@@ -59,7 +70,7 @@ def placed(
             )
         return tuple(given)  # type: ignore[arg-type] # checked above
     if places is None:
-        places = [(number, end) for number, one in enumerate(rollouts) for end in turn_ends(one).tolist()]
+        places = turns_in_order(rollouts)
     if len(given) != len(places):
         raise DataError(
             f"a score has {len(given)} turn rewards, but the policy had {len(places)} turns.",

@@ -274,6 +274,9 @@ class Rollout:
     kept: Kept | None = None  # of T positions; a truncated rollout can be trained only with it
     experts: RoutedExperts | None = None  # of T positions
     turns: TurnRewards | None = None  # parts of the episode's total; None: no reward was placed in this rollout
+    # [K] of each unbroken run of sampled tokens: its number among those of the whole episode, by time. None in all rollouts of an
+    # episode: the rollouts were sampled one after the other
+    turn_order: NDArray[np.int64] | None = None
 
     def __post_init__(self) -> None:
         length = len(self.tokens)
@@ -300,11 +303,23 @@ class Rollout:
             if not self.sampled[last].all():
                 at = last[~self.sampled[last]][0]
                 raise DataError(f"a turn reward is placed at token {at}, which the policy did not sample")
+        if self.turn_order is not None:
+            self._check_turn_order(self.turn_order)
+
+    def _check_turn_order(self, order: NDArray[np.int64]) -> None:
+        if not isinstance(order, np.ndarray) or order.dtype != np.int64 or order.ndim != 1:
+            raise DataError("the turn order of a rollout must be an int64 column, one number for each turn")
+        turns = int(np.count_nonzero(self.sampled & ~np.append(self.sampled[1:], False)))
+        if len(order) != turns:
+            raise DataError(f"a rollout has {turns} turns, and its turn order has {len(order)} numbers")
+        if len(order) and (order[0] < 0 or (order[1:] <= order[:-1]).any()):
+            raise DataError(f"the turn order of a rollout must rise from 0 or more: {order.tolist()!r:.200}")
 
     @property
     def size_bytes(self) -> int:
         columns = [getattr(self, name) for name in ROLLOUT_COLUMNS]
         size: int = sum(column.nbytes for column in columns if column is not None)
+        size += 0 if self.turn_order is None else self.turn_order.nbytes
         return size + sum(
             more.size_bytes for more in (self.teacher, self.kept, self.experts, self.turns) if more is not None
         )

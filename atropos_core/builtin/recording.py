@@ -57,6 +57,8 @@ def rows(settled: Sequence[SettledGroup], *, tokens: bool) -> list[dict[str, Any
             }
             if any(rollout.turns is not None for rollout in episode.rollouts):
                 row["turn_rewards"] = [_turns(rollout) for rollout in episode.rollouts]
+            if orders := [one.turn_order.tolist() for one in episode.rollouts if one.turn_order is not None]:
+                row["turn_order"] = orders
             if one.scored is not None:
                 row["scored_reward"] = float(one.scored[member])
             if tokens:

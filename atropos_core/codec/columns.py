@@ -79,6 +79,7 @@ class GroupColumns:
     kept: list[Kept | None] | None = None  # [S] written only if there are any
     experts: list[RoutedExperts | None] | None = None  # [S] as above
     turns: list[TurnRewards | None] | None = None  # [S] as above
+    turn_order: list[NDArray[np.int64] | None] | None = None  # [S] as above
 
     def __post_init__(self) -> None:
         rollouts, lengths = self.rollouts, self.lengths
@@ -101,6 +102,8 @@ class GroupColumns:
             raise DataError("a group has routed experts that are none")
         if self.turns is not None and {*map(type, self.turns)} - {TurnRewards, type(None)}:
             raise DataError("a group has turn rewards that are none")
+        if self.turn_order is not None and {*map(type, self.turn_order)} - {np.ndarray, type(None)}:
+            raise DataError("a group has a turn order that is none")
         if self.details is not None and any(type(one) is not tuple or len(one) != 3 for one in self.details):
             raise DataError("an episode has parts, metrics and messages, or nothing")
         if type(self.rewards) is not np.ndarray:
@@ -175,6 +178,9 @@ class GroupColumns:
             kept=[one.kept for one in rollouts] if any(one.kept is not None for one in rollouts) else None,
             experts=[one.experts for one in rollouts] if any(one.experts is not None for one in rollouts) else None,
             turns=[one.turns for one in rollouts] if any(one.turns is not None for one in rollouts) else None,
+            turn_order=[one.turn_order for one in rollouts]
+            if any(one.turn_order is not None for one in rollouts)
+            else None,
             **found,
         )
 
@@ -194,7 +200,7 @@ class GroupColumns:
 
         optional = zip(*map(cut, OPTIONAL), strict=True)
         teachers, kept = self.teachers or nothing, self.kept or nothing
-        experts, turns = self.experts or nothing, self.turns or nothing
+        experts, turns, turn_order = self.experts or nothing, self.turns or nothing, self.turn_order or nothing
         rollouts = []
         for number, ((start, end), (logprobs, advantages, reference)) in enumerate(zip(bounds, optional, strict=True)):
             sampled = self.sampled[start:end]
@@ -214,6 +220,7 @@ class GroupColumns:
                     kept[number],
                     experts[number],
                     turns[number],
+                    turn_order[number],
                 )
             )
         episodes = []

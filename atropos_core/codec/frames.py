@@ -47,8 +47,8 @@ RECORDS: dict[str, type[Any]] = {
 OPTIONAL: dict[type[Any], dict[str, Any]] = {
     types.Sampling: {"stop_ids": (), "stop": (), "min_p": 0.0},
     types.Completion: {"kept": None, "experts": None},
-    types.Rollout: {"kept": None, "experts": None, "turns": None},
-    GroupColumns: {"kept": None, "experts": None, "turns": None},
+    types.Rollout: {"kept": None, "experts": None, "turns": None, "turn_order": None},
+    GroupColumns: {"kept": None, "experts": None, "turns": None, "turn_order": None},
 }
 _FIELDS = {
     record: attrgetter(*(field.name for field in dataclasses.fields(record))) for record in RECORDS.values()

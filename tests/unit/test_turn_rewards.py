@@ -16,11 +16,20 @@ from atropos_core.builtin.rewards import EnvironmentReward
 from atropos_core.codec.columns import GroupColumns
 from atropos_core.conversation import Conversation, Policy
 from atropos_core.errors import DataError
-from atropos_core.group_schema import check_group
+from atropos_core.group_schema import check_episode, check_group
 from atropos_core.rollouts.engine_policy import EnginePolicy
 from atropos_core.rollouts.runner import RolloutRunner, WeightedReward
 from atropos_core.training.batch import to_batch
-from atropos_core.turn_rewards import by_turn, mixed, outcome_rewards, placed, split_scores, turn_ends, turn_rewards
+from atropos_core.turn_rewards import (
+    by_turn,
+    mixed,
+    outcome_rewards,
+    placed,
+    split_scores,
+    turn_ends,
+    turn_rewards,
+    turns_in_order,
+)
 from atropos_core.types import (
     TURNS,
     Episode,
@@ -85,6 +94,29 @@ def test_a_total_of_turn_rewards_in_32_bits_leaves_no_outcome():
     assert outcome_rewards(group([one, other])).tolist() == [0.0, pytest.approx(1.0, abs=1e-6)]
 
 
+def ordered(*rollouts: tuple[list[int], list[int] | None]) -> Episode:
+    made = [replace(rollout(mask), turn_order=None if at is None else np.array(at, np.int64)) for mask, at in rollouts]
+    return Episode(tuple(made), 0.0)
+
+
+def test_turns_of_several_histories_are_in_the_order_of_time():
+    one = ordered(([0, 1, 0, 1, 1], [0, 3]), ([1, 0, 1], [1, 2]))
+    assert turns_in_order(one.rollouts) == [(0, 2), (1, 1), (1, 3), (0, 5)]
+    made = placed(one.rollouts, [1.0, 2.0, 3.0, 4.0])
+    assert [of.values.tolist() for of in made if of is not None] == [[1.0, 4.0], [2.0, 3.0]]
+    as_they_are = ordered(([0, 1, 0, 1, 1], None), ([1, 0, 1], None))
+    assert turns_in_order(as_they_are.rollouts) == [(0, 2), (0, 5), (1, 1), (1, 3)]
+
+
+def test_a_frame_gives_back_the_order_of_turns_and_is_as_before_without_one():
+    one, plain = ordered(([0, 1], [1]), ([1], [0])), ordered(([0, 1], None), ([1], None))
+    for value in (group([one]), [one]):
+        back = codec.decode(codec.encode_bytes(value))
+        episode = back.episodes[0] if isinstance(back, ScoredGroup) else back[0]
+        assert [of.turn_order.tolist() for of in episode.rollouts] == [[1], [0]]
+    assert len(codec.frames.json.loads(codec.encode(group([plain]))[1])["~g"]) == 25
+
+
 def test_turn_rewards_of_several_rewards_are_added_by_weight():
     one = Episode((rollout([0, 1, 1, 0, 1]), rollout([1, 1])), 0.0)
     first = (turn_rewards([3, 5], [1.0, 2.0]), None)
@@ -124,6 +156,13 @@ def test_an_episode_without_turn_rewards_is_written_as_before():
         (lambda: rollout([0, 1], turn_rewards([1], [1.0])), "token 0, which the policy did not sample"),
         (lambda: rollout([0, 1], turn_rewards([1, 2], [1.0, 1.0])), "token 0, which the policy did not sample"),
         (lambda: check_group(group([Episode((rollout([0, 1], turn_rewards([2], [1e10])),), 1.0)])), "turns.values[0]"),
+        (lambda: ordered(([0, 1, 0, 1], [0])), "has 2 turns, and its turn order has 1"),
+        (lambda: ordered(([1, 0, 1], [1, 1])), "must rise from 0"),
+        (lambda: ordered(([1], [-1])), "must rise from 0"),
+        (lambda: replace(rollout([1]), turn_order=[0]), "must be an int64 column"),  # type: ignore[arg-type]
+        (lambda: check_group(group([ordered(([1], [0]), ([1], None))])), "in some of its rollouts only"),
+        (lambda: check_group(group([ordered(([1], [0]), ([1], [0]))])), "gives one number to several turns"),
+        (lambda: check_episode(ordered(([1], [0]), ([1], [0]))), "gives one number to several turns"),
         (lambda: rollout([0, 1], turns=[1.0]), "a list as `turns`, not TurnRewards"),
         (lambda: TurnRewards([2], [1.0]), "two numpy columns"),
         (lambda: placed([rollout([1, 0, 1])], [1.0]), "1 turn rewards, but the policy had 2 turns"),

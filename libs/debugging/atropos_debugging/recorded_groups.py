@@ -152,9 +152,16 @@ def _episode(
         turns = line.turn_rewards or (None,) * len(line.sequences)
         if len(turns) != len(line.sequences):
             raise DataError(f"{step.path}, line {line.line + 1}: it has turn rewards of {len(turns)} sequences.")
+        orders = line.turn_order or (None,) * len(line.sequences)
+        if len(orders) != len(line.sequences):
+            raise DataError(f"{step.path}, line {line.line + 1}: it has a turn order of {len(orders)} sequences.")
         rollouts = tuple(
-            replace(rollout_of(sequences[number], own_advantages), turns=placed)
-            for number, placed in zip(line.sequences, turns, strict=True)
+            replace(
+                rollout_of(sequences[number], own_advantages),
+                turns=placed,
+                turn_order=None if order is None else np.array(order, np.int64),
+            )
+            for number, placed, order in zip(line.sequences, turns, orders, strict=True)
         )
     return Episode(
         rollouts,

@@ -17,6 +17,7 @@ from atropos_core.cli import run_app
 from atropos_core.interfaces import SettledGroup
 from atropos_core.turn_rewards import turn_rewards
 from atropos_core.types import ScoredGroup
+from atropos_debugging.recorded_groups import recorded_groups
 from atropos_records.rollout_records import RolloutRecords
 from atropos_testing.samples import make_group
 from tests.conftest import TOY
@@ -306,3 +307,17 @@ def test_turn_rewards_of_the_environment_are_kept_and_those_of_a_mix_are_not(tmp
         "turn rewards are recorded as the sum of all rewards" in note for note in rescored(capsys, run, *flags)["notes"]
     )
     assert [row["reward"] for row in written(tmp_path / "p.jsonl")] == [0.0, 0.0]
+
+
+def test_recorded_groups_have_the_order_of_their_turns(tmp_path):
+    made = make_group(0, [0, 1])
+    [rollout] = made.episodes[0].rollouts
+    several = tuple(replace(rollout, tokens=rollout.tokens + at, turn_order=np.array([1 - at])) for at in (0, 1))
+    made = replace(made, episodes=(replace(made.episodes[0], rollouts=several), made.episodes[1]))
+    step = RolloutRecords(a_run(tmp_path / "run", [with_advantages(made)])).step(1)
+    [again] = recorded_groups(step)
+    orders = [
+        [None if of.turn_order is None else of.turn_order.tolist() for of in one.rollouts]
+        for one in again.group.episodes
+    ]
+    assert orders == [[[1], [0]], [None]]

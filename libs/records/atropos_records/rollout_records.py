@@ -52,6 +52,7 @@ class EpisodeRecord:
     failed_in: str  # "rollout", "reward"
     tools: str | None = None  # the id of the tools that the policy was shown: `RolloutRecords.tools`
     turn_rewards: tuple[TurnRewards | None, ...] = ()  # of each sequence, parts of `reward`; empty if it has none
+    turn_order: tuple[tuple[int, ...], ...] = ()  # of each sequence, `Rollout.turn_order`; empty: one after the other
 
 
 @dataclass(frozen=True)
@@ -243,6 +244,7 @@ def episode_record(path: Path | str, step: int, line: int, row: Mapping[str, Any
             failed_in=str(row.get("where", "")),
             tools=_of_type(str, row, "tools"),
             turn_rewards=tuple(map(_read_turn_rewards, row.get("turn_rewards", ()))),
+            turn_order=tuple(tuple(map(int, order)) for order in row.get("turn_order", ())),
         )
     except (KeyError, ValueError, TypeError, ArithmeticError, DataError) as error:
         raise _damaged(path, line, f"{type(error).__name__}: {error}") from error

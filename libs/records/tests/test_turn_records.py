@@ -69,6 +69,17 @@ async def test_turn_rewards_are_recorded_on_the_line_of_their_episode_and_export
         assert [row["input_ids"] is None for row in rows] == [name == "without"] * 2
 
 
+async def test_the_order_of_turns_is_recorded_only_if_there_is_one(tmp_path: Path):
+    made = make_group(0, [1.0, 2.0])
+    first = made.episodes[0]
+    [rollout] = first.rollouts
+    several = tuple(replace(rollout, tokens=rollout.tokens + at, turn_order=np.array([1 - at])) for at in (0, 1))
+    made = replace(made, episodes=(replace(first, rollouts=several), *made.episodes[1:]))
+    run = await recorded(tmp_path / "run", [made.with_advantages(np.array([-1, 1]))])
+    step = RolloutRecords(run).step(1)
+    assert [one.turn_order for one in step.episodes] == [((1,), (0,)), ()]
+
+
 async def test_records_of_runs_before_turn_rewards_are_read_as_before(tmp_path: Path):
     run = await recorded(tmp_path / "run", [make_group(0, [1.0, 2.0])])
     assert "turn_rewards" not in (run / "rollouts" / "step-000001.jsonl").read_text()

@@ -43,3 +43,31 @@ def test_trained_calls_are_in_the_order_of_the_calls_with_the_place_of_each() ->
     account = account_of([first, other, second, silent])
     assert [one.tokens.tolist() for one in account.rollouts] == [[1, 2, 3, 4, 5, 6, 7, 8], [9, 10, 11]]
     assert account.turns == ((0, 4), (1, 2), (0, 8), (1, 0))
+
+
+def test_turns_of_histories_that_were_sampled_in_turns_have_the_order_of_their_calls() -> None:
+    lead = call(None, [1, 2], [3, 4], 1)
+    other = call(None, [9], [10], 2)
+    more = call(lead.replies[0], [5], [6, 7, 8], 3)
+    last = call(other.replies[0], [11], [12], 4)
+    begun = [lead, other, more, last]
+    for number, turn in enumerate(begun):
+        turn.answered_before = number
+    account = account_of(begun)
+    assert [one.turn_order.tolist() for one in account.rollouts if one.turn_order is not None] == [[0, 2], [1, 3]]
+    assert account.turns == ((0, 4), (1, 2), (0, 8), (1, 4))
+
+
+def test_histories_one_after_the_other_need_no_order_and_calls_that_began_together_have_one_of_their_own() -> None:
+    lead = call(None, [1, 2], [3, 4], 1)
+    more = call(lead.replies[0], [5], [6, 7, 8], 2)
+    other = call(None, [9], [10], 3)
+    for number, turn in enumerate((lead, more, other)):
+        turn.answered_before = number
+    assert [one.turn_order for one in account_of([lead, more, other]).rollouts] == [None, None]
+    for turn in (lead, other):
+        turn.answered_before = 0  # both began before either was answered
+    more.answered_before = 2
+    made = [account_of(begun).rollouts for begun in ([lead, other, more], [other, lead, more])]
+    orders = [[one.turn_order.tolist() for one in rollouts if one.turn_order is not None] for rollouts in made]
+    assert orders == [[[0, 2], [1]]] * 2

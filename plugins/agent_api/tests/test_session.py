@@ -14,6 +14,7 @@ from atropos_agent_api.sessions.options import SessionOptions
 from atropos_agent_api.sessions.session import Session
 from atropos_agent_api.tokens.formats import TemplateFormat
 from atropos_core.rollouts.tokenizer import ChatTokenizer
+from atropos_core.turn_rewards import turns_in_order
 from plugins.agent_api.tests.ledger_engine import LedgerEngine, policy_of
 from plugins.agent_api.tests.models import qwen_like
 
@@ -94,6 +95,22 @@ async def test_branches_train_what_they_share_once(tokenizer: ChatTokenizer):
         len(engine.ledger[0].tokens) + len(engine.ledger[1].tokens),
     ]
     assert record.metrics["agent/branches"] == 2
+
+
+async def test_calls_of_a_sub_agent_between_those_of_its_lead_are_in_the_order_of_time(tokenizer: ChatTokenizer):
+    engine = LedgerEngine(tokenizer, lambda prompt, seed: f"answer {len(prompt)}")
+    session = session_of(engine, tokenizer)
+    plan = reply(await session.answer(said("plan")))
+    book = reply(await session.answer(said("read a book")))
+    await session.answer(said("read a book", book, "more"))
+    await session.answer(said("plan", plan, "go on"))
+    record = session.record()
+    assert [one.turn_order.tolist() for one in record.rollouts if one.turn_order is not None] in (
+        [[0, 3], [1, 2]],
+        [[1, 2], [0, 3]],
+    )
+    in_order = [record.rollouts[number].tokens[:end] for number, end in turns_in_order(record.rollouts)]
+    assert [one.tolist() for one in in_order] == [[*entry.prompt, *entry.tokens] for entry in engine.ledger]
 
 
 async def test_a_client_that_goes_away_leaves_an_orphan_that_is_recorded(tokenizer: ChatTokenizer):

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from atropos_core.turn_rewards import outcome_rewards, turn_ends
+from atropos_core.turn_rewards import outcome_rewards, turn_ends, turns_in_order
 from atropos_core.types import Episode, Rollout, ScoredGroup, Tokens
 from atropos_credit.config import State
 from atropos_credit.turns import Turns, Values
@@ -27,11 +27,21 @@ class Span(NamedTuple):
 
 
 def spans_of(episode: Episode) -> list[Span]:
-    """The turns of an episode in order, rollout by rollout.
+    """The turns of an episode in the order of time (`turns_in_order`).
 
     A turn ends with each unbroken run of sampled tokens, whether it earned something or not, and in addition at each turn reward inside
     such a run. So the number of a turn does not depend on what was earned later."""
-    return [span for number, rollout in enumerate(episode.rollouts) for span in _spans_of_rollout(number, rollout)]
+    spans = [span for number, rollout in enumerate(episode.rollouts) for span in _spans_of_rollout(number, rollout)]
+    if all(rollout.turn_order is None for rollout in episode.rollouts):
+        return spans
+    when = {place: at for at, place in enumerate(turns_in_order(episode.rollouts))}
+    ends = [turn_ends(rollout) for rollout in episode.rollouts]
+
+    def turn_of(span: Span) -> tuple[int, int]:
+        own = ends[span.rollout]
+        return span.rollout, int(own[np.searchsorted(own, span.end)])
+
+    return sorted(spans, key=lambda span: when[turn_of(span)])  # stable: parts of one turn stay in their order
 
 
 def _spans_of_rollout(number: int, rollout: Rollout) -> Iterator[Span]:

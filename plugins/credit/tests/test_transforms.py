@@ -186,6 +186,41 @@ def test_the_expected_gradient_of_the_advantages_at_tokens_is_that_of_the_estima
     assert astuple(found) == pytest.approx(astuple(expected), abs=1e-6)  # advantages at tokens have 32 bits
 
 
+def interleaved(group, with_order):
+    """The group as an agent's: a main history with the first and the third turn, and one of a sub-agent with the second."""
+    episodes = []
+    for turns in group:
+        histories = [("", {}, []), ("", {}, [])]
+        for at, (length, value) in enumerate(zip(turns.lengths, turns.rewards, strict=True)):
+            layout, ends, order = histories[at % 2]
+            layout += "p" + "S" * length
+            histories[at % 2] = layout, {**ends, len(layout): value}, [*order, at]
+        rollouts = [
+            replace(rollout(layout, ends), turn_order=np.array(order, np.int64) if with_order else None)
+            for layout, ends, order in histories
+            if layout
+        ]
+        episodes.append((turns.score, *rollouts))
+    return group_of(*episodes)
+
+
+def test_histories_that_were_sampled_in_turns_are_without_bias_in_the_order_of_time_and_biased_without_it():
+    found = {}
+    for with_order in (True, False):
+
+        def at_tokens(group, with_order=with_order):
+            [made] = applied(turn_returns_transform(TurnReturnsOptions()), interleaved(group, with_order))
+            columns = []
+            for turns, episode in zip(group, made.episodes, strict=True):
+                spans = [iter(np.split(one.advantages, np.flatnonzero(~one.sampled))[1:]) for one in episode.rollouts]
+                columns.append(np.concatenate([next(spans[at % 2])[1:] for at in range(len(turns.lengths))]))
+            return columns
+
+        found[with_order] = measured(at_tokens, listed(WORLDS["stopping"]), group_size=2)
+    assert found[True].bias < 1e-6  # advantages at tokens have 32 bits
+    assert found[False].bias > 0.05 and found[False].turned > 0.05
+
+
 STATES = {"baseline": "state"}
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 
-from atropos_agent_api.tokens.token_tree import Reply, Turn, is_orphan, paths
+from atropos_agent_api.tokens.token_tree import Reply, Turn, by_time, is_orphan, paths
+from atropos_core.turn_rewards import turn_ends
 from atropos_core.types import Kept, Message, Rollout, RoutedExperts, Tokens
 
 Fate = Literal["trained", "context", "dropped"]
@@ -89,10 +90,24 @@ def account_of(turns: Sequence[Turn]) -> Account:
         if reply not in kept
     ]
     dropped += [Dropped(name_of(reply.turn), "past a stop", reply.cut) for reply in replies if len(reply.cut)]
+    calls = [ends[reply] for turn in by_time(turns) for reply in turn.replies if reply in ends]
+    ordered = _ordered(rollouts, [place for place in calls if place[1]])
     return Account(
-        tuple(rollouts), tuple(conversations), tuple(spans), tuple(dropped), len(branches), sum(map(is_orphan, replies)),
+        ordered, tuple(conversations), tuple(spans), tuple(dropped), len(branches), sum(map(is_orphan, replies)),
         tuple(ends[reply] for reply in replies if reply in ends),
     )  # fmt: skip
+
+
+def _ordered(rollouts: Sequence[Rollout], calls: Sequence[tuple[int, int]]) -> tuple[Rollout, ...]:
+    """The rollouts with the order of their turns, if they were not sampled one after the other. `calls`: of each call, its rollout and
+    its end there, in the order of time."""
+    if list(calls) == sorted(calls):
+        return tuple(rollouts)
+    when = {place: number for number, place in enumerate(calls)}
+    return tuple(
+        replace(one, turn_order=np.array([when[at, end] for end in turn_ends(one).tolist()], np.int64))
+        for at, one in enumerate(rollouts)
+    )
 
 
 def name_of(turn: Turn) -> str:

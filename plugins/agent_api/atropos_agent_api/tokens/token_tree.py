@@ -77,6 +77,7 @@ class Turn:
     is_delivered: bool = True  # some of its answer was sent, or will be
     is_side: bool = False  # its conversation is outside the task
     is_left_out: bool = False  # not trained because of that
+    answered_before: int = 0  # calls of the session that had their answer when this one began
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,7 @@ class TokenTree:
         self.turns: list[Turn] = []
         self._replies: dict[bytes, list[Reply]] = {}
         self._texts: list[Turn] = []  # with plain text as prompts, continuing no reply
+        self._answered = 0  # turns
 
     def match(self, units: Sequence[Unit], positions: Sequence[bytes]) -> Match:
         """The longest conversation that ends in a reply and is repeated by a request. `positions` are those of its units, preceded
@@ -147,6 +149,7 @@ class TokenTree:
 
     def begin(self, turn: Turn) -> None:
         """Register a turn before it is sampled."""
+        turn.answered_before = self._answered
         self.turns.append(turn)
 
     def remove(self, turn: Turn) -> None:
@@ -156,6 +159,7 @@ class TokenTree:
     def add(self, turn: Turn, replies: Sequence[Reply]) -> None:
         """Add what was sampled for a turn. From now on it can be continued."""
         turn.replies = list(replies)
+        self._answered += 1
         if turn.parent is not None:
             turn.parent.children.append(turn)
         for reply in replies:
@@ -183,6 +187,12 @@ def paths(turns: Sequence[Turn]) -> Iterator[list[Reply]]:
         waiting += [[*path, reply] for reply in further]
         if not further:
             yield path
+
+
+def by_time(turns: Sequence[Turn]) -> list[Turn]:
+    """The turns in an order in which each comes after those that were answered before it began. The order does not depend on
+    which of two calls that began together came first."""
+    return sorted(turns, key=lambda turn: (turn.answered_before, *_order(turn)))
 
 
 def is_orphan(reply: Reply) -> bool:

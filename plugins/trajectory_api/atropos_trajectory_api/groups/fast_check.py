@@ -80,6 +80,7 @@ class FrameColumns(NamedTuple):
     kept: None = None  # a group in which something was cut is read the full way
     experts: None = None  # as above
     turns: None = None  # as above
+    turn_order: None = None  # as above
 
 
 _validate: Callable[[Any], FrameColumns] = TypeAdapter(FrameColumns).validator.validate_python
