@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -53,9 +53,13 @@ class GroupAdvantageOptions(Options):
             )
         return self
 
-    def announced(self) -> dict[str, str | bool]:
-        """Announce to earlier transforms which common offset or factor of the rewards is removed here."""
-        return {"baseline": self.baseline, "divided": self.baseline == "group" and self.divide_by_std is not False}
+    def announced(self) -> dict[str, Any]:
+        """Announce the baseline, and which common changes of a group's rewards have no effect here, each with the option that gives it
+        one."""
+        divided = self.baseline == "group" and self.divide_by_std is not False
+        undoes = {"offset": 'baseline = "none"'} if self.baseline != "none" else {}
+        undoes |= {"factor": "divide_by_std = false"} if divided else {}
+        return {"by": "group_advantage", "baseline": self.baseline, "undoes": undoes}
 
 
 class JsonlOptions(Options):

@@ -125,7 +125,7 @@ def refuse_groups_of_one(transforms: Mapping[str, ResolvedComponent], by_workers
     facts, changes = [], []
     if compares is not None:
         facts.append(f"transform.{compares} compares a reward with the group's, so that each advantage is 0")
-        changes.append(f"--set transform.{compares}.baseline=none")
+        changes += _without_comparison(compares, transforms[compares])
     if drops is not None:
         facts.append(f"transform.{drops} leaves out groups whose rewards are all equal, and a group of one is such")
         changes.append(f"--set transform.{drops}.use=none")
@@ -137,6 +137,31 @@ def refuse_groups_of_one(transforms: Mapping[str, ResolvedComponent], by_workers
         console.warn(f"{fact}. {remedy}")
     else:
         raise ConfigError(f"{fact}.", remedy=remedy)
+
+
+def _without_comparison(name: str, transform: ResolvedComponent) -> list[str]:
+    if "baseline" in type(transform.options).model_fields:
+        return [f"--set transform.{name}.baseline=none"]
+    default = "transform.group_advantage"
+    return [
+        f"--set transform.{name}.use=none",
+        f"--set {default}.use=group_advantage",
+        f"--set {default}.baseline=none",
+    ]
+
+
+def refuse_flat_before_turns(transforms: Mapping[str, ResolvedComponent]) -> None:
+    """Raise ConfigError for a transform that leaves out groups with equal totals before one that compares their turns."""
+    names = list(transforms)
+    by_turn = next((name for name in names if transforms[name].announced.get("advantages", {}).get("by_turn")), None)
+    before = names[: names.index(by_turn)] if by_turn is not None else []
+    for name in before:
+        if transforms[name].announced.get("flat_groups") == "left out":
+            raise ConfigError(
+                f"transform.{name} comes before transform.{by_turn} and would leave out groups whose totals are equal, although their "
+                "turns may have earned different rewards.",
+                remedy=f"List [transform.{by_turn}] before [transform.{name}], or leave it out: --set transform.{name}.use=none.",
+            )
 
 
 def refuse_second_advantages(transforms: Mapping[str, ResolvedComponent]) -> None:

@@ -167,6 +167,7 @@ def make_plan(
         if config.training.group_size == 1:
             fit.refuse_groups_of_one(named["transform"], config.api is not None)
     fit.refuse_second_advantages(named.get("transform", {}))
+    fit.refuse_flat_before_turns(named.get("transform", {}))
     fit.refuse_second_writers(named.get("sink", {}))
     transports = fit.choose_transports(engines, single, plugins.registry) if training else ()
     on_devices = {"engine": engines[0]} if engines else {}

@@ -191,7 +191,9 @@ class RolloutRunner:
             return checked_episode(results, self._vocabulary)
         except DataError as error:
             name = next(name for name, one in self.environments.items() if one is environment)
-            raise DataError(f"environment {name!r}, task {task.id!r}: {Exception.__str__(error)}") from error
+            raise DataError(
+                f"environment {name!r}, task {task.id!r}: {Exception.__str__(error)}", remedy=error.remedy
+            ) from error
 
     async def score(self, draw: Draw, task: Task, results: Sequence[Episode | Failed]) -> ScoredGroup:
         """Score the episodes of a draw with the rewards, by weight. If a reward fails, all of them count as failed."""
@@ -243,9 +245,11 @@ class RolloutRunner:
         except (*FATAL, ConfigError, DeadlineExceeded):
             raise
         except (Exception, EventLoopBlocked) as error:
-            place = "" if isinstance(error, AtroposError) else file_and_line(error.__traceback__)
+            ours = isinstance(error, AtroposError)
+            place = "" if ours else file_and_line(error.__traceback__)
             raise DataError(
-                f"reward {of.name!r} raised {type(error).__name__} for task {task.id!r}: {error}{place}"
+                f"reward {of.name!r} raised {type(error).__name__} for task {task.id!r}: {Exception.__str__(error)}{place}",
+                remedy=error.remedy if isinstance(error, AtroposError) else None,
             ) from error
         if given.dtype.kind not in "biuf":  # numpy would read numbers out of text
             raise DataError(f"reward {of.name!r} gave {given.tolist()!r:.200} for task {task.id!r}: not all numbers")

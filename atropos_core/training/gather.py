@@ -13,6 +13,7 @@ from atropos_core import console
 from atropos_core.advantages import is_flat
 from atropos_core.config.run_file import TrainingSection
 from atropos_core.errors import NoSuchVersion, PluginError
+from atropos_core.group_schema import LARGEST_REWARD
 from atropos_core.guards.open_component import in_one_line
 from atropos_core.health.alignment import owner
 from atropos_core.health.watch import Health
@@ -158,7 +159,7 @@ class GroupGatherer:
 
 
 def _checked(transform: str, groups: object) -> Sequence[ScoredGroup]:
-    """Raises PluginError for anything but a list of groups, and for advantages that are not [G]."""
+    """Raises PluginError for anything but a list of groups, and for advantages that are not [G] or not finite."""
     if not isinstance(groups, Sequence) or not all(isinstance(group, ScoredGroup) for group in groups):
         raise PluginError(
             f"transform {transform!r} returned {type(groups).__name__}, not a list of groups.",
@@ -170,6 +171,12 @@ def _checked(transform: str, groups: object) -> Sequence[ScoredGroup]:
                 f"transform {transform!r} gave the group of task {group.task.id!r} advantages of shape "
                 f"{np.shape(group.advantages)}, and it has {wanted[0]} episodes.",
                 remedy=f"Give one advantage for each episode, shape {wanted}: group.with_advantages(...).",
+            )
+        of_tokens = (one.advantages for episode in group.episodes for one in episode.rollouts)
+        if not all(np.isfinite(column).all() for column in (group.advantages, *of_tokens) if column is not None):
+            raise PluginError(
+                f"transform {transform!r} gave the group of task {group.task.id!r} an advantage that is not a finite number.",
+                remedy=f"Look at what transform {transform!r} divides by, and at its weights: rewards are at most {LARGEST_REWARD:g}.",
             )
     return groups
 

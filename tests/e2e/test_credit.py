@@ -94,3 +94,60 @@ def test_a_second_transform_of_advantages_is_refused_with_the_lines_that_help(fo
     assert run_app(["run", "run.toml", "--dir", "run"]) != 0
     error = " ".join(capsys.readouterr().err.split())
     assert "transform.group_advantage has no effect" in error and "--set transform.group_advantage.use=none" in error
+
+
+def test_a_transform_that_drops_groups_by_their_totals_before_one_of_turns_is_refused(folder, capsys):
+    (folder / "run.toml").write_text(
+        RUN.replace("[transform.turn_returns]\n", "[transform.drop_flat]\n[transform.turn_returns]\n")
+    )
+    assert run_app(["run", "run.toml", "--dir", "run"]) == 2
+    error = " ".join(capsys.readouterr().err.split())
+    assert (
+        "transform.drop_flat comes before transform.turn_returns and would leave out groups whose totals are equal"
+        in error
+    )
+    assert "--set transform.drop_flat.use=none" in error and not (folder / "run" / "metrics.jsonl").exists()
+    assert run_app(["run", "run.toml", "--dir", "run", "--set", "transform.drop_flat.use=none"]) == 0
+
+
+@pytest.mark.parametrize("transform", ["gigpo", "turn_gae", "turn_returns", "maxrl"])
+def test_groups_of_one_are_refused_with_flags_that_train(folder, capsys, transform):
+    text = RUN.replace("turn_returns", transform).replace("group_size = 4", "group_size = 1")
+    (folder / "run.toml").write_text(text)
+    assert run_app(["run", "run.toml", "--dir", "run"]) == 2
+    error = " ".join(capsys.readouterr().err.split())
+    assert f"transform.{transform} compares a reward with the group's" in error
+    flags = error.partition("to train only by rewards: ")[2].split()
+    assert run_app(["run", "run.toml", "--dir", "run", *flags]) == 0, capsys.readouterr().err
+    assert all(line["groups/trained"] == 3 for line in metrics_of(folder / "run") if line["step"])
+
+
+@pytest.mark.parametrize(("options", "warns"), [("", False), ("discount = 1.0\ndivide_by_std = true\n", True)])
+def test_zscore_before_gigpo_is_said_to_matter_exactly_where_it_does(folder, capsys, options, warns):
+    zscore = "[transform.zscore]\nclip = 5.0\n"
+    (folder / "run.toml").write_text(RUN.replace("[transform.turn_returns]\n", f"{zscore}[transform.gigpo]\n{options}"))
+    assert run_app(["run", "run.toml", "--dir", "run"]) == 0
+    error = " ".join(capsys.readouterr().err.split())
+    assert ("the transform zscore cannot matter here: gigpo undoes any common offset and factor" in error) == warns
+    assert ("It matters with divide_by_std = false in [transform.gigpo]." in error) == warns
+
+
+NAN = """
+import numpy as np
+
+
+async def broken(groups):
+    # a deviation of 0
+    return [group.with_advantages(group.rewards / np.float32(0)) for group in groups]
+"""
+
+
+def test_an_advantage_that_is_not_finite_ends_the_run_with_the_transform_that_gave_it(folder, capsys):
+    (folder / "broken.py").write_text(NAN)
+    (folder / "run.toml").write_text(
+        RUN.replace("[transform.turn_returns]\n", '[transform.mine]\nuse = "./broken.py:broken"\n')
+    )
+    assert run_app(["run", "run.toml", "--dir", "run"]) == 2
+    error = " ".join(capsys.readouterr().err.split())
+    assert "PluginError transform 'mine' gave the group of task 'train-" in error
+    assert "an advantage that is not a finite number" in error

@@ -10,6 +10,9 @@ from atropos_core.plugins.provider import Options
 
 State = Literal["observation", "history"]
 
+# A reward is at most 1e9, so advantages stay below 1e30 with a million turns, and float32 ends at 3e38.
+MOST_WEIGHT = 1e9
+
 DISCOUNT = "factor of each later turn's reward; below 1 the gradient is not exactly that of an objective"
 OUTCOME_WEIGHT = "factor of the outcome reward, which only the end earned"
 TURN_WEIGHT = "factor of the turn rewards"
@@ -23,8 +26,8 @@ class Weighted(Options):
     """The weights of rewards, for transforms that compute returns."""
 
     discount: float = Field(1.0, gt=0, le=1, description=DISCOUNT)
-    outcome_weight: float = Field(1.0, ge=0, allow_inf_nan=False, description=OUTCOME_WEIGHT)
-    turn_weight: float = Field(1.0, ge=0, allow_inf_nan=False, description=TURN_WEIGHT)
+    outcome_weight: float = Field(1.0, ge=0, le=MOST_WEIGHT, description=OUTCOME_WEIGHT)
+    turn_weight: float = Field(1.0, ge=0, le=MOST_WEIGHT, description=TURN_WEIGHT)
 
     @model_validator(mode="after")
     def _counts_something(self) -> Weighted:
@@ -69,7 +72,7 @@ class GigpoOptions(Options):
     """`[transform.gigpo]`"""
 
     step_weight: float = Field(
-        1.0, gt=0, allow_inf_nan=False, description="factor of the comparison of turns in the same state"
+        1.0, gt=0, le=MOST_WEIGHT, description="factor of the comparison of turns in the same state"
     )
     discount: float = Field(0.95, gt=0, le=1, description="factor of each later turn's reward, in that comparison")
     divide_by_std: bool = Field(False, description="divide both comparisons by their standard deviation")

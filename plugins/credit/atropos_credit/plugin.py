@@ -39,9 +39,29 @@ def build_maxrl(options: MaxRlOptions, context: RunContext) -> Transform:
     return MaxRl(options)
 
 
-def _announced(baseline: str, divided: bool = False) -> dict[str, Any]:
-    """The offset and factor of rewards that a transform removes, for the transforms before it and the checks before a run."""
-    return {"advantages": {"baseline": baseline, "divided": divided}}
+def _announced(by: str, baseline: str, undoes: dict[str, str], by_turn: bool = True) -> dict[str, Any]:
+    """Tell earlier transforms, and the checks before a run, how a transform uses rewards. `undoes`: the common changes of a
+    group's rewards that have no effect, each with the option that gives it one ("" for none). `by_turn`: groups whose totals are equal
+    can have advantages."""
+    return {"advantages": {"by": by, "baseline": baseline, "undoes": undoes, "by_turn": by_turn}}
+
+
+def _undone(discount: float, offset: str = "", divided: bool = False) -> dict[str, str]:
+    """With a discount, an offset that is earned at the end counts less for turns that are further from it, so it remains."""
+    undoes = {"offset": offset} if discount == 1 else {}
+    return undoes | ({"factor": "divide_by_std = false"} if divided else {})
+
+
+def _of_turn_returns(o: TurnReturnsOptions) -> dict[str, Any]:
+    undoes = {} if o.baseline == "none" else _undone(o.discount, 'baseline = "none"', o.divide_by_std)
+    return _announced("turn_returns", "others" if o.baseline == "state" else o.baseline, undoes)
+
+
+def _of_maxrl(o: MaxRlOptions) -> dict[str, Any]:
+    """Rewards count only if they say which replies are correct."""
+    option = "correct_above set"
+    undoes = {"offset": option, "factor": option} if o.correct_above is None else {}
+    return _announced("maxrl", "group", undoes, by_turn=False)
 
 
 @hookimpl
@@ -51,28 +71,28 @@ def atropos_transforms() -> Iterable[Provider[Transform]]:
         "advantages of turns: what is earned from a turn on, against the group at the same turn or in the same state",
         f"{CONFIG}:TurnReturnsOptions",
         build_turn_returns,
-        announces=lambda o: _announced("others" if o.baseline == "state" else o.baseline, o.divide_by_std),
+        announces=_of_turn_returns,
     )
     yield Provider(
         "turn_gae",
         "advantages of turns: generalised advantage estimation with the group's means as values",
         f"{CONFIG}:TurnGaeOptions",
         build_turn_gae,
-        announces=lambda o: _announced("others"),
+        announces=lambda o: _announced("turn_gae", "others", _undone(o.discount, "discount below 1")),
     )
     yield Provider(
         "gigpo",
         "advantages of turns: an episode against its group, and a turn against turns in the same state",
         f"{CONFIG}:GigpoOptions",
         build_gigpo,
-        announces=lambda o: _announced("group", o.divide_by_std),
+        announces=lambda o: _announced("gigpo", "group", _undone(o.discount, "discount below 1", o.divide_by_std)),
     )
     yield Provider(
         "maxrl",
         "advantages whose gradient is that of the log of the success rate",
         f"{CONFIG}:MaxRlOptions",
         build_maxrl,
-        announces=lambda o: _announced("group"),
+        announces=_of_maxrl,
     )
 
 

@@ -20,13 +20,26 @@ from atropos_credit.placed import turns_of, with_advantages
 from atropos_credit.returns import turn_returns
 from atropos_credit.turns import Estimator, Turns, Values
 
+Weights = tuple[float, float]  # of the outcome reward, and of turn rewards
+
 
 class ByTurn(Transform):
     """Gives each turn the advantage that an estimator has for it. A group that has advantages keeps them."""
 
-    def __init__(self, estimator: Estimator, state: State = "observation") -> None:
+    def __init__(
+        self,
+        estimator: Estimator,
+        state: State = "observation",
+        *,
+        weights: Weights = (1.0, 1.0),
+        divides: bool = False,
+    ) -> None:
+        """`weights`: how many times an advantage has the outcome reward and a turn reward at most. `divides`: the estimator divides by a
+        deviation."""
         self._estimator = estimator
         self._state = state
+        self._weights = weights
+        self._divides = divides
         self._episodes = self._turns = self._rewarded = self._met = 0  # of the step
 
     async def __call__(self, groups: Sequence[ScoredGroup]) -> Sequence[ScoredGroup]:
@@ -46,7 +59,9 @@ class ByTurn(Transform):
 
     def _credited(self, group: ScoredGroup) -> ScoredGroup:
         every = turns_of(group, self._state)
-        made = _without_noise(self._estimator(every), every)
+        made = self._estimator(every)
+        if not self._divides:  # what is divided is not of the size of rewards, and `centred` has removed noise before
+            made = _without_noise(made, every, self._weights)
         states = [state for turns in every for state in turns.states]
         self._episodes += len(every)
         self._turns += len(states)
@@ -66,11 +81,18 @@ def _mean(turns: Turns, advantages: Values) -> float:
     return float(np.average(advantages, weights=turns.lengths)) if len(advantages) else 0.0
 
 
-def _without_noise(advantages: Sequence[Values], group: Sequence[Turns]) -> Sequence[Values]:
-    """Zeros if all that the advantages differ by is rounding of the rewards, so that the group counts as flat."""
+def _without_noise(advantages: Sequence[Values], group: Sequence[Turns], weights: Weights) -> Sequence[Values]:
+    """Zeros if all that the advantages differ by is rounding of the weighted rewards, so that the group counts as flat."""
     largest = max((float(np.abs(values).max()) for values in advantages if len(values)), default=0.0)
-    rewards = max((float(np.abs([*turns.rewards, turns.outcome]).max()) for turns in group), default=0.0)
-    return [values * 0.0 for values in advantages] if is_noise(largest, rewards) else advantages
+    outcomes = max((abs(turns.outcome) for turns in group), default=0.0)
+    rewards = max((float(np.abs(turns.rewards).max(initial=0.0)) for turns in group), default=0.0)
+    of_outcome, of_turn = weights
+    is_rounding = [
+        is_noise(largest / weight, size)
+        for weight, size in ((of_outcome, outcomes), (of_turn, rewards))
+        if weight and size
+    ]
+    return [values * 0.0 for values in advantages] if any(is_rounding) else advantages
 
 
 def turn_returns_transform(options: TurnReturnsOptions) -> ByTurn:
@@ -84,6 +106,8 @@ def turn_returns_transform(options: TurnReturnsOptions) -> ByTurn:
             divide_by_std=options.divide_by_std,
         ),
         options.state,
+        weights=(options.outcome_weight, options.turn_weight),
+        divides=options.divide_by_std,
     )
 
 
@@ -95,7 +119,8 @@ def turn_gae_transform(options: TurnGaeOptions) -> ByTurn:
             discount=options.discount,
             outcome_weight=options.outcome_weight,
             turn_weight=options.turn_weight,
-        )
+        ),
+        weights=(options.outcome_weight, options.turn_weight),
     )
 
 
@@ -103,6 +128,8 @@ def gigpo_transform(options: GigpoOptions) -> ByTurn:
     return ByTurn(
         partial(gigpo, step_weight=options.step_weight, discount=options.discount, divide_by_std=options.divide_by_std),
         options.state,
+        weights=(max(1.0, options.step_weight), max(1.0, options.step_weight)),
+        divides=options.divide_by_std,
     )
 
 

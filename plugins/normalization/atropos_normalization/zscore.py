@@ -12,8 +12,8 @@ from atropos_core import console
 from atropos_core.advantages import is_flat, is_noise
 from atropos_core.errors import ConfigError
 from atropos_core.interfaces import Transform
-from atropos_core.turn_rewards import mixed
-from atropos_core.types import Episode, Floats, Metrics, ScoredGroup
+from atropos_core.turn_rewards import with_turns
+from atropos_core.types import Episode, Floats, Metrics, ScoredGroup, TurnRewards
 from atropos_normalization.config import ZScoreOptions
 from atropos_normalization.moments import Moments, keep_of
 
@@ -118,28 +118,30 @@ def _divided(episode: Episode, divisor: float) -> Episode:
     """Return the episode with its turn rewards divided, as its reward is. What centring and clipping change is of the outcome."""
     if all(rollout.turns is None for rollout in episode.rollouts):
         return episode
-    return mixed(episode, [(1.0 / divisor, tuple(rollout.turns for rollout in episode.rollouts))])
+    turns = [
+        None if rollout.turns is None else TurnRewards(rollout.turns.ends, 1.0 / divisor * rollout.turns.values)
+        for rollout in episode.rollouts
+    ]
+    return replace(episode, rollouts=with_turns(episode.rollouts, tuple(turns)))
 
 
 def idle_reason(options: ZScoreOptions, announced: Mapping[str, Any]) -> str:
-    """The reason why later transforms undo zscore; empty if it matters, or if they do not say. An advantage relative to the group's
-    mean removes every common offset, and one that is divided by the group's deviation every common factor as well."""
+    """The reason why later transforms undo zscore, and what to change; empty if it matters, or if they do not say."""
     of = announced.get("advantages")
-    if of is None or of["baseline"] == "none":
+    if of is None or not (options.center or options.scale):
         return ""
-    if of["divided"]:
-        return "divides each group's advantages by their own deviation, which undoes any common offset and factor"
-    if not options.scale:
-        return f'has baseline = "{of["baseline"]}", which takes any common offset out, and scale is false'
-    return ""
+    does = [name for name, done in (("offset", options.center), ("factor", options.scale)) if done]
+    undoes: Mapping[str, str] = of["undoes"]
+    if any(name not in undoes for name in does):
+        return ""
+    if not options.scale and "factor" not in undoes:
+        change = "scale = true in [transform.zscore]"
+    else:
+        change = f"{undoes[does[-1]]} in [transform.{of['by']}]"
+    return f"{of['by']} undoes any common {' and '.join(does)} of a group's rewards. It matters with {change}."
 
 
 def warn_if_idle(options: ZScoreOptions, announced: Mapping[str, Any]) -> None:
-    why = idle_reason(options, announced)
-    if not why:
-        return
-    but = f" What remains is clipping, at {options.clip:g} sigmas." if options.clip else ""
-    console.warn(
-        f"the transform zscore cannot matter here: group_advantage {why}.{but} It matters with divide_by_std = false in "
-        "[transform.group_advantage]."
-    )
+    if why := idle_reason(options, announced):
+        but = f" What remains is clipping, at {options.clip:g} sigmas." if options.clip else ""
+        console.warn(f"the transform zscore cannot matter here: {why}{but}")

@@ -207,6 +207,33 @@ async def test_the_warning_comes_exactly_where_the_advantages_are_the_same(after
     assert same is not matters
 
 
+@pytest.mark.parametrize(
+    ("undoes", "options", "says"),
+    [
+        ({"offset": "discount below 1"}, {}, ""),  # the factor stays
+        ({"factor": "divide_by_std = false"}, {}, ""),  # the offset stays
+        ({}, {}, ""),
+        ({"factor": "divide_by_std = false"}, {"center": False}, "any common factor of a group's rewards. It matters with divide_by_std"),
+        ({"offset": "discount below 1"}, {"scale": False}, "any common offset of a group's rewards. It matters with scale = true in"),
+        ({"offset": "x", "factor": "correct_above set"}, {}, "gigpo undoes any common offset and factor"),
+        ({"offset": "x", "factor": "y"}, {"scale": False}, "It matters with x in [transform.gigpo]."),
+        ({"offset": "x", "factor": "y"}, {"center": False, "scale": False}, ""),  # it is there to clip
+    ],
+)  # fmt: skip
+def test_the_warning_names_the_transform_and_an_option_that_it_has(undoes, options, says):
+    announced = {"advantages": {"by": "gigpo", "baseline": "group", "undoes": undoes}}
+    why = idle_reason(ZScoreOptions(**options), announced)
+    assert says in why and bool(why) == bool(says)
+
+
+async def test_turn_rewards_far_larger_than_the_deviation_of_their_totals_are_divided_too():
+    plain = make_group(0, [1.0, 1.01])
+    turns = turn_rewards([len(plain.episodes[0].rollouts[0].tokens)], [1e9])
+    first = replace(plain.episodes[0], rollouts=(replace(plain.episodes[0].rollouts[0], turns=turns),))
+    [made] = await ZScore(ZScoreOptions(warm_up=2))([replace(plain, episodes=(first, plain.episodes[1]))])
+    assert made.episodes[0].rollouts[0].turns.values[0] == pytest.approx(1e9 / np.std([1.0, 1.01], ddof=1), rel=1e-3)
+
+
 def test_where_nobody_says_how_advantages_are_made_nothing_is_printed():
     assert idle_reason(ZScoreOptions(), {}) == ""
 

@@ -445,10 +445,15 @@ def _raises(episodes: Sequence[Episode]) -> Any:
     raise ZeroDivisionError("by nothing")
 
 
+def _refuses(episodes: Sequence[Episode]) -> Any:
+    raise DataError("no rows.", remedy="Add one.")
+
+
 @pytest.mark.parametrize(
     ("answer", "wanted"),
     [
         (_raises, "DataError: reward 'other' raised ZeroDivisionError for task 'train-3': by nothing"),
+        (_refuses, "DataError: reward 'other' raised DataError for task 'train-3': no rows. Add one."),
         (lambda episodes: [1.0], "DataError: reward 'other' gave shape (1,) for 2 episodes"),
         (lambda episodes: 1.0, "DataError: reward 'other' gave shape () for 2 episodes"),
         (lambda episodes: [1.0, float("nan")], "DataError: reward 'other' gave [1.0, nan] for task 'train-3'"),
