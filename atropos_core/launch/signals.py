@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
+from types import FrameType
 from typing import Any, TypeVar
 
 from atropos_core import console
 from atropos_core.console.waits import waited_for
 from atropos_core.errors import Interrupted, ProcessDied
-from atropos_core.guards.blocked_loop import in_main_thread
+from atropos_core.guards.blocked_loop import in_main_thread, loop_alarm
 from atropos_core.launchers import RunWorkers
 from atropos_core.processes.child import Child
 
@@ -81,7 +83,7 @@ def signals(stop: asyncio.Event, began: asyncio.Event) -> Iterator[None]:
             console.say(f"\nstopping: {how}")
             stop.set()
 
-    with requests_to_end(end_requested):
+    with requests_to_end(end_requested, cancels_at=2):
         yield
 
 
@@ -126,25 +128,41 @@ def cancelled_by_signals() -> Iterator[None]:
     """Cancel the current task at each request to end."""
     task = asyncio.current_task()
     assert task is not None, "called from a coroutine"
-    with requests_to_end(task.cancel):
+    with requests_to_end(task.cancel, cancels_at=1):
         yield
 
 
 @contextmanager
-def requests_to_end(requested: Callable[[], object]) -> Iterator[None]:
+def requests_to_end(requested: Callable[[], object], *, cancels_at: int) -> Iterator[None]:
     """Call `requested` for each Ctrl-C, SIGTERM and SIGHUP. Two within TWICE_S count as one: a shell, `timeout` or a service
     manager sends the same signal to a process and to its group. An ignored SIGHUP (`nohup`) stays ignored. Outside the main
-    thread, where signals do not arrive, `requested` is called for each request of FROM_OUTSIDE."""
-    loop = asyncio.get_running_loop()
-    last = -TWICE_S
+    thread, where signals do not arrive, `requested` is called for each request of FROM_OUTSIDE.
 
-    def arrived() -> None:
-        nonlocal last
+    `cancels_at`: the number of the request at which `requested` cancels the current task. From then on, CancelledError is
+    raised inside code that blocks the event loop for END_AFTER_S, and the task is cancelled from there. Raises CancelledError
+    in place of an error that this causes."""
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None, "called from a coroutine"
+    last, waiting, heard = -TWICE_S, 0, 0
+
+    def count() -> None:
+        nonlocal last, waiting
         before, last = last, loop.time()
         if last - before >= TWICE_S:
+            waiting += 1
+
+    def deliver() -> None:
+        nonlocal waiting, heard
+        while waiting:
+            waiting, heard = waiting - 1, heard + 1
             requested()
 
     if not in_main_thread():
+
+        def arrived() -> None:
+            count()
+            deliver()
+
         outside = FROM_OUTSIDE.get()
         with outside.listening(arrived) if outside is not None else nullcontext():
             yield
@@ -152,10 +170,42 @@ def requests_to_end(requested: Callable[[], object]) -> Iterator[None]:
     numbers = [signal.SIGINT, signal.SIGTERM]
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         numbers.append(signal.SIGHUP)
+    hurried = interrupted = False
+    pid = os.getpid()
+
+    def signalled(number: int, frame: FrameType | None) -> None:
+        """Called even if code blocks the loop, which calls `deliver` when it is free."""
+        nonlocal hurried
+        if os.getpid() != pid:  # a component forked it
+            return
+        count()
+        if heard + waiting >= cancels_at and not hurried:
+            hurried = True
+            alarm.hurry(cancel)
+
+    def cancel() -> None:
+        nonlocal waiting, heard, interrupted
+        interrupted = True
+        if waiting:
+            waiting, heard = 0, heard + waiting
+            if task is not asyncio.current_task():  # which is about to raise CancelledError
+                task.cancel()
+
+    def free() -> None:
+        if hurried:
+            alarm.restart()
+        deliver()
+
     for number in numbers:
-        loop.add_signal_handler(number, arrived)
+        loop.add_signal_handler(number, free)
+        signal.signal(number, signalled)  # instead of one that does nothing
     try:
-        yield
+        with loop_alarm() as alarm:
+            yield
+    except Exception:
+        if interrupted:  # component code, which may have made any error of it
+            raise asyncio.CancelledError from None
+        raise
     finally:
         for number in numbers:
             loop.remove_signal_handler(number)

@@ -62,12 +62,16 @@ class RolloutRunner:
         self._deadline_s = deadline_s
         self._turnstile = Turnstile() if deterministic else None
         self._tool_sets = ToolSets()
+        self._passed: tuple[type[AtroposError], ...] = (*FATAL, ConfigError)  # errors of rewards
 
     @classmethod
-    def for_scores(cls, rewards: Sequence[WeightedReward]) -> RolloutRunner:
-        """Return a runner without environments and engine: only `score` can be called."""
+    def for_scores(cls, rewards: Sequence[WeightedReward], fatal: tuple[type[AtroposError], ...] = ()) -> RolloutRunner:
+        """Return a runner without environments and engine: only `score` can be called, which raises errors of a reward that are
+        `fatal`."""
         nothing: Any = None
-        return cls({}, rewards, nothing, nothing, deadline_s=0.0, deterministic=False)
+        made = cls({}, rewards, nothing, nothing, deadline_s=0.0, deterministic=False)
+        made._passed += fatal
+        return made
 
     def tools_of(self, group: ScoredGroup) -> Tools:
         """Return the JSON schemas of the tools that the policy was shown for this task; empty if there were none, or the rollout ran
@@ -213,7 +217,7 @@ class RolloutRunner:
         parts: dict[str, Floats] = {}
         try:
             answers = await asyncio.gather(*(self._call_reward(of, task, episodes) for of in self._rewards))
-        except (*FATAL, ConfigError):
+        except self._passed:
             raise
         except AtroposError as error:
             return lost(error)
@@ -242,7 +246,9 @@ class RolloutRunner:
                 answer = await within(of.reward(task, episodes), of.deadline_s, f"reward {of.name!r}")
                 totals, turns = split_scores(answer, episodes)
                 given = np.asarray(totals)
-        except (*FATAL, ConfigError, DeadlineExceeded):
+        except DeadlineExceeded:
+            raise
+        except self._passed:
             raise
         except (Exception, EventLoopBlocked) as error:
             ours = isinstance(error, AtroposError)

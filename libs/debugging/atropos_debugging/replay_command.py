@@ -106,11 +106,11 @@ async def _replay(
     from atropos_core.storage.tempdirs import owned_directory
     from atropos_debugging.replaying import replay
 
-    with cancelled_by_signals(), owned_directory("replay") as scratch, own_process():
-        try:
+    try:
+        with cancelled_by_signals(), owned_directory("replay") as scratch, own_process():
             return await replay(records, step, plan, changed, scoring, changes, scratch)
-        except asyncio.CancelledError:
-            raise Interrupted("stopped: nothing was replayed") from None
+    except asyncio.CancelledError:
+        raise Interrupted("stopped: nothing was replayed") from None
 
 
 def _show(found: Replayed) -> None:

@@ -29,8 +29,9 @@ from atropos_core.storage.run_records import metric_rows
 from atropos_core.training.batch import to_batch
 from atropos_core.types import Floats, Metrics, Rollout, ScoredGroup, Tokens
 from atropos_debugging.bisection import WEIGHTS, policy_files
+from atropos_debugging.component_calls import ComponentCalls, scoring_runner
 from atropos_debugging.recorded_groups import RecordedGroup, recorded_groups, turns_of_environment, without_turns
-from atropos_debugging.rescoring import TURNS_LEFT_OUT, scoring_runner
+from atropos_debugging.rescoring import TURNS_LEFT_OUT
 from atropos_debugging.tensor_files import shared_tensors
 from atropos_records.rollout_records import RecordedStep, RolloutRecords
 
@@ -221,8 +222,9 @@ async def _regrouped(
             if isinstance(part, Stateful) and label in states:
                 with in_one_line(f"{label} cannot take up its state from the checkpoint"):
                     part.load(states[label])
+        calls = ComponentCalls()
         if changes.rewards:
-            runner = scoring_runner(parts.rewards)
+            runner = scoring_runner(parts.rewards, calls)
             if not keep_turns:
                 given, made = made, [without_turns(one) for one in made]
                 if any(one is not other for one, other in zip(given, made, strict=True)):
@@ -239,7 +241,7 @@ async def _regrouped(
         with blocked_loop_alarm():
             for name, transform in parts.transforms.items():
                 with in_one_line(f"transform {name!r} failed"):
-                    kept = await transform(kept)
+                    kept = await calls.made(f"transform {name!r}", transform(kept))
     return list(kept)
 
 

@@ -16,22 +16,21 @@ import numpy as np
 
 from atropos_core.config.run_file import load, read_file
 from atropos_core.console.waits import waiting
-from atropos_core.errors import DataError
+from atropos_core.errors import DataError, EventLoopBlocked
 from atropos_core.guards.open_component import in_one_line
 from atropos_core.health.reward_rescoring import last_reply, only_scores
-from atropos_core.interfaces import Environment, Measured, Reward, Stateful
+from atropos_core.interfaces import Environment, Measured, Stateful
 from atropos_core.launch.builder import scoring_parts
 from atropos_core.launch.plan import Plan
 from atropos_core.processes.proxies import HostedReward
-from atropos_core.rollouts.runner import RolloutRunner, WeightedReward, failed_by
+from atropos_core.rollouts.runner import failed_by
 from atropos_core.training.parts import ScoringParts
 from atropos_core.turn_rewards import placed, with_turns
 from atropos_core.types import ABSTAINED, Episode, Failed, Floats, Score, ScoredGroup, Task
 from atropos_debugging.agreement import Scores
+from atropos_debugging.component_calls import ComponentCalls, scoring_runner
 from atropos_debugging.foreign_rollouts import foreign_groups
 from atropos_debugging.recorded_groups import (
-    NoTokens,
-    NotRecorded,
     RecordedGroup,
     recorded_groups,
     turns_of_environment,
@@ -167,7 +166,8 @@ class _Scoring:
         self._found = found
         self._keep_turns = keep_turns
         self._slots = asyncio.Semaphore(AT_ONCE)
-        self._runner = scoring_runner(parts.rewards)
+        self._calls = ComponentCalls()
+        self._runner = scoring_runner(parts.rewards, self._calls)
 
     async def step(
         self,
@@ -246,13 +246,37 @@ class _Scoring:
         if environment is not None:
             task = _task_of(environment, one)
             if _scores_again(environment):
-                episodes = [await _with_score(environment, task, episode) for episode in one.group.episodes]
+                episodes = [await self._with_score(environment, task, episode) for episode in one.group.episodes]
         return await self._runner.score(one.group.draw, task, episodes)
+
+    async def _with_score(self, environment: Environment, task: Task, episode: Episode) -> Episode | Failed:
+        """Return the episode with the score that the environment gives its last reply now."""
+        try:
+            given = await self._calls.made(f"score() of task {task.id!r}", environment.score(task, last_reply(episode)))
+            score = given if isinstance(given, Score) else Score(given)
+            rollouts = episode.rollouts
+            if score.turns is not None:
+                rollouts = with_turns(rollouts, placed(rollouts, score.turns))
+            value = float(score.value)
+            if not math.isfinite(value):
+                raise DataError(f"score() gave {value} for task {task.id!r}: it is not a finite number")
+        except EventLoopBlocked:
+            raise
+        except Exception as error:  # noqa: BLE001 - the plugin boundary: an environment's code
+            return failed_by(error, "score")
+        return replace(
+            episode,
+            rollouts=rollouts,
+            score=value,
+            correct=score.correct,
+            parts=dict(score.parts),
+            metrics={**score.metrics, ABSTAINED: 1.0} if score.abstains else dict(score.metrics),
+        )
 
     async def _transform(self, groups: Sequence[ScoredGroup]) -> Sequence[ScoredGroup]:
         for name, transform in self._parts.transforms.items():
             with in_one_line(f"transform {name!r} failed"):
-                groups = await transform(groups)
+                groups = await self._calls.made(f"transform {name!r}", transform(groups))
         return groups
 
     def _compare(self, one: RecordedGroup, now: ScoredGroup, rewards: Floats) -> None:
@@ -266,25 +290,6 @@ class _Scoring:
             draw = one.group.draw
             values = [column.astype(float).tolist() for column in (one.group.rewards, rewards, was, now)]
             self._found.changed.append(ChangedGroup(step, draw.id, draw.environment, one.group.task.id, *values))
-
-
-def scoring_runner(rewards: Sequence[WeightedReward]) -> RolloutRunner:
-    """Return a runner that scores recorded groups. A reward in this process is told by a DataError if it reads what is not recorded; one
-    in its own process sees nothing there."""
-    return RolloutRunner.for_scores([replace(of, reward=_of_records(of.reward)) for of in rewards])
-
-
-def _of_records(reward: Reward) -> Reward:
-    if getattr(reward, "of_environment", False):  # it reads recorded scores
-        return reward
-
-    async def scored(task: Task, episodes: Sequence[Episode]) -> Floats | Sequence[float | Score]:
-        if isinstance(reward, HostedReward):
-            is_known = not isinstance(task.data, NotRecorded)
-            return await reward(task if is_known else replace(task, data={}), episodes)
-        return await reward(task, [one if one.rollouts else replace(one, rollouts=NoTokens()) for one in episodes])
-
-    return scored
 
 
 def _note_limits(plan: Plan, parts: ScoringParts, steps: Sequence[int], found: Rescored) -> None:
@@ -332,29 +337,6 @@ def _task_of(environment: Environment, one: RecordedGroup) -> Task:
             remedy="Give it the data that the run had, or leave out --environments.",
         )
     return task
-
-
-async def _with_score(environment: Environment, task: Task, episode: Episode) -> Episode | Failed:
-    """Return the episode with the score that the environment gives its last reply now."""
-    try:
-        given = await environment.score(task, last_reply(episode))
-        score = given if isinstance(given, Score) else Score(given)
-        rollouts = episode.rollouts
-        if score.turns is not None:
-            rollouts = with_turns(rollouts, placed(rollouts, score.turns))
-        value = float(score.value)
-        if not math.isfinite(value):
-            raise DataError(f"score() gave {value} for task {task.id!r}: it is not a finite number")
-    except Exception as error:  # noqa: BLE001 - the plugin boundary: an environment's code
-        return failed_by(error, "score")
-    return replace(
-        episode,
-        rollouts=rollouts,
-        score=value,
-        correct=score.correct,
-        parts=dict(score.parts),
-        metrics={**score.metrics, ABSTAINED: 1.0} if score.abstains else dict(score.metrics),
-    )
 
 
 def _members(one: RecordedGroup, now: ScoredGroup) -> list[int]:

@@ -197,34 +197,36 @@ def _record(plan: Plan, step: int | None, evaluation: Evaluation, remote: ChatMo
 
 
 async def _evaluate(plan: Plan, remote: ChatModel | None, concurrency: int) -> Evaluation:
+    try:
+        with cancelled_by_signals(), owned_directory("eval") as directory:
+            return await _evaluate_in(directory, plan, remote, concurrency)
+    except asyncio.CancelledError:
+        raise Interrupted("stopped: an evaluation that is not whole has no figures") from None
+
+
+async def _evaluate_in(directory: Path, plan: Plan, remote: ChatModel | None, concurrency: int) -> Evaluation:
     config = plan.config
-    with cancelled_by_signals(), owned_directory("eval") as directory:
-        (directory / "logs").mkdir()
-        if remote is None:
-            check_model(plan, directory, trains=False)
-        try:
-            parts = await build_for_evaluation(plan, directory, remote)
-            try:
-                if remote is not None:  # a rollout that waits for a connection would spend its own deadline
-                    for environment in parts.environments.values():
-                        environment.at_once = min(environment.at_once or concurrency, concurrency)
-                await parts.engine.open()
-                runner = RolloutRunner(
-                    parts.environments,
-                    parts.rewards,
-                    parts.engine,
-                    remote or plan.tokenizer(),
-                    deadline_s=config.training.rollout_deadline_s,
-                    deterministic=config.deterministic,
-                )
-                sampling = config.sampling.record()
-                with blocked_loop_alarm(), own_process():
-                    evaluation = await evaluate(
-                        runner, parts.environments, config.evaluation, sampling, seed=config.seed
-                    )
-                _warn(plan, parts.environments, evaluation, remote)
-                return evaluation
-            finally:
-                await parts.close()
-        except asyncio.CancelledError:
-            raise Interrupted("stopped: an evaluation that is not whole has no figures") from None
+    (directory / "logs").mkdir()
+    if remote is None:
+        check_model(plan, directory, trains=False)
+    parts = await build_for_evaluation(plan, directory, remote)
+    try:
+        if remote is not None:  # a rollout that waits for a connection would spend its own deadline
+            for environment in parts.environments.values():
+                environment.at_once = min(environment.at_once or concurrency, concurrency)
+        await parts.engine.open()
+        runner = RolloutRunner(
+            parts.environments,
+            parts.rewards,
+            parts.engine,
+            remote or plan.tokenizer(),
+            deadline_s=config.training.rollout_deadline_s,
+            deterministic=config.deterministic,
+        )
+        sampling = config.sampling.record()
+        with blocked_loop_alarm(), own_process():
+            evaluation = await evaluate(runner, parts.environments, config.evaluation, sampling, seed=config.seed)
+        _warn(plan, parts.environments, evaluation, remote)
+        return evaluation
+    finally:
+        await parts.close()

@@ -6,6 +6,7 @@ trainer loads them and scores what was sampled with them. Tokens of a version th
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -92,6 +93,7 @@ async def audit(
     expected = Expected(weights, plan.config.training.max_staleness, plan.tokenizer())
     claims: dict[int, list[_Claim]] = defaultdict(list)
     for number in chosen:
+        await asyncio.sleep(0)  # so that a Ctrl-C is heard between steps
         step = records.step(number)
         if number not in metrics:
             found.faults.append(Fault(number, "metrics.jsonl has no such step"))
@@ -216,6 +218,7 @@ async def _compare_one(
     """Compare the claims with the trainer's logprobs. `dtype`: of the weights, or None if the run file sets the tolerance."""
     differences: list[Fault] = []
     for number, of_step in groupby(claims, lambda claim: claim.step):
+        await asyncio.sleep(0)
         step = records.step(number)
         if step.tokens is None:  # a running run removes old tokens
             found.notes.append(f"step {number}: {step.why_no_tokens}")

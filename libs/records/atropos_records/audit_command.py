@@ -88,11 +88,11 @@ async def _audit(records: RolloutRecords, plan: Plan, steps: list[int], toleranc
     from atropos_core.storage.tempdirs import owned_directory
     from atropos_records.audit import audit
 
-    with cancelled_by_signals(), owned_directory("audit") as scratch, own_process():
-        try:
+    try:
+        with cancelled_by_signals(), owned_directory("audit") as scratch, own_process():
             return await audit(records, plan, steps, scratch, tolerance, console.say)
-        except asyncio.CancelledError:
-            raise Interrupted("stopped: an audit that is not whole says nothing") from None
+    except asyncio.CancelledError:
+        raise Interrupted("stopped: an audit that is not whole says nothing") from None
 
 
 def _show(found: Audit) -> None:

@@ -73,11 +73,11 @@ async def _work(plan: Plan, rings: Path, engine: Engine, count: int, wait_s: flo
 
     sweep("skyrl-env")  # files of killed workers
     made = tempfile.TemporaryDirectory(prefix=owned_prefix("skyrl-env"))
-    with cancelled_by_signals(), blocked_loop_alarm(), own_process(), made as directory:
-        try:
+    try:
+        with cancelled_by_signals(), blocked_loop_alarm(), own_process(), made as directory:
             return await _run(plan, Path(directory), rings, engine, count, wait_s)
-        except asyncio.CancelledError:
-            raise Interrupted("stopped: its groups go to another worker") from None
+    except asyncio.CancelledError:
+        raise Interrupted("stopped: its groups go to another worker") from None
 
 
 async def _run(plan: Plan, directory: Path, rings: Path, engine: Engine, count: int, wait_s: float) -> int:
