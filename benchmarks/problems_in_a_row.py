@@ -15,7 +15,7 @@ REPLIES = 4  # to one problem at most
 
 
 class AtTheEnd(Environment):
-    """Scores the share of the problems that were answered right. Each problem is a token history of its own."""
+    """Scores the share of the problems that were answered right. Each problem has a separate token history."""
 
     places_turns = False
 

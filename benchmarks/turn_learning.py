@@ -7,9 +7,8 @@ An episode is four word problems of `calculator` in a row (benchmarks/problems_i
     turns      each problem's part is placed at the reply that answered it
     discount   the same, and later turns count half as much (discount = 0.5): here no problem depends on an earlier one
 
-Before the first step and after every second one, held-out problems are sampled at temperature 1. The three runs of a seed run at the same time,
-so the machine's load is the same for them; steps are counted and not seconds. Writes benchmarks/results/turn_learning.json; 15 minutes
-for five seeds on two busy cores.
+Before the first step and after every second one, held-out problems are sampled at temperature 1. The three runs of a seed run at the same
+time, and steps are counted and not seconds, so the machine's load does not matter. Writes benchmarks/results/turn_learning.json.
 """
 
 from __future__ import annotations

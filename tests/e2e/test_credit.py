@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections import defaultdict
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import pytest
 from atropos_core.cli import run_app
 from atropos_records.rollout_records import RolloutRecords
 from tests.conftest import metrics_of
+from tests.e2e.runs import RunningRun, finish
 
 TALK = """
 from atropos_core import Conversation, Environment, Score, Task
@@ -151,3 +154,139 @@ def test_an_advantage_that_is_not_finite_ends_the_run_with_the_transform_that_ga
     error = " ".join(capsys.readouterr().err.split())
     assert "PluginError transform 'mine' gave the group of task 'train-" in error
     assert "an advantage that is not a finite number" in error
+
+
+EVERY_TWO = "[checkpoint]\nevery = 2\n[engine]\nlatency_s = 0.02\n[trainer]\nlearning_rate = 20.0\n"
+
+
+def rewards_and_advantages(run: Path) -> list[object]:
+    """Everything of turns that a run recorded, in order."""
+    records = RolloutRecords(run)
+    found: list[object] = []
+    for step in map(records.step, records.steps()):
+        for one in step.episodes:
+            turns = [None if of is None else (of.ends.tolist(), of.values.tolist()) for of in one.turn_rewards]
+            advantages = [of.advantages.tobytes() for of in step.sequences(one)]
+            found.append((one.step, one.task, one.reward, one.advantage, turns, advantages))
+    return found
+
+
+@pytest.mark.parametrize("transform", ["turn_returns", "gigpo"])
+def test_a_run_killed_in_the_middle_and_resumed_trains_each_turn_with_the_same_bits(folder, transform):
+    text = RUN.replace('model = "toy"', 'model = "toy"\ndeterministic = true').replace("steps = 2", "steps = 6")
+    (folder / "run.toml").write_text(text.replace("turn_returns", transform) + EVERY_TWO)
+    finish(folder / "whole", "run", "run.toml", "--dir", str(folder / "whole"))
+    run = RunningRun(folder / "run", "run", "run.toml", "--dir", str(folder / "run"))
+    run.wait_for_step(3)
+    os.kill(run.process.pid, signal.SIGKILL)
+    assert run.process.wait(60) == -signal.SIGKILL
+    finish(folder / "run", "resume", str(folder / "run"))
+    tables = [(folder / name / "checkpoints/step-000006/policy/table.npy").read_bytes() for name in ("whole", "run")]
+    assert tables[0] == tables[1]
+    whole = rewards_and_advantages(folder / "whole")
+    assert rewards_and_advantages(folder / "run") == whole
+    assert len(whole) == 6 * 3 * 4 and len({one[0] for one in whole}) == 6
+
+
+MARKS = """
+import os
+from pathlib import Path
+
+from atropos_core import Score
+
+
+async def marks(task, episodes):
+    with Path("processes.txt").open("a") as file:
+        file.write(f"{os.getpid()}\\n")
+    scores = []
+    for episode in episodes:
+        said = [one["content"] for one in episode.messages if one["role"] == "assistant"]
+        turns = [len(one) / 8 - one.count("7") for one in said]
+        scores.append(Score(sum(turns), turns=turns))
+    return scores
+"""
+
+
+def test_turn_rewards_of_a_reward_in_a_child_process_are_those_of_the_reward_here(folder):
+    (folder / "marks.py").write_text(MARKS)
+    found, processes = {}, {}
+    for place in ("here", "process"):
+        reward = f'[reward.environment]\nweight = 0.5\n[reward.marks]\nuse = "./marks.py:marks"\nruns_in = "{place}"\nweight = 2.0\n'
+        (folder / "run.toml").write_text(RUN.replace('model = "toy"', 'model = "toy"\ndeterministic = true') + reward)
+        assert run_app(["run", "run.toml", "--dir", place]) == 0
+        found[place] = rewards_and_advantages(folder / place)
+        processes[place] = {*map(int, (folder / "processes.txt").read_text().split())}
+        (folder / "processes.txt").unlink()
+    assert found["here"] == found["process"]
+    assert processes["here"] == {os.getpid()} and os.getpid() not in processes["process"]
+    step = RolloutRecords(folder / "process").step(1)
+    for one in step.episodes:
+        said = [message["content"] for message in one.messages if message["role"] == "assistant"]
+        earned = [float(text.count("7")) for text in said]
+        earned = [-0.75, earned[1] - 0.5] if len(said) == 2 else earned
+        expected = [0.5 * own + 2 * (len(text) / 8 - text.count("7")) for own, text in zip(earned, said, strict=True)]
+        [turns] = one.turn_rewards
+        assert turns is not None and turns.values.tolist() == pytest.approx(expected)
+        assert one.reward == pytest.approx(sum(expected) + 0.125)
+
+
+CALCULATOR = """
+model = "tiny-tools"
+[training]
+steps = 2
+groups_per_step = 2
+group_size = 6
+[sampling]
+top_p = 0.8
+[evaluation]
+problems = 0
+[environment.calculator]
+[reward.environment]
+[reward.no_errors]
+use = "./tools.py:no_errors"
+[transform.{transform}]
+[transform.group_advantage]
+use = "none"
+[trainer]
+loss = "{loss}"
+minibatches = 2
+"""
+NO_ERRORS = """
+from atropos_core import Score
+
+
+async def no_errors(task, episodes):
+    '''-0.5 for each call that was answered with an error, and a little for each digit, at the reply.'''
+    scores = []
+    for episode in episodes:
+        turns = []
+        for message in episode.messages:
+            if message["role"] == "assistant":
+                turns.append(0.01 * sum(one.isdigit() for one in message["content"]))
+            elif message["role"] == "tool" and message["content"].startswith("error"):
+                turns[-1] -= 0.5
+        scores.append(Score(sum(turns), turns=turns))
+    return scores
+"""
+
+
+@pytest.mark.parametrize(("transform", "loss"), [("gigpo", "gmpo"), ("gigpo", "reinforce"), ("turn_returns", "gmpo")])
+def test_turns_of_a_cut_distribution_are_trained_with_their_own_advantages(folder, transform, loss):
+    """With top_p the engine's logprobs are of the kept tokens only, and the trainer's must be of the same."""
+    (folder / "tools.py").write_text(NO_ERRORS)
+    (folder / "run.toml").write_text(CALCULATOR.format(transform=transform, loss=loss))
+    finish(folder / "run", "run", "run.toml", "--dir", str(folder / "run"))
+    lines = [line for line in metrics_of(folder / "run") if line["step"]]
+    assert len(lines) == 2 and all(line["alignment/max_abs_logprob_diff"] < 1e-4 for line in lines)
+    assert all(np.isfinite(line["loss"]) for line in lines)
+    records, differ, cut = RolloutRecords(folder / "run"), 0, 0
+    for step in map(records.step, records.steps()):
+        for episode in step.episodes:
+            for tokens in step.sequences(episode):
+                assert tokens.truncated and tokens.kept is not None
+                cut += int((tokens.kept.sizes > 0).sum())
+                own = tokens.advantages[tokens.sampled & tokens.trained]
+                differ += len(np.unique(own)) > 1
+                unsampled = tokens.advantages[~tokens.sampled]
+                assert not np.isfinite(unsampled).any(), "only sampled tokens have one"
+    assert differ and cut

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from benchmarks.problems_in_a_row import PROBLEMS
+from benchmarks.turn_learning import rows, summary
 from tests.conftest import REPOSITORY
 from tests.pages.blocks import PAGES
 
@@ -580,8 +582,33 @@ def front_page() -> Figures:
     }
 
 
+def turn_learning() -> Figures:
+    """Turn rewards next to an outcome reward."""
+    found = results("turn_learning")
+    of = found["summary"]
+    gains = {
+        arm: [100 * (one - other) for one, other in zip(of[arm]["mean"], of["outcome"]["mean"], strict=True)]
+        for arm in ("turns", "discount")
+    }
+    assert sum(gain > 0 for gain in gains["turns"]) == 4 and all(gain > 0 for gain in gains["discount"])
+    medians = {arm: [median(of[arm]["steps_to"][mark]) for mark in ("0.5", "0.6")] for arm in ("turns", "outcome")}
+    assert medians["turns"] == medians["outcome"] and found["summary"] == summary(found["runs"])
+    reached = {arm: sum(step is not None for step in of[arm]["steps_to"]["0.7"]) for arm in of}
+    assert (len(found["runs"]), reached["discount"], reached["outcome"]) == (5, 4, 2)
+    return {
+        "docs/credit.md": [
+            *(f"| {' | '.join(row)} |" for row in rows(of, found["steps"])),
+            f"four of five seeds, by {median(gains['turns']):.1f} points in the median",
+            f"for all five seeds, by {median(gains['discount']):.1f} points in the median",
+            f"a dash says that none of them did in {found['steps']} steps",
+            f"{PROBLEMS * found['episodes']} held-out problems",
+        ]
+    }
+
+
 COMPUTED = (
     front_page,
+    turn_learning,
     gpu,
     recording,
     rescoring,

@@ -128,7 +128,6 @@ def gigpo_transform(options: GigpoOptions) -> ByTurn:
     return ByTurn(
         partial(gigpo, step_weight=options.step_weight, discount=options.discount, divide_by_std=options.divide_by_std),
         options.state,
-        weights=(max(1.0, options.step_weight), max(1.0, options.step_weight)),
         divides=options.divide_by_std,
     )
 
