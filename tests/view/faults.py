@@ -109,3 +109,14 @@ class Hostile(Sound):
         episode = await super().rollout(task, policy, seed=seed)
         talk = ({"role": "user", "content": self.text}, {"role": "<img src=x onerror=alert(1)>", "content": self.text})
         return replace(episode, messages=(*episode.messages, *talk))
+
+
+class TurnRewards(Sound):
+    """Two turns, and each earns a part of the reward."""
+
+    async def rollout(self, task: Task, policy: Policy, *, seed: int) -> Episode:
+        talk = Conversation(policy, seed=seed)
+        first = await talk.reply(*task.messages)
+        second = await talk.reply({"role": "user", "content": "again"})
+        turns = [0.25 * is_right(first), 0.5 * is_right(second)]
+        return talk.episode(Score(sum(turns) + 0.125, turns=turns))

@@ -47,6 +47,10 @@ def replay(
         int | None, typer.Option(help="Seed of the trainer's random numbers: minibatches, dropout.", min=0)
     ] = None,
     changes: SetOption = None,
+    save: Annotated[
+        str | None,
+        typer.Option(help="Keep the logprobs in the run directory under this name, so that `atropos view` shows them."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document, and nothing else.")] = False,
 ) -> None:
     """Train a recorded step again, from the checkpoint before it. With nothing changed, the weights must be those of the run. With a
@@ -58,7 +62,7 @@ def replay(
 
       atropos replay runs/gsm8k-20260131-120000 --step 40 --loss dapo
 
-      atropos replay runs/gsm8k-20260131-120000 --step 40 --reward ./rewards.py:strict
+      atropos replay runs/gsm8k-20260131-120000 --step 40 --reward ./rewards.py:strict --save strict
 
       atropos replay runs/gsm8k-20260131-120000 --step 40 --set trainer.learning_rate=1e-6
     """
@@ -67,15 +71,19 @@ def replay(
     from contextlib import nullcontext, redirect_stdout
 
     from atropos_core import console
+    from atropos_core.config.run_file import parse_flag
     from atropos_core.plugins.manager import load_plugins
     from atropos_debugging.questioned_plan import changed_config, scoring_plan, trainer_plan
     from atropos_debugging.replaying import Changes, document
     from atropos_records.rollout_records import RolloutRecords
+    from atropos_records.saved_results import result_path, write_result
 
     records = RolloutRecords(run)
+    saved = None if save is None else result_path(run, "replayed", save)
     flags: dict[str, Any] = {"trainer.loss": loss, "seed": seed}
     given = {path: value for path, value in flags.items() if value is not None}
-    paths = [change.partition("=")[0].strip() for change in changes or []]
+    changed_values = [parse_flag(change) for change in changes or []]
+    paths = [path for path, _ in changed_values]
     made = Changes(
         rewards=bool(reward) or any(path.startswith("reward.") for path in paths),
         transforms=any(path.startswith("transform.") for path in paths),
@@ -89,10 +97,15 @@ def replay(
         changed = trainer_plan(after, plugins) if made else plan
         scoring = scoring_plan(after, plugins, environments=False)
         found = asyncio.run(_replay(records, step, plan, changed, scoring, made))
+        if saved is not None:
+            about = {"step": step, "ids": found.ids, "reward": reward or [], "set": {**given, **dict(changed_values)}}
+            write_result(saved, about, found.logprobs)
     if as_json:
-        console.document({"run": str(run), **document(found)})
+        console.document({"run": str(run), **document(found), "saved": str(saved) if saved else None})
         return
     _show(found)
+    if saved is not None:
+        console.facts([("saved", f"{saved}, which `atropos view {run}` shows")])
 
 
 async def _replay(

@@ -34,6 +34,7 @@ from atropos_debugging.recorded_groups import RecordedGroup, recorded_groups, tu
 from atropos_debugging.rescoring import TURNS_LEFT_OUT
 from atropos_debugging.tensor_files import shared_tensors
 from atropos_records.rollout_records import RecordedStep, RolloutRecords
+from atropos_records.saved_results import checksum
 
 MOST_TOKENS = 20  # that moved most, and are kept
 
@@ -112,6 +113,10 @@ class Replayed:
     rollouts: list[RolloutMove] = field(default_factory=list)
     tokens: list[MovedToken] = field(default_factory=list)  # those that moved most
     notes: list[str] = field(default_factory=list)
+    logprobs: dict[str, Floats] = field(
+        default_factory=dict
+    )  # of the step's tokens [N] before and after; not in `document`
+    ids: int = 0  # the checksum of these tokens
 
 
 async def replay(
@@ -141,6 +146,7 @@ async def replay(
             _, other = await _train(changed, before, now, sequences, found.version + 1, scratch / "changed")
         found.changed_metrics = other.metrics
     _compare_updates(scratch / "unchanged" / "before", unchanged.saved, other.saved, found)
+    _keep_logprobs(recorded, groups, start, unchanged, other if changes else None, found)
     found.rollouts = _moves(groups, start, unchanged, other)
     found.tokens = _most_moved(groups, start, unchanged, other, plan.tokenizer(), bool(changes))
     return found
@@ -340,6 +346,30 @@ def _differences(before: Path, after: Path) -> Mapping[str, NDArray[np.float64]]
     }
 
 
+def _keep_logprobs(
+    step: RecordedStep,
+    groups: Sequence[RecordedGroup],
+    start: Sequence[Floats],
+    unchanged: Update,
+    changed: Update | None,
+    found: Replayed,
+) -> None:
+    """Lay the logprobs of sequences side by side, in the order of the step's file of tokens. NaN: a sequence that was not scored, or
+    the first token of one."""
+    file = step.tokens
+    assert file is not None, "checked by _groups"
+    sides = {"before": start, "after": unchanged.after} | ({"changed": changed.after} if changed is not None else {})
+    numbers = [number for one in groups for line in one.lines for number in line.sequences]
+    for name, values in sides.items():
+        found.logprobs[name] = np.full(file.tokens, np.nan, np.float32)
+        for number, each in zip(numbers, values, strict=True):
+            begin = int(file.offsets[number])
+            found.logprobs[name][begin + 1 : begin + len(each)] = each[1:]
+    ids = file.column("ids")
+    assert ids is not None, "checked when the file was opened"
+    found.ids = checksum(ids)
+
+
 def _moves(
     groups: Sequence[RecordedGroup], start: Sequence[Floats], unchanged: Update, changed: Update
 ) -> list[RolloutMove]:
@@ -415,8 +445,9 @@ def _most_moved(
 
 def document(found: Replayed) -> dict[str, Any]:
     """Return the result as JSON."""
+    kept = {name: value for name, value in vars(found).items() if name not in ("logprobs", "ids")}
     return {
-        **vars(found),
+        **kept,
         "rollouts": [vars(one) for one in found.rollouts],
         "tokens": [vars(one) for one in found.tokens],
     }

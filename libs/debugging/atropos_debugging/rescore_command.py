@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from atropos_core.launch.plan import Plan
     from atropos_debugging.agreement import Agreement
     from atropos_debugging.rescoring import Recorded, Rescored, RolloutChange
+    from atropos_records.saved_results import RescoredRows
 
 USES = Uses("atropos rescore", ("reward", "transform", "environment"))
 STEPS_SHOWN = 20
@@ -69,6 +70,10 @@ def rescore(
         Path | None,
         typer.Option("--out", help="Write each rollout, before and now, to this new file: NAME.jsonl or NAME.parquet."),
     ] = None,
+    save: Annotated[
+        str | None,
+        typer.Option(help="Keep the result in the run directory under this name, so that `atropos view` shows it."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document, and nothing else.")] = False,
 ) -> None:
     """Score a run's recorded rollouts again, without a model. Shows which rewards change, which advantages change their sign, and
@@ -79,6 +84,8 @@ def rescore(
       atropos rescore runs/gsm8k-20260131-120000
 
       atropos rescore runs/gsm8k-20260131-120000 --reward ./rewards.py:strict --out changed.jsonl
+
+      atropos rescore runs/gsm8k-20260131-120000 --reward ./rewards.py:strict --save strict
 
       atropos rescore runs/gsm8k-20260131-120000 --set reward.format.weight=0.1
 
@@ -95,34 +102,49 @@ def rescore(
     from atropos_debugging.questioned_plan import changed_config, scoring_plan
     from atropos_debugging.rescoring import document, of_file, of_run
     from atropos_records.rollout_records import RolloutRecords
+    from atropos_records.saved_results import RescoredRows, result_path, write_result
 
     is_file = run.is_file()
     with redirect_stdout(sys.stderr) if as_json else nullcontext():  # what a reward prints is not part of the document
         plugins = load_plugins()
         if is_file:
-            _refuse_idle_flags(run, reward, config, environments=environments, step=step)
+            _refuse_idle_flags(run, reward, config, environments=environments, step=step, save=save)
+        saved = None if save is None else result_path(run, "rescored", save)
         recorded = of_file(run) if is_file else of_run(RolloutRecords(run), step or [])
         chosen = changed_config(None if is_file else run, plugins, USES, reward or [], config, changes or [])
         plan = scoring_plan(chosen, plugins, environments=environments)
-        found = asyncio.run(_rescore(recorded, plan, out))
-    if as_json:
+        rows = None if saved is None else RescoredRows()
+        found = asyncio.run(_rescore(recorded, plan, out, rows))
         rewards = {name: {"use": one.use, "weight": one.weight} for name, one in plan.config.reward.items()}
-        console.document({"run": str(run), "rewards": rewards, **document(found), "out": str(out) if out else None})
+        if saved is not None and rows is not None:
+            write_result(saved, {"rewards": rewards}, rows.arrays())
+    if as_json:
+        files = {"out": str(out) if out else None, "saved": str(saved) if saved else None}
+        console.document({"run": str(run), "rewards": rewards, **document(found), **files})
         return
     _show(found)
     if out is not None:
         console.facts([("rollouts", str(out))])
+    if saved is not None:
+        console.facts([("saved", f"{saved}, which `atropos view {run}` shows")])
 
 
 def _refuse_idle_flags(
-    file: Path, reward: list[str] | None, config: Path | None, *, environments: bool, step: list[int] | None
+    file: Path,
+    reward: list[str] | None,
+    config: Path | None,
+    *,
+    environments: bool,
+    step: list[int] | None,
+    save: str | None,
 ) -> None:
     """Raises ConfigError for a flag that means nothing for a file of another library, and if nothing says how to score."""
     from atropos_core.errors import ConfigError
 
-    if environments or step:
+    idle = {"--environments": environments, "--step": step, "--save": save}
+    if given := [flag for flag, value in idle.items() if value]:
         raise ConfigError(
-            f"{'--environments' if environments else '--step'} has no effect on {file}, which is not a run of Atropos.",
+            f"{given[0]} has no effect on {file}, which is not a run of Atropos.",
             remedy="Leave it out.",
         )
     if not reward and config is None:
@@ -132,8 +154,9 @@ def _refuse_idle_flags(
         )
 
 
-async def _rescore(recorded: Recorded, plan: Plan, out: Path | None) -> Rescored:
+async def _rescore(recorded: Recorded, plan: Plan, out: Path | None, rows: RescoredRows | None) -> Rescored:
     import asyncio
+    import math
 
     from atropos_core.errors import Interrupted
     from atropos_core.guards.blocked_loop import blocked_loop_alarm
@@ -143,10 +166,19 @@ async def _rescore(recorded: Recorded, plan: Plan, out: Path | None) -> Rescored
     from atropos_debugging.rescoring import rescore
     from atropos_records.files import new_file
 
+    def write(one: RolloutChange) -> None:
+        if file is not None:
+            file.write(_row(one))
+        if rows is not None:
+            line = one.line
+            before = math.nan if line.scored_reward is None else line.scored_reward
+            rows.add(step=line.step, line=line.line, draw=line.draw, reward_before=before, reward=one.reward,
+                     advantage_before=one.advantage_before, advantage=one.advantage)  # fmt: skip
+
     file = None if out is None else new_file(out, COLUMNS)  # type: ignore[arg-type] # values are Column, mypy widens them
     try:
         with cancelled_by_signals(), owned_directory("rescore") as scratch, blocked_loop_alarm(), own_process():
-            found = await rescore(recorded, plan, scratch, None if file is None else lambda one: file.write(_row(one)))
+            found = await rescore(recorded, plan, scratch, None if file is None and rows is None else write)
         if file is not None:
             file.finish()
         return found

@@ -139,6 +139,7 @@ def test_completions_of_trl_have_their_advantages_and_rewards(folder, capsys):
     ("file", "flags", "says"),
     [
         ("results.jsonl", ("--reward", "exact", "--step", "1"), "--step has no effect on"),
+        ("results.jsonl", ("--reward", "exact", "--save", "mine"), "--save has no effect on"),
         ("results.jsonl", ("--reward", "exact", "--environments"), "--environments has no effect on"),
         ("results.jsonl", (), "does not say which rewards scored its rollouts"),
         ("rewards.py", ("--reward", "exact"), "line 2"),

@@ -14,6 +14,7 @@ from safetensors.numpy import load_file, save_file
 
 from atropos_core.cli import run_app
 from atropos_records.rollout_records import RolloutRecords
+from atropos_records.saved_results import SavedResult, checksum
 from tests.conftest import TOY
 from tests.e2e.runs import finish
 
@@ -136,6 +137,30 @@ def test_recorded_values_are_those_of_the_replayed_step(full, capsys):
     assert compared
     moved = [abs(one["recorded"] - one["before"]) for one in found["tokens"]]
     assert moved == sorted(moved, reverse=True)
+
+
+def test_saved_logprobs_are_those_of_the_tokens_that_moved(toy, tmp_path, capsys):
+    run = Path(shutil.copytree(toy, tmp_path / "run"))
+    found = replayed(capsys, run, "--step", "2", "--reward", f"{toy.parent}/rewards.py:negated", "--save", "negated")
+    saved = SavedResult(Path(found["saved"]))
+    step = RolloutRecords(run).step(2)
+    assert step.tokens is not None and step.tokens.column("ids") is not None
+    assert saved.replayed(3) is None
+    kept = saved.replayed(2)
+    assert kept is not None and kept.changed is not None and kept.ids == checksum(step.tokens.column("ids"))
+    assert len(found["tokens"]) == 20
+    for one in found["tokens"]:
+        line = next(e for e in step.episodes if (e.draw, e.member) == (one["draw"], one["member"]))
+        at = int(step.tokens.offsets[line.sequences[one["sequence"]]]) + one["position"]
+        values = [float(side[at]) for side in (kept.before, kept.after, kept.changed)]
+        assert values == [one["before"], one["recorded"], one["changed"]]
+    first = step.tokens.offsets[:-1]
+    assert np.isnan(kept.before[first]).all(), "nothing comes before the first token"
+    unchanged = replayed(capsys, run, "--step", "2", "--save", "as-it-was")
+    as_it_was = SavedResult(Path(unchanged["saved"])).replayed(2)
+    assert as_it_was is not None and as_it_was.changed is None
+    assert np.array_equal(as_it_was.after, kept.after, equal_nan=True)
+    assert "there already" in replayed(capsys, run, "--step", "2", "--save", "negated", code=1)["error"]
 
 
 def test_a_negated_reward_turns_advantages_and_the_update_round(toy, capsys):

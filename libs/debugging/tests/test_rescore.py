@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import tracemalloc
 from dataclasses import replace
 from pathlib import Path
@@ -14,11 +15,13 @@ import pytest
 
 from atropos_core.advantages import group_advantages
 from atropos_core.cli import run_app
+from atropos_core.errors import DataError
 from atropos_core.interfaces import SettledGroup
 from atropos_core.turn_rewards import turn_rewards
 from atropos_core.types import ScoredGroup
 from atropos_debugging.recorded_groups import recorded_groups
 from atropos_records.rollout_records import RolloutRecords
+from atropos_records.saved_results import MOST_BYTES, SavedResult, write_result
 from atropos_testing.samples import make_group
 from tests.conftest import TOY
 from tests.e2e.runs import finish
@@ -96,6 +99,42 @@ def test_the_same_rewards_change_nothing_and_each_step_trains_the_same(whole, ca
     assert all(one["advantage"] == one["advantage_before"] for one in rows), "bit for bit"
     assert any(one["trained"] for one in rows)
     assert all(one["trained"] == one["trained_before"] for one in rows)
+
+
+def test_a_saved_result_has_what_is_written_and_changes_no_record(whole, capsys, tmp_path):
+    run, out = tmp_path / "run", tmp_path / "out.jsonl"
+    shutil.copytree(whole, run)
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    reward = ("--reward", f"{whole.parent}/rewards.py:negated")
+    found = rescored(capsys, run, *reward, "--save", "negated", "--out", str(out))
+    path = run / "rescored/negated.npz"
+    assert found["saved"] == str(path)
+    saved = SavedResult(path)
+    assert list(saved.about["rewards"]) == ["negated"]
+    rows = written(out)
+    for step in (1, 2, 3, 4):
+        of_step = [row for row in rows if row["step"] == step]
+        kept = saved.rescored(step)
+        assert kept.lines.tolist() == [row["line"] for row in of_step]
+        assert kept.rewards.tolist() == [row["reward"] for row in of_step]
+        assert kept.advantages.tolist() == [row["advantage"] for row in of_step]
+        turned = {row["draw"] for row in of_step if row["advantage"] * row["advantage_before"] < 0}
+        assert kept.turned.tolist() == [row["draw"] in turned for row in of_step]
+    assert found["signs_changed"] == sum(
+        len({draw for draw, is_turned in zip(kept.draws, kept.turned, strict=True) if is_turned})
+        for kept in map(saved.rescored, (1, 2, 3, 4))
+    )
+    assert {path: path.read_bytes() for path in before} == before
+    assert sorted(path.name for path in path.parent.iterdir()) == ["negated.npz"]
+    assert "there already" in rescored(capsys, run, *reward, "--save", "negated", code=1)["error"]
+    for name in ("../records", ".hidden", "a/b", "", "x" * 65):
+        assert "cannot be the name of a file" in rescored(capsys, run, *reward, "--save", name, code=2)["error"]
+
+
+def test_a_result_that_is_too_large_is_refused_before_it_is_written(tmp_path):
+    with pytest.raises(DataError, match="MiB, and --save keeps at most 256"):
+        write_result(tmp_path / "rescored/large.npz", {}, {"step": np.zeros((MOST_BYTES >> 3) + 1)})
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_negated_reward_turns_every_advantage_round(whole, capsys, tmp_path):

@@ -16,6 +16,7 @@ from atropos_core.turn_rewards import outcome_reward
 from atropos_core.types import UNKNOWN_VERSION, TurnRewards
 from atropos_records.rollout_records import EpisodeRecord, RecordedStep
 from atropos_records.step_tokens import SequenceTokens
+from atropos_viewer.answers import SavedAnswers
 from atropos_viewer.page_values import number, numbers, text_of
 from atropos_viewer.rollout_table import table, why_left_out
 from atropos_viewer.token_texts import TokenTexts
@@ -24,19 +25,31 @@ from atropos_viewer.token_texts import TokenTexts
 class StepRollouts:
     """`texts` loads the run's tokenizer when it is needed. If the file of tokens is damaged, the texts are still readable."""
 
-    def __init__(self, recorded: RecordedStep, texts: Callable[[], TokenTexts], policy_version: int | None) -> None:
+    def __init__(
+        self,
+        recorded: RecordedStep,
+        texts: Callable[[], TokenTexts],
+        policy_version: int | None,
+        saved: SavedAnswers | None = None,
+    ) -> None:
         self._recorded, self._token_texts, self._policy_version = recorded, texts, policy_version
         self._episodes = recorded.episodes
         try:
             self._tokens, self._why_no_tokens = recorded.tokens, recorded.why_no_tokens
         except DataError as error:
             self._tokens, self._why_no_tokens = None, str(error)
+        self._answers = None if saved is None else saved.of_step(recorded.step, self._episodes, self._tokens)
 
     def table(self) -> dict[str, Any]:
-        return table(self._episodes, self._tokens) | {
-            "policy_version": self._policy_version,  # at the start of the step
-            "notices": self._notices(),
-        }
+        answers = {} if self._answers is None else self._answers.table()
+        return (
+            table(self._episodes, self._tokens)
+            | answers
+            | {
+                "policy_version": self._policy_version,  # at the start of the step
+                "notices": self._notices(),
+            }
+        )
 
     def search(self, text: str) -> list[int]:
         """The rows with this text in their messages, task or failure, ignoring case."""
@@ -74,11 +87,14 @@ class StepRollouts:
             if one.reward is not None and one.turn_rewards
             else None,
             "sequences": [
-                _sequence(sequence, texts, turns)
-                for sequence, turns in zip_longest(sequences, one.turn_rewards[: len(sequences)])
+                _sequence(sequence, texts, turns) | self._replayed(recorded)
+                for sequence, turns, recorded in zip_longest(
+                    sequences, one.turn_rewards[: len(sequences)], one.sequences
+                )
             ]
             if texts is not None
             else [],
+            **({} if self._answers is None else self._answers.of_rollout(at)),
             "policy_version": self._policy_version,
             "notices": self._notices() + ([texts.why_none] if texts is not None and texts.why_none else []),
         }
@@ -106,10 +122,14 @@ class StepRollouts:
     def _tools_shown(self) -> Mapping[str, Any]:
         return self._recorded.tools()
 
+    def _replayed(self, sequence: int) -> dict[str, Any]:
+        return {} if self._answers is None else self._answers.of_sequence(sequence)
+
     def _notices(self) -> list[str]:
+        of_answers = [] if self._answers is None else self._answers.notices
         if not self._why_no_tokens:
-            return []
-        return [f"Values of tokens are not shown: {self._why_no_tokens.rstrip('.')}."]
+            return of_answers
+        return [f"Values of tokens are not shown: {self._why_no_tokens.rstrip('.')}.", *of_answers]
 
     @cached_property
     def _why(self) -> list[str]:

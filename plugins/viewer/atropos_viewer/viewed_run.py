@@ -11,6 +11,7 @@ from atropos_core.errors import RunDirectoryError
 from atropos_core.storage.reading import read_text
 from atropos_core.storage.run_records import METRICS
 from atropos_records.rollout_records import RolloutRecords
+from atropos_viewer.answers import SavedAnswers
 from atropos_viewer.evaluation_table import evaluation_table
 from atropos_viewer.findings import findings
 from atropos_viewer.metrics_table import MetricsTable
@@ -32,7 +33,8 @@ class ViewedRun:
         self.directory = directory
         self._config = self._records.config
         self._metrics = MetricsTable(directory / METRICS)
-        self._rollouts: dict[tuple[int, int], StepRollouts] = {}
+        self._saved = SavedAnswers(directory)
+        self._rollouts: dict[tuple[object, ...], StepRollouts] = {}
 
     def overview(self) -> dict[str, Any]:
         self._metrics.refresh()
@@ -66,11 +68,11 @@ class ViewedRun:
     def rollouts(self, step: int) -> StepRollouts:
         """Raises DataError."""
         recorded = self._records.step(step)
-        key = (step, recorded.path.stat().st_mtime_ns)  # a resumed run writes the file again
+        key = (step, recorded.path.stat().st_mtime_ns, *self._saved.key())  # a resumed run writes the file again
         if key not in self._rollouts:
             self._metrics.refresh()
             version = self._metrics.version_before(step)
-            self._rollouts[key] = StepRollouts(recorded, lambda: self._token_texts, version)
+            self._rollouts[key] = StepRollouts(recorded, lambda: self._token_texts, version, self._saved)
             while len(self._rollouts) > KEPT_STEPS:
                 del self._rollouts[next(iter(self._rollouts))]
         return self._rollouts[key]

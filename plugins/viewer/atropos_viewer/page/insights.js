@@ -42,6 +42,10 @@ export function insights(table, allowed) {
   for (const at of rows) if (nameOf(table.left_out, at)) out.set(table.draw[at], nameOf(table.left_out, at));
   if (out.size) add("left out of training", `${show(out.size)} of ${show(groups.size)} groups; most often ${commonest([...out.values()])}`);
 
+  for (const { name, turned } of table.rescored ?? []) {
+    const changed = new Set(rows.filter((at) => turned[at]).map((at) => table.draw[at]));
+    add(`rescored ${name}`, `an advantage changes its sign in ${show(changed.size)} of ${show(groups.size)} groups`);
+  }
   if (table.trained) {
     const counted = rows.filter((at) => table.trained[at] !== null && table.tokens[at] && !nameOf(table.left_out, at));
     const sampled = sum(counted.map((at) => table.tokens[at]));

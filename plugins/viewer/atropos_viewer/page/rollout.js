@@ -14,6 +14,7 @@ export function factsOf(one, openGroup) {
     ...Object.entries(one.metrics ?? {}).map(([name, value]) => [name, show(value)]),
     ["outcome reward", show(one.outcome_reward)],
     ["advantage", show(one.advantage)],
+    ...(one.rescored ?? []).flatMap((again) => [[`reward, rescored ${again.name}`, show(again.reward)], [`advantage, rescored ${again.name}`, show(again.advantage)]]),
     ["outcome", outcome],
     ["expected answer", one.answer],
     ["finish", one.finish],
@@ -22,6 +23,7 @@ export function factsOf(one, openGroup) {
   ].filter(([, value]) => value !== null && value !== undefined && value !== "–");
   return el("div", {},
     el("dl", { class: "facts" }, rows.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value)))),
+    (one.rescored ?? []).filter((again) => again.turned).map((again) => el("p", { class: "out" }, `With ${again.name}, an advantage of its group changes its sign.`)),
     one.left_out ? el("p", { class: "out" }, `Its group was left out of training: ${one.left_out}.`) : null,
     one.draw !== null && one.draw !== undefined ? el("p", {}, el("button", { class: "link", onclick: () => openGroup(one.draw) }, "The whole group side by side")) : null);
 }

@@ -7,7 +7,7 @@ import { Marks } from "./marks.js";
 import { conversation, factsOf, rewardClass, toolsOf } from "./rollout.js";
 import { TokenView } from "./tokens.js";
 
-const OUTCOMES = { "": "any outcome", right: "right", wrong: "wrong", failed: "failed", cut: "cut off", out: "left out of training", masked: "masked tokens" };
+const OUTCOMES = { "": "any outcome", right: "right", wrong: "wrong", failed: "failed", cut: "cut off", out: "left out of training", masked: "masked tokens", turned: "an advantage changes its sign" };
 const ORDERS = { recorded: "as recorded", reward: "highest reward", low: "lowest reward", tokens: "longest", short: "shortest", advantage: "largest advantage" };
 
 export class Rollouts {
@@ -30,6 +30,8 @@ export class Rollouts {
     this.environment = pick("environment", { "": "any environment" });
     this.outcome = pick("outcome", OUTCOMES);
     this.order = pick("order", ORDERS);
+    this.rescored = pick("rescored", {});
+    this.rescored.hidden = true;
     this.task = el("input", { type: "text", class: "task-filter", placeholder: "Task", "aria-label": "task", oninput: again });
     [this.rewardFrom, this.rewardTo] = [bound("lowest reward", "reward ≥"), bound("highest reward", "reward ≤")];
     [this.tokensFrom, this.tokensTo] = [bound("least tokens", "tokens ≥"), bound("most tokens", "tokens ≤")];
@@ -38,7 +40,7 @@ export class Rollouts {
     // What the list is filtered and ordered by, under the names that an address has for it.
     this.controls = {
       text: this.text, task: this.task, environment: this.environment, outcome: this.outcome, reward_from: this.rewardFrom, reward_to: this.rewardTo,
-      tokens_from: this.tokensFrom, tokens_to: this.tokensTo, order: this.order,
+      tokens_from: this.tokensFrom, tokens_to: this.tokensTo, order: this.order, rescored: this.rescored,
     };
     this.filtered = JSON.stringify(this.filters());
     this.count = el("span", { class: "count", role: "status" });
@@ -55,7 +57,7 @@ export class Rollouts {
     this.element = el("section", { class: "rollouts", "aria-label": "rollouts" },
       el("div", { class: "bar steps" }, this.runPick, el("span", { class: "label", "aria-hidden": "true" }, "step"), this.previous, this.stepBox, this.next, el("span", { class: "slide" }, this.slider, this.marks.element), this.of, this.marks.legend),
       this.facts,
-      (this.filterBar = el("div", { class: "bar filters" }, this.text, this.more, this.task, this.environment, this.outcome, el("span", { class: "pair" }, this.rewardFrom, this.rewardTo), el("span", { class: "pair" }, this.tokensFrom, this.tokensTo), this.order, this.byGroup, this.count)),
+      (this.filterBar = el("div", { class: "bar filters" }, this.text, this.more, this.task, this.environment, this.outcome, el("span", { class: "pair" }, this.rewardFrom, this.rewardTo), el("span", { class: "pair" }, this.tokensFrom, this.tokensTo), this.order, this.rescored, this.byGroup, this.count)),
       this.panes);
     this.detail.addEventListener("keydown", (event) => { if (event.key === "Escape") this.back(); });
   }
@@ -70,14 +72,34 @@ export class Rollouts {
   }
 
   at(opened) {
-    const { colour, branch } = this.tokens ?? {};
+    const { colour, branch, replay } = this.tokens ?? {};
     const pin = this.pinned ? [this.pinned.run, this.pinned.step, this.pinned.draw].join(".") : undefined;
-    return { run: this.run, step: this.step, ...this.filters(), colour, branch: opened.row !== undefined && String(opened.row) === String(this.opened?.row) ? branch : undefined, pin, ...opened };
+    return { run: this.run, step: this.step, ...this.filters(), colour, replay, branch: opened.row !== undefined && String(opened.row) === String(this.opened?.row) ? branch : undefined, pin, ...opened };
   }
 
   filters() {
     const found = Object.entries(this.controls).map(([name, control]) => [name, control.value.trim()]);
-    return { ...Object.fromEntries(found.filter(([name, value]) => value && !(name === "order" && value === "recorded"))), ...(this.groups ? { by: "group" } : {}) };
+    return { ...Object.fromEntries(found.filter(([name, value]) => value && value !== this.usual(name))), ...(this.groups ? { by: "group" } : {}) };
+  }
+
+  // The value of a control that an address leaves out.
+  usual(name) {
+    return { order: "recorded", rescored: this.table?.rescored?.[0].name }[name] ?? "";
+  }
+
+  // What `atropos rescore` made of this step, under the chosen name.
+  get scores() {
+    return this.table?.rescored?.find((one) => one.name === this.rescored.value);
+  }
+
+  offerRescored(values) {
+    const names = (this.table.rescored ?? []).map((one) => one.name);
+    const chosen = names.includes(values) ? values : names[0] ?? "";
+    fill(this.rescored, names.map((name) => el("option", { value: name }, `rescored: ${name}`)));
+    this.rescored.value = chosen;
+    this.rescored.hidden = !names.length;
+    const turned = [...this.outcome.options].find((one) => one.value === "turned");
+    turned.hidden = turned.disabled = !names.length;
   }
 
   // A filter or the order is another one.
@@ -89,7 +111,7 @@ export class Rollouts {
   setFilters(values) {
     if (values.environment) this.offerEnvironments([values.environment]);
     for (const [name, control] of Object.entries(this.controls)) {
-      if (document.activeElement !== control) control.value = values[name] ?? (name === "order" ? "recorded" : "");
+      if (document.activeElement !== control) control.value = values[name] ?? this.usual(name);
     }
     this.groups = values.by === "group";
   }
@@ -108,7 +130,8 @@ export class Rollouts {
     const run = Number(values.run ?? this.run);
     this.run = run in this.app.runs ? run : 0;
     this.setFilters(values);
-    this.tokens = { colour: values.colour, branch: values.branch };
+    this.wantedScores = values.rescored;
+    this.tokens = { colour: values.colour, branch: values.branch, replay: values.replay };
     this.drawSteps();
     const steps = this.steps();
     if (!steps.length) {
@@ -150,6 +173,7 @@ export class Rollouts {
     const table = await this.app.source.get(`runs/${run}/rollouts/${step}`);
     if (this.shownRun !== run || this.step !== step) return;
     this.table = table;
+    this.offerRescored(this.wantedScores);
     this.offerEnvironments(table.environment.names);
     const found = insights(table, this.app.runs[run].max_staleness);
     fill(this.facts, table.notices.map((text) => el("li", { class: "notice" }, text)), [...found.filter((one) => one.flag), ...found.filter((one) => !one.flag)].map((one) => el("li", { class: one.flag ? "flag" : "" },
@@ -242,6 +266,7 @@ export class Rollouts {
       case "failed": return nameOf(table.failed, at) !== "";
       case "cut": return nameOf(table.finish, at) === "length";
       case "out": return nameOf(table.left_out, at) !== "";
+      case "turned": return this.scores?.turned[at] === true;
       case "masked": return Boolean(table.trained) && nameOf(table.left_out, at) === "" && table.trained[at] !== null && table.trained[at] < table.tokens[at];
       default: return true;
     }
@@ -262,7 +287,7 @@ export class Rollouts {
     const failed = nameOf(table.failed, at);
     const out = nameOf(table.left_out, at);
     row.append(
-      el("span", { class: `reward ${rewardClass(table.correct[at], failed)}` }, failed ? "failed" : show(table.reward[at], 3)),
+      el("span", { class: `reward ${rewardClass(table.correct[at], failed)}` }, failed ? "failed" : show(table.reward[at], 3), this.now(this.scores?.reward[at])),
       el("span", { class: "main" },
         el("span", { class: "preview" }, failed || table.preview[at] || "(no text)"),
         el("span", { class: "under" }, nameOf(table.task, at), table.environment.names.length > 1 ? ` · ${nameOf(table.environment, at)}` : "",
@@ -270,8 +295,15 @@ export class Rollouts {
           table.correct[at] === null ? "" : table.correct[at] ? " · right" : " · wrong",
           nameOf(table.finish, at) === "length" ? " · cut off" : "",
           table.advantage[at] === null ? "" : ` · advantage ${show(table.advantage[at], 3)}`,
+          this.scores && this.scores.advantage[at] !== table.advantage[at] ? ` → ${show(this.scores.advantage[at], 3)}` : "",
+          this.scores?.turned[at] ? el("span", { class: "out" }, " · sign changes") : "",
           !out && table.trained && table.trained[at] !== null && table.trained[at] < table.tokens[at] ? el("span", { class: "out" }, ` · ${show(table.tokens[at] - table.trained[at])} masked`) : "",
           out ? el("span", { class: "out" }, " · left out") : "")));
+  }
+
+  // A reward that was computed again, after the recorded one.
+  now(reward) {
+    return this.scores ? el("span", { class: "rescored" }, ` → ${show(reward, 3)}`) : null;
   }
 
   drawGroup(row, { members }) {
@@ -279,12 +311,14 @@ export class Rollouts {
     const out = nameOf(table.left_out, members[0]);
     const rewards = members.map((at) => table.reward[at]).filter((one) => one !== null);
     const average = rewards.length ? rewards.reduce((sum, one) => sum + one, 0) / rewards.length : null;
+    const again = members.map((at) => this.scores?.reward[at] ?? null).filter((one) => one !== null);
     row.append(
-      el("span", { class: "reward" }, show(average, 3)),
+      el("span", { class: "reward" }, show(average, 3), this.now(again.length ? again.reduce((sum, one) => sum + one, 0) / again.length : null)),
       el("span", { class: "main" },
         el("span", { class: "chips", role: "img", "aria-label": `rewards ${members.map((at) => show(table.reward[at], 3)).join(", ")}` },
           members.slice(0, 48).map((at) => el("span", { class: `chip ${rewardClass(table.correct[at], nameOf(table.failed, at))}` }, nameOf(table.failed, at) ? "×" : show(table.reward[at], 2)))),
-        el("span", { class: "under" }, nameOf(table.task, members[0]), ` · ${members.length} rollouts`, out ? el("span", { class: "out" }, ` · left out: ${out}`) : " · trained")));
+        el("span", { class: "under" }, nameOf(table.task, members[0]), ` · ${members.length} rollouts`, out ? el("span", { class: "out" }, ` · left out: ${out}`) : " · trained",
+          this.scores?.turned[members[0]] ? el("span", { class: "out" }, " · an advantage changes its sign") : "")));
   }
 
   placeOf(at) {
@@ -360,6 +394,7 @@ export class Rollouts {
         el("button", { class: "pin", "aria-pressed": String(this.pinned === one), onclick: () => { this.pinned = this.pinned === one ? null : one; this.app.go("rollouts", this.values(), true); this.drawMembers(group); } }, this.pinned === one ? "Unpin" : "Pin to compare")),
       el("div", { class: "members", tabindex: 0, role: "region", "aria-label": "rollouts side by side" }, one.all.map((member) => el("article", {},
         el("h3", {}, el("span", { class: `reward ${rewardClass(member.correct, member.failed)}` }, member.failed ? "failed" : show(member.reward, 3)),
+          (member.rescored ?? []).map((again) => el("span", { class: "rescored" }, ` ${again.name}: ${show(again.reward, 3)}`)),
           el("button", { class: "link", onclick: () => this.app.go("rollouts", { ...this.at({ row: member.at }), run: one.run, step: one.step }) }, `rollout ${member.at}`)),
         member.failed ? el("p", { class: "problem" }, member.failed) : membersTurns(member)))));
     const opening = group.all[0].messages.filter((message) => message.role === "user").slice(0, 1);

@@ -12,36 +12,55 @@ const VALUES = {
   version: ["policy version", "version"],
   teacher: ["teacher logprob", "falling"],
 };
+// Of an update that was replayed and saved; they are only offered where there is one.
+const REPLAYED = {
+  replay_before: ["before", "falling"],
+  replay_after: ["after", "falling"],
+  replay_moved: ["moved", "diverging"],
+  replay_changed: ["after, changed", "falling"],
+  replay_changed_moved: ["moved, changed", "diverging"],
+};
+const ALL = { ...VALUES, ...REPLAYED };
 const HUES = ["37,99,235", "217,119,6", "5,150,105", "147,51,234", "220,38,38", "8,145,178", "101,163,13", "190,24,93"];
 
 export class TokenView {
   // `one.sequences`: of each branch its pieces of text, ids, sampled and trained, and a column a value where it is recorded.
-  // `given`, `chosen()`: the colouring and the branch, from 1, that an address has.
+  // `given`, `chosen()`: the colouring, the branch, from 1, and the name of a replay, that an address has.
   constructor(one, given, chosen) {
     this.newest = one.policy_version;
     this.sequences = one.sequences;
     this.chosen = chosen;
     this.at = Number(given?.branch) - 1 in one.sequences ? Number(given.branch) - 1 : 0;
-    this.value = Object.hasOwn(VALUES, given?.colour) && has(this.sequence[given.colour]) ? given.colour : Object.keys(VALUES).find((name) => this.sequences.some((sequence) => has(sequence[name]))) ?? "advantage";
+    this.replay = this.replays.some((one) => one.name === given?.replay) ? given.replay : this.replays[0]?.name;
+    this.merge();
+    this.value = Object.hasOwn(ALL, given?.colour) && has(this.sequence[given.colour]) ? given.colour : Object.keys(VALUES).find((name) => this.sequences.some((sequence) => has(sequence[name]))) ?? "advantage";
     this.branches = el("div", { class: "segments", role: "radiogroup", "aria-label": "branch" });
     this.choices = el("div", { class: "segments", role: "radiogroup", "aria-label": "colour by" });
+    this.replayed = el("div", { class: "segments", role: "radiogroup", "aria-label": "replay" });
     this.legend = el("div", { class: "legend" });
     this.info = el("div", { class: "token-info", role: "status" });
     this.text = el("div", { class: "tokens", tabindex: 0, role: "group", "aria-label": "tokens: arrow keys read them one by one", onkeydown: (event) => this.key(event) });
     this.text.addEventListener("mouseover", (event) => { const token = event.target.closest(".tok"); if (token) this.read(Number(token.dataset.at)); });
     this.text.addEventListener("click", (event) => { const token = event.target.closest(".tok"); if (token) this.read(Number(token.dataset.at)); });
-    this.element = el("section", { class: "token-view", "aria-label": "tokens" }, el("div", { class: "bar" }, el("h3", {}, "Tokens"), this.choices, this.branches), this.legend, this.text, this.info);
+    this.element = el("section", { class: "token-view", "aria-label": "tokens" }, el("div", { class: "bar" }, el("h3", {}, "Tokens"), this.choices, this.branches, this.replayed), this.legend, this.text, this.info);
     this.drawBranches();
+    this.drawReplays();
     this.drawChoices();
     this.draw();
   }
 
-  get sequence() {
-    return this.sequences[this.at];
+  get replays() {
+    return this.sequences[this.at].replays ?? [];
+  }
+
+  // The columns of the branch, with those of the chosen replay.
+  merge() {
+    this.sequence = { ...this.sequences[this.at], ...this.replays.find((one) => one.name === this.replay) };
   }
 
   choose() {
-    this.chosen({ colour: this.value, branch: this.at ? String(this.at + 1) : undefined });
+    this.merge();
+    this.chosen({ colour: this.value, branch: this.at ? String(this.at + 1) : undefined, replay: this.replay !== this.replays[0]?.name ? this.replay : undefined });
     this.drawChoices();
     this.draw();
   }
@@ -52,8 +71,15 @@ export class TokenView {
     roving(this.branches, "[role=radio]");
   }
 
+  drawReplays() {
+    this.replayed.hidden = !this.replays.length;
+    fill(this.replayed, this.replays.map(({ name }) => radio(`replay ${name}`, name === this.replay, () => { this.replay = name; if (!has(this.replays.find((one) => one.name === name)[this.value]) && Object.hasOwn(REPLAYED, this.value)) this.value = "replay_moved"; this.choose(); this.drawReplays(); })));
+    roving(this.replayed, "[role=radio]");
+  }
+
   drawChoices() {
-    fill(this.choices, Object.entries(VALUES).map(([name, [title]]) => {
+    const offered = Object.entries(ALL).filter(([name]) => Object.hasOwn(VALUES, name) || has(this.sequence[name]));
+    fill(this.choices, offered.map(([name, [title]]) => {
       const there = has(this.sequence[name]);
       return radio(title, name === this.value, () => { this.value = name; this.choose(); this.choices.querySelector("[aria-checked=true]").focus(); }, there ? null : "not recorded in this run", name);
     }));
@@ -102,7 +128,7 @@ export class TokenView {
     this.index = i;
     this.spans[i].classList.add("current");
     const sequence = this.sequence;
-    const values = Object.entries(VALUES).filter(([name]) => sequence[name]?.[i] !== null && sequence[name]?.[i] !== undefined).map(([name, [title]]) => `${title} ${show(sequence[name][i])}`);
+    const values = Object.entries(ALL).filter(([name]) => sequence[name]?.[i] !== null && sequence[name]?.[i] !== undefined).map(([name, [title]]) => `${title} ${show(sequence[name][i])}`);
     const state = sequence.trained[i] ? "trained" : sequence.sampled[i] ? "sampled, masked" : "prompt";
     fill(this.info, el("span", {}, `${i}: `), el("code", {}, JSON.stringify(sequence.pieces[i])), ` id ${sequence.ids[i]}, ${state}`, values.length ? `, ${values.join(", ")}` : "");
   }
@@ -127,7 +153,7 @@ function has(column) {
 
 // What colour a value has, and the line that explains it.
 function scaleOf(sequence, name, newest) {
-  const [title, kind] = VALUES[name];
+  const [title, kind] = ALL[name];
   const known = (sequence[name] ?? []).filter((one) => one !== null);
   if (!known.length) return { colour: () => "transparent", legend: el("span", { class: "key" }, `${title}: not recorded`) };
   const low = known.reduce((a, b) => Math.min(a, b));
