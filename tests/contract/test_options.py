@@ -203,7 +203,9 @@ def drawn(name: str, options: Any, provider: Any) -> object:
 
 
 async def transformed(name: str, options: Any, provider: Any) -> object:
-    context = RunContext(Path("/"), Path("/"), announced={"advantages": {"baseline": "none", "divided": False}})
+    context = RunContext(
+        Path("/"), Path("/"), announced={"advantages": {"by": "group_advantage", "baseline": "none", "undoes": {}}}
+    )
     one, found = provider.build(options, context), []
     for step in range(3):
         alike = make_group(90 + step, [1.0] * 4)

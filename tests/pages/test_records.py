@@ -19,7 +19,7 @@ from tests.pages.blocks import the_block
 PAGE = "docs/records.md"
 TYPES = {"I64": "int64", "I32": "int32", "F32": "float32", "BOOL": "bool"}
 BY_OTHERS = {"teacher_logprobs", "ref_logprobs"}  # that nobody gives in a run without a teacher
-OF_SOME = {"scored_reward", "failed", "where", "tools", "turn_rewards"}
+OF_SOME = {"scored_reward", "failed", "where", "tools", "turn_rewards", "turn_order"}
 
 
 @pytest.fixture(scope="module")

@@ -128,7 +128,7 @@ def _divided(episode: Episode, divisor: float) -> Episode:
 def idle_reason(options: ZScoreOptions, announced: Mapping[str, Any]) -> str:
     """The reason why later transforms undo zscore, and what to change; empty if it matters, or if they do not say."""
     of = announced.get("advantages")
-    if of is None or not (options.center or options.scale):
+    if of is None or "undoes" not in of or not (options.center or options.scale):
         return ""
     does = [name for name, done in (("offset", options.center), ("factor", options.scale)) if done]
     undoes: Mapping[str, str] = of["undoes"]

@@ -25,7 +25,7 @@ from atropos_trainer_es.plugin import check
 from atropos_trainer_es.trainer import EsTrainer
 
 NORMS = "norm"
-RAW = {"advantages": {"baseline": "none", "divided": False}}
+RAW = {"advantages": {"by": "group_advantage", "baseline": "none", "undoes": {}}}
 
 
 @asynccontextmanager
@@ -142,7 +142,10 @@ async def test_what_is_not_known_to_be_of_one_member_is_refused(tiny, tmp_path):
     [
         ({"max_staleness": 1}, "training.max_staleness = 1"),
         ({"announced": {}}, "a baseline within each group"),
-        ({"announced": {"advantages": {"baseline": "group", "divided": True}}}, "a baseline within each group"),
+        (
+            {"announced": {"advantages": {"by": "group_advantage", "baseline": "group", "undoes": {}}}},
+            "a baseline within each group",
+        ),
         ({"announced": {**RAW, "flat_groups": "left out"}}, "'drop_flat' leaves out groups"),
         ({"steps": 10}, "training.steps = 10 ends within a generation"),
     ],

@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from atropos_core import hookimpl
+from atropos_core.builtin.config import GroupAdvantageOptions
 from atropos_core.builtin.local import LocalBridge
 from atropos_core.builtin.plugin import TOY_MODEL
 from atropos_core.builtin.toy import ToyEngine, ToyTrainer
@@ -248,7 +249,7 @@ async def test_components_get_the_facts_of_trainer_and_bridge(tmp_path):
     made = plan(installed(engines=[announced], bridges=[bridge]), engine__use="mine", bridge__use="announcing")
     parts = await build(made, prepared(tmp_path))
     await parts.close()
-    assert seen == [{"port": 7, "advantages": {"baseline": "group", "divided": True}, "flat_groups": "left out"}], (
+    assert seen == [{"port": 7, "advantages": GroupAdvantageOptions().announced(), "flat_groups": "left out"}], (
         "the default transform's as well"
     )
 
@@ -424,7 +425,7 @@ async def test_parts_are_built_with_their_options_and_the_runs_context(tmp_path)
         transports=("in_process",),
         is_trained=True,
         announced={
-            "advantages": {"baseline": "group", "divided": True},
+            "advantages": GroupAdvantageOptions().announced(),
             "flat_groups": "left out",
         },  # by the default transforms
         threads=2,
