@@ -33,6 +33,23 @@ class RewardComponent(Weighted):
     )
 
 
+class GoldOptions(NoBooleanIsANumber):
+    """Makes a reward the gold reward of a run: it is measured and never trained on."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
+
+    share: float = Field(
+        0.02, gt=0, le=1, description="share of the training tasks, from 0 to 1, whose rollouts the gold reward scores"
+    )
+    hold_back: bool = Field(True, description="leave these tasks out of training; false: the other rewards train them")
+
+
+class RunReward(RewardComponent):
+    gold: GoldOptions | None = Field(
+        None, description="if given, this is the gold reward: it is never trained on, and checks the rewards that are"
+    )
+
+
 class ComponentOnDevices(Component):
     devices: tuple[str, ...] = Field(
         ("auto",),

@@ -134,6 +134,18 @@ class Collapse(Soon):
     )
 
 
+class RewardHacking(AtOnce):
+    least: float = Field(
+        0.5,
+        gt=0,
+        description="standard deviations of a rollout by which the trained reward must have risen, and the gold reward not half as far",
+    )
+    z: float = Field(4.0, gt=0, description="standard errors that the difference of the two must have")
+    canary_rise: float = Field(
+        0.1, gt=0, le=1, description="wrong if the share of rollouts that use a canary, from 0 to 1, rises by this"
+    )
+
+
 class SlowDisk(Check):
     share: float = Field(0.3, gt=0, lt=1, description="wrong above this share of the wall time, from 0 to 1")
     floor_s: float = Field(0.5, ge=0, description="fewer seconds per step are never wrong")
@@ -190,6 +202,10 @@ class HealthSection(NoBooleanIsANumber):
     )
     answer_format: AnswerFormat = Field(
         AnswerFormat(), description="replies never have an answer in the format that the score reads"
+    )
+    reward_hacking: RewardHacking = Field(
+        RewardHacking(),
+        description="the trained reward rises and the gold reward does not, or rollouts begin to use a canary",
     )
     length_reward: LengthReward = Field(LengthReward(), description="the reward only grows because replies grow")
     broken_policy: BrokenPolicy = Field(

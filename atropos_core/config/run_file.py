@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from atropos_core import console
-from atropos_core.config.component import Component, ComponentOnDevices, RewardComponent, TrainerComponent, Weighted
+from atropos_core.config.component import Component, ComponentOnDevices, RunReward, TrainerComponent, Weighted
 from atropos_core.config.error_text import NAMED as NAMED
 from atropos_core.config.error_text import explain
 from atropos_core.config.health_options import HealthSection
@@ -329,8 +329,8 @@ class RunConfig(Section):
     environment: dict[str, Weighted] = Field(
         default_factory=dict, description="one table per environment; the name is the default of `use`"
     )
-    reward: dict[str, RewardComponent] = Field(
-        default_factory=lambda: {"environment": RewardComponent(use="environment")},
+    reward: dict[str, RunReward] = Field(
+        default_factory=lambda: {"environment": RunReward(use="environment")},
         description="one table per reward, added up by weight; the name is the default of `use`. The reward named environment "
         'is the environment\'s own score, to which the others are added; use = "none" leaves one out',
     )
@@ -380,6 +380,10 @@ class RunConfig(Section):
     def all_steps(self) -> int:
         return self.warmup_steps + self.training.steps
 
+    def reward_weights(self) -> dict[str, float]:
+        """Return the weight of each reward that is trained on, by its name: of all but the gold reward."""
+        return {name: reward.weight for name, reward in self.reward.items() if reward.gold is None}
+
     @model_validator(mode="after")
     def _agrees(self) -> RunConfig:
         if self.training.min_group > self.training.group_size:
@@ -390,6 +394,7 @@ class RunConfig(Section):
             raise ValueError(
                 f"reward.{taken[0]}: reward/{taken[0]} is one of the run's own metrics; give that reward another name"
             )
+        self._check_gold()
         self.engine.instances()
         self.evaluation.check()
         if self.deterministic and self.training.max_staleness:
@@ -406,6 +411,28 @@ class RunConfig(Section):
         if self.api:
             self._refuse_idle_beside_an_api()
         return self
+
+    def _check_gold(self) -> None:
+        """Raises ValueError for a gold reward that could not be compared with another one, or would leave nothing to train."""
+        gold = [name for name, reward in self.reward.items() if reward.gold is not None]
+        if not gold:
+            return
+        name, options = gold[0], self.reward[gold[0]].gold
+        assert options is not None
+        if len(gold) > 1:
+            raise ValueError(f"reward.{gold[1]}.gold: reward.{name} is the gold reward already; a run has at most one")
+        if len(self.reward) == 1:
+            raise ValueError(
+                f"reward.{name}.gold: no other reward is left to train on, because the gold reward is only measured; add a reward"
+            )
+        if self.reward[name].weight != 1.0:
+            raise ValueError(
+                f"reward.{name}.weight has no effect on the gold reward, which is never added to the others: remove it"
+            )
+        if options.hold_back and options.share == 1:
+            raise ValueError(
+                f"reward.{name}.gold.share = 1 would hold back all tasks: lower it, or set hold_back = false to train them all the same"
+            )
 
     def _refuse_idle_beside_an_api(self) -> None:
         """Raises ValueError for settings that have no effect when workers run the rollouts. Tables of environments and rewards are

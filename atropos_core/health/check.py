@@ -43,11 +43,13 @@ class Change:
     since: int  # the first step that looked wrong, or right again
     says: str
     remedy: str
+    blames: str = ""  # a reward that is gamed, if the check knows one
 
     def row(self) -> dict[str, Any]:
         """Return the row for health.jsonl."""
-        return {"step": self.step, "check": self.check, "state": self.state, "since": self.since, "says": self.says,
-                "do": self.remedy}  # fmt: skip
+        row = {"step": self.step, "check": self.check, "state": self.state, "since": self.since, "says": self.says,
+               "do": self.remedy}  # fmt: skip
+        return row | ({"blames": self.blames} if self.blames else {})
 
     @property
     def when(self) -> str:

@@ -10,6 +10,7 @@ from typing import ClassVar
 
 from atropos_core.config import health_options as options
 from atropos_core.health.check import LEAST_STEPS, Change, Check, Numbers, Settings
+from atropos_core.health.reward_hacking import RewardHacking
 
 FAR = 4  # times `broken_policy.nats`: an update that far is blamed for a fall of the reward
 LEAST_REPLIES = 8  # of a step, to judge shares of them by
@@ -317,7 +318,7 @@ class LengthReward(Check[options.LengthReward]):
         "The reward pays for length. Have it score what an answer says, or take the gain back with the reward `length`, which costs 1 "
         "at reward.length.limit_tokens, and nothing up to reward.length.free_tokens, for example NUMBER."
     )
-    explained_by = ("broken_policy", "policy_collapse")
+    explained_by = ("broken_policy", "policy_collapse", "reward_hacking")
 
     def applies(self, seen: Numbers) -> bool:
         return all(name in seen for name in self.needs[1:])  # replies that are all cut off have no correlation
@@ -611,8 +612,9 @@ class Silence(Check[options.Silence]):
 
 
 CHECKS: tuple[type[Check], ...] = (  # type: ignore[type-arg] # of different options; those that explain others come first
-    BrokenPolicy, PolicyCollapse, ChatTemplate, CutOff, AnswerFormat, LengthReward, RewardDeterminism, RewardDrift, RewardCollapse,
-    RewardExplosion, FailedRewards, FailedRollouts, PartialGroups, StaleShare, Advantages, Entropy, Length, DeadGradients, FrozenWeights,
+    BrokenPolicy, PolicyCollapse, ChatTemplate, CutOff, AnswerFormat, RewardDeterminism, RewardDrift, RewardHacking, LengthReward,
+    RewardCollapse, RewardExplosion, FailedRewards, FailedRollouts, PartialGroups, StaleShare, Advantages, Entropy, Length,
+    DeadGradients, FrozenWeights,
     NotFinite, LogprobDrift, SampledAsClaimed, Unchecked, ClaimedLogprobs, SlowDisk, Throughput, Silence,
 )  # fmt: skip
 

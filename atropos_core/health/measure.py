@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from atropos_core.health.gold_reward import CANARY, CANARY_ROLLOUTS
 from atropos_core.health.replies import measure_replies
 from atropos_core.types import Metrics, ScoredGroup
 
@@ -29,6 +31,7 @@ def measure(raw: Sequence[ScoredGroup], trained: Sequence[ScoredGroup], failed: 
     if every:
         metrics["groups/partial"] = sum(bool(group.failed and group.episodes) for group in every) / len(every)
     metrics |= measure_replies(raw)
+    metrics |= _canary_rollouts(raw)
     entropy = _sampled_entropy(raw)
     return metrics if entropy is None else metrics | {"entropy/sampled": entropy}
 
@@ -42,6 +45,14 @@ def causes(groups: Sequence[ScoredGroup]) -> Mapping[str, str]:
             if group.episodes:
                 found.setdefault("partial_groups", one.cause)
     return found
+
+
+def _canary_rollouts(groups: Sequence[ScoredGroup]) -> Metrics:
+    """Return how many rollouts reported each metric canary/NAME, whose mean is a metric of the step."""
+    reported = Counter(
+        name for group in groups for one in group.episodes for name in one.metrics if name.startswith(CANARY)
+    )
+    return {CANARY_ROLLOUTS + name.removeprefix(CANARY): float(count) for name, count in sorted(reported.items())}
 
 
 def _sampled_entropy(groups: Sequence[ScoredGroup]) -> float | None:

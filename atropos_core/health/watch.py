@@ -15,6 +15,7 @@ from atropos_core.config.health_options import HealthSection
 from atropos_core.errors import Interrupted, RunDirectoryError, RunIll, RunPaused
 from atropos_core.health.check import LEVELS, Change, Settings
 from atropos_core.health.checks import BEFORE_TRAINING, EXPLAINS_EQUAL_REWARDS, Silence, checks, judge
+from atropos_core.health.gold_reward import GoldComparison
 from atropos_core.health.measure import causes, measure
 from atropos_core.health.replies import Reply, example, measure_replies, replies
 from atropos_core.health.reward_rescoring import Rescoring
@@ -41,6 +42,7 @@ class Health:
         rescoring: Rescoring | None = None,
         run: Settings | None = None,
         formats: Mapping[str, str] | None = None,
+        gold: GoldComparison | None = None,
     ) -> None:
         """`formats`: how an answer is to be written, by environment (`Environment.answer_format`)."""
         self._section = section
@@ -49,6 +51,7 @@ class Health:
         self._checks = checks(section, run)
         self._silence = next((one for one in self._checks if isinstance(one, Silence)), None)
         self._rescoring = rescoring
+        self._gold = gold
         self._due: Change | None = None  # whose action ends the run
 
     async def look(
@@ -65,6 +68,8 @@ class Health:
         found = measure(raw, trained, failed)
         if self._rescoring is not None:
             found |= await self._rescoring.look(step, raw)
+        if self._gold is not None:
+            found |= self._gold.look(step, raw)
         seen = {**metrics, **found}
         self._look_at(step, seen, [*failed, *raw])
         return found | {f"health/{check.name}": LEVELS[check.state] for check in self._checks}
@@ -76,6 +81,8 @@ class Health:
     def _look_at(self, step: int, seen: Metrics, groups: Sequence[ScoredGroup]) -> None:
         if not (changes := judge(self._checks, step, seen)):
             return
+        if self._gold is not None:
+            changes = [self._gold.with_rollouts(change) for change in changes]
         for shown in explained(changes, groups, self._formats):
             check = next(one for one in self._checks if one.name == shown.check)
             check.says, check.remedy_now = shown.says, shown.remedy
@@ -120,7 +127,9 @@ class Health:
 
     def state(self) -> Mapping[str, Any]:
         saved: dict[str, Any] = {"checks": {check.name: check.save() for check in self._checks}}
-        return saved | ({"rescoring": self._rescoring.state()} if self._rescoring is not None else {})
+        if self._rescoring is not None:
+            saved["rescoring"] = self._rescoring.state()
+        return saved | ({"gold": self._gold.state()} if self._gold is not None else {})
 
     def load(self, state: Mapping[str, Any], step: int) -> None:
         """Resume at `step`: remove what was written after it."""
@@ -129,6 +138,8 @@ class Health:
                 check.load(state["checks"][check.name])
         if self._rescoring is not None and "rescoring" in state:
             self._rescoring.load(state["rescoring"])
+        if self._gold is not None and "gold" in state:
+            self._gold.load(state["gold"])
         forget_after(step, self._directory)
 
     async def _watch(self, step: int, silence: Silence, ended: Callable[[], int]) -> None:
@@ -239,4 +250,4 @@ def forget_after(step: int, directory: Path) -> None:
 def _with(change: Change, cause: str | None) -> Change:
     if cause is None or change.state == "ok":
         return change
-    return Change(change.step, change.check, change.state, change.since, f"{change.says}: {cause}", change.remedy)
+    return replace(change, says=f"{change.says}: {cause}")

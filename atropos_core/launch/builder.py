@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from atropos_core.config.component import ComponentOnDevices, RewardComponent
+from atropos_core.config.component import ComponentOnDevices, RunReward
 from atropos_core.config.resolve import ResolvedComponent
 from atropos_core.console.waits import waiting
 from atropos_core.guards.deadlines import within
@@ -28,6 +28,7 @@ from atropos_core.processes.proxies import HostedEngine, HostedReward, HostedTra
 from atropos_core.processes.timing import TimedEngine, TimedTrainer
 from atropos_core.rollouts.engine_router import EngineRouter
 from atropos_core.rollouts.evaluation import require_test_tasks
+from atropos_core.rollouts.gold_tasks import GoldTasks
 from atropos_core.rollouts.runner import WeightedReward, check_named_tasks, task_count
 from atropos_core.rollouts.task_weights import with_weight
 from atropos_core.training.parts import CLOSE_DEADLINE_S, Closable, EvaluationParts, Parts, ScoringParts
@@ -295,7 +296,7 @@ class Builder:
         return HostedEngine(child) if kind == "engine" else HostedTrainer(child, others)
 
     async def _reward(self, name: str, resolved: ResolvedComponent) -> WeightedReward:
-        component = cast(RewardComponent, resolved.component)
+        component = cast(RunReward, resolved.component)
         deadline_s = component.deadline_s
         reward: Reward
         if (component.runs_in or resolved.offer.provider.runs_in) == "here":
@@ -310,7 +311,7 @@ class Builder:
         if getattr(reward, "queues", False):  # a stuck call costs its deadline before the next has its turn
             training, problems = self.plan.config.training, self.plan.config.evaluation.problems
             deadline_s *= 1 + max(training.groups_per_step * (1 + training.max_staleness), problems)
-        return WeightedReward(name, reward, component.weight, deadline_s)
+        return WeightedReward(name, reward, component.weight, deadline_s, GoldTasks.of(component.gold))
 
     async def _child(self, resolved: ResolvedComponent, machine: int) -> Child:
         await self._opened_launcher()

@@ -18,6 +18,7 @@ from atropos_core.guards.exits import contained, file_and_line
 from atropos_core.interfaces import Engine, Environment, Reward
 from atropos_core.observe.profile import Profile, timed
 from atropos_core.rollouts.engine_policy import ChatFormat, EnginePolicy, ScheduleKey, Turnstile
+from atropos_core.rollouts.gold_tasks import GoldTasks
 from atropos_core.rollouts.replies import AS_SAMPLED
 from atropos_core.rollouts.tool_sets import Tools, ToolSets
 from atropos_core.seeds import derive
@@ -33,6 +34,7 @@ class WeightedReward:
     reward: Reward
     weight: float
     deadline_s: float
+    gold: GoldTasks | None = None  # of the gold reward, which is not added to the others
 
 
 class RolloutRunner:
@@ -200,7 +202,8 @@ class RolloutRunner:
             ) from error
 
     async def score(self, draw: Draw, task: Task, results: Sequence[Episode | Failed]) -> ScoredGroup:
-        """Score the episodes of a draw with the rewards, by weight. If a reward fails, all of them count as failed."""
+        """Score the episodes of a draw with the rewards, by weight. The gold reward scores its share of the tasks, and is not added. If
+        a reward fails, all of them count as failed."""
         episodes = tuple(one for one in results if isinstance(one, Episode))
         failed = tuple(one for one in results if isinstance(one, Failed))
         if not episodes:
@@ -210,23 +213,30 @@ class RolloutRunner:
             every = (*failed, *[failed_by(error, "reward")] * len(episodes))
             return ScoredGroup(draw, task, (), np.zeros(0, np.float32), {}, every)
 
-        if all(getattr(of.reward, "of_environment", False) for of in self._rewards):
+        trained = [of for of in self._rewards if of.gold is None]
+        asked = [of for of in self._rewards if of.gold is None or of.gold.has(draw, task)]
+        if all(getattr(of.reward, "of_environment", False) for of in trained):
             scored = tuple(one for one in episodes if ABSTAINED not in one.metrics)
             episodes = scored or episodes  # a group without any score is flat
         total = np.zeros(len(episodes), np.float64)
         parts: dict[str, Floats] = {}
         try:
-            answers = await asyncio.gather(*(self._call_reward(of, task, episodes) for of in self._rewards))
+            answers = await asyncio.gather(*(self._call_reward(of, task, episodes) for of in asked))
         except self._passed:
             raise
         except AtroposError as error:
             return lost(error)
-        for of, (rewards, _) in zip(self._rewards, answers, strict=True):
+        for of, (rewards, _) in zip(asked, answers, strict=True):
             parts[of.name] = rewards
-            total += of.weight * rewards.astype(np.float64)
+            if of.gold is None:
+                total += of.weight * rewards.astype(np.float64)
         if not (np.abs(total) <= LARGEST_REWARD).all():
             return lost(DataError(f"the rewards of task {task.id!r} times their weights make {total.tolist()!r:.200}"))
-        turns = [(of.weight, given) for of, (_, given) in zip(self._rewards, answers, strict=True) if given is not None]
+        turns = [
+            (of.weight, given)
+            for of, (_, given) in zip(asked, answers, strict=True)
+            if given is not None and of.gold is None
+        ]
         try:
             episodes = tuple(
                 _as_recorded(mixed(one, [(weight, given[member]) for weight, given in turns]))

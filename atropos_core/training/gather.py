@@ -36,7 +36,10 @@ class GatheredGroups:
     failed: Sequence[ScoredGroup] = ()
     dropped: Mapping[str, int] = field(default_factory=dict)  # by cause, before they were leased
     dropped_groups: Sequence[tuple[ScoredGroup, str]] = ()  # some of these, with their cause
-    dropped_by: dict[int, str] = field(default_factory=dict)  # draw id -> the transform that left it out
+    dropped_by: dict[int, str] = field(
+        default_factory=dict
+    )  # draw id -> the transform, or gold reward, that left it out
+    held_back: set[int] = field(default_factory=set)  # draw ids of tasks that the gold reward holds back
 
     @property
     def raw(self) -> list[ScoredGroup]:
@@ -46,15 +49,18 @@ class GatheredGroups:
     def outcomes(self) -> list[tuple[LeasedGroup, Outcome]]:
         """Return the outcome of each group that was leased."""
         kept = {group.draw.id for group in self.kept}
-        found = [(leased, _outcome(leased.group, kept)) for leased in self.leased]
+        found = [(leased, self._outcome(leased.group, kept)) for leased in self.leased]
         return [*found, *((leased, "dropped") for leased in self.refused)]
 
     def counts(self) -> Metrics:
         """Return how many groups were trained, and how many were not, by cause."""
         kept = {group.draw.id for group in self.kept}
-        lost = Counter(outcome for group in self.raw if (outcome := _outcome(group, kept)) != "trained")
+        asked = [group for group in self.raw if group.draw.id not in self.held_back]
+        lost = Counter(outcome for group in asked if (outcome := self._outcome(group, kept)) != "trained")
         by_cause = dict.fromkeys(("stale", "flat", "dropped"), 0) | lost + Counter(self.dropped)
         counts = {"trained": len(self.kept), "failed": len(self.failed), **by_cause}
+        if self.held_back:
+            counts["held_back"] = len(self.held_back)
         if self.refused:
             counts["no_such_version"] = len(self.refused)
         return {f"groups/{name}": float(count) for name, count in counts.items()}
@@ -71,7 +77,7 @@ class GatheredGroups:
                 scored = group.rewards if changed else None
                 found.append(SettledGroup(kept, "trained", batch_start=at, scored=scored))
             else:
-                found.append(SettledGroup(group, _outcome(group, ()), self.dropped_by.get(group.draw.id, "")))
+                found.append(SettledGroup(group, self._outcome(group, ()), self.dropped_by.get(group.draw.id, "")))
         found += [SettledGroup(group, "failed", "training.min_group") for group in self.failed]
         leased_or_failed = [one.group for one in found]
         found += [SettledGroup(leased.group, "dropped", "no_such_version") for leased in self.refused]
@@ -81,6 +87,10 @@ class GatheredGroups:
                 SettledGroup(group, "stale" if stale else "dropped", "training.max_staleness" if stale else cause)
             )
         return leased_or_failed, found
+
+    def _outcome(self, group: ScoredGroup, kept: Collection[int]) -> Outcome:
+        flat = is_flat(group.rewards) and group.draw.id not in self.held_back
+        return "trained" if group.draw.id in kept else "flat" if flat else "dropped"
 
     def worst_sequences(self, metrics: Metrics) -> dict[str, str]:
         """Remove the worst sequences of the batch from `metrics`. Return the owner of each, by the limit that it exceeds."""
@@ -104,6 +114,7 @@ class GroupGatherer:
         self._source = source
         self._health = health
         self._profile = parts.profile
+        self._gold = next((of for of in parts.rewards if of.gold is not None), None)
         self._unless_stopped = unless_stopped
 
     async def gather(self, step: int, version: int) -> GatheredGroups:
@@ -120,10 +131,24 @@ class GroupGatherer:
                 new += await self._lease(step, missing - len(new), version, gathered.refused)
             new.sort(key=lambda leased: leased.group.draw.id)
             gathered.leased += new
-            gathered.kept += await self._transform([leased.group for leased in new], gathered.dropped_by)
+            asked = self._without_held_back([leased.group for leased in new], gathered)
+            gathered.kept += await self._transform(asked, gathered.dropped_by)
         lost = self._source.take_lost()
         gathered.failed, gathered.dropped, gathered.dropped_groups = lost.failed, lost.dropped, lost.dropped_groups
         return gathered
+
+    def _without_held_back(self, groups: Sequence[ScoredGroup], gathered: GatheredGroups) -> list[ScoredGroup]:
+        """Return the groups that may be trained. Others are of tasks that the gold reward holds back; the batch is smaller by them."""
+        if self._gold is None or self._gold.gold is None:
+            return list(groups)
+        found = []
+        for group in groups:
+            if self._gold.gold.holds_back(group.draw, group.task):
+                gathered.held_back.add(group.draw.id)
+                gathered.dropped_by[group.draw.id] = f"reward.{self._gold.name}.gold"
+            else:
+                found.append(group)
+        return found
 
     async def _lease(self, step: int, n: int, version: int, refused: list[LeasedGroup]) -> list[LeasedGroup]:
         """Return `n` groups. Groups with versions that never existed are added to `refused`. Engines publish before a step ends, so
@@ -179,7 +204,3 @@ def _checked(transform: str, groups: object) -> Sequence[ScoredGroup]:
                 remedy=f"Look at what transform {transform!r} divides by, and at its weights: rewards are at most {LARGEST_REWARD:g}.",
             )
     return groups
-
-
-def _outcome(group: ScoredGroup, kept: Collection[int]) -> Outcome:
-    return "trained" if group.draw.id in kept else "flat" if is_flat(group.rewards) else "dropped"

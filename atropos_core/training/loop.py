@@ -16,6 +16,7 @@ from atropos_core.console.waits import waited
 from atropos_core.errors import Interrupted, NoProgress, RunPaused
 from atropos_core.guards.open_component import in_one_line
 from atropos_core.health.check import Settings
+from atropos_core.health.gold_reward import GoldComparison
 from atropos_core.health.reward_rescoring import Rescoring
 from atropos_core.health.watch import Health, measured_before_training
 from atropos_core.interfaces import ModelInfo, StepRecord
@@ -87,7 +88,9 @@ class Loop:
         )
         shown = Settings.of(config, context_tokens)
         formats = {name: environment.answer_format for name, environment in parts.environments.items()}
-        self._health = Health(section, directory, rescoring, shown, formats)
+        self._health = Health(
+            section, directory, rescoring, shown, formats, GoldComparison.of(parts.rewards, self._settings)
+        )
         self._gatherer = GroupGatherer(config.training, parts, source, self._health, self._unless_stopped)
 
     async def run(self) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from atropos_core.config.component import Component, RewardComponent, TrainerComponent, Weighted
+from atropos_core.config.component import Component, RunReward, TrainerComponent, Weighted
 from atropos_core.config.run_file import LEFT_OUT, NAMED, SINGLE, EngineComponent, RunConfig
 from atropos_core.plugins.registry import Registry
 
@@ -20,7 +20,7 @@ UNSAID = (
 )
 _REFERENCE = r":|\.py$"  # a reference to code, not a plugin's name: plugins/references.py
 _OWN: Mapping[str, type[Component]] = {
-    "environment": Weighted, "reward": RewardComponent, "engine": EngineComponent, "trainer": TrainerComponent,
+    "environment": Weighted, "reward": RunReward, "engine": EngineComponent, "trainer": TrainerComponent,
 }  # fmt: skip
 
 

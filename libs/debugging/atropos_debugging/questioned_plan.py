@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from atropos_core.cli.options import Uses, read_run_file, short_name
-from atropos_core.config.component import Component, RewardComponent
+from atropos_core.config.component import Component, RunReward
 from atropos_core.config.resolve import resolve_component
 from atropos_core.config.run_file import FLAG, Layer, RunConfig, anchored, load, nest, parse_flag, read_file
 from atropos_core.errors import AtroposError, ConfigError
@@ -109,15 +109,18 @@ def _sections_of(file: Path, plugins: Plugins) -> dict[str, Any]:
     return {section: getattr(config, section) for section in found}
 
 
-def _selected_rewards(rewards: Sequence[str], known: Mapping[str, RewardComponent]) -> dict[str, RewardComponent]:
-    """Return the rewards of this name with their options, and others by their default options."""
+def _selected_rewards(rewards: Sequence[str], known: Mapping[str, RunReward]) -> dict[str, RunReward]:
+    """Return the rewards of this name with their options, and others by their default options. The run's gold reward is an ordinary one
+    here: what would it have trained?"""
     names = [short_name(reward) for reward in rewards]
     if len(set(names)) < len(names):
         raise ConfigError(
             f"two of {', '.join(rewards)} have the same short name.", remedy="Name them apart in a run file: --config."
         )
     return {
-        name: known[reward] if reward in known else RewardComponent.model_validate(_anchored(reward))
+        name: known[reward].model_copy(update={"gold": None})
+        if reward in known
+        else RunReward.model_validate(_anchored(reward))
         for name, reward in zip(names, rewards, strict=True)
     }
 

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from atropos_core.config.component import RewardComponent
+from atropos_core.config.component import RunReward
 from atropos_core.errors import DataError
 from atropos_core.types import Draw, Episode, Message, Rollout, ScoredGroup, Task
 from atropos_records.rollout_records import EpisodeRecord, RecordedStep
@@ -59,7 +59,7 @@ def without_turns(group: ScoredGroup) -> ScoredGroup:
     return replace(group, episodes=episodes)
 
 
-def turns_of_environment(rewards: Mapping[str, RewardComponent]) -> bool:
+def turns_of_environment(rewards: Mapping[str, RunReward]) -> bool:
     """True if recorded turn rewards are as the environment gave them: no other reward and no weight was mixed in."""
     return {name: (one.use, one.weight) for name, one in rewards.items()} == {"environment": ("environment", 1.0)}
 

@@ -89,7 +89,7 @@ async def audit(
     found = Audit(chosen)
     metrics = {int(row["step"]): row for row in metric_rows(records.directory)[0]}
     by_workers = plan.config.api is not None  # workers' rewards have their own weights
-    weights = {} if by_workers else {name: reward.weight for name, reward in plan.config.reward.items()}
+    weights = {} if by_workers else plan.config.reward_weights()
     expected = Expected(weights, plan.config.training.max_staleness, plan.tokenizer())
     claims: dict[int, list[_Claim]] = defaultdict(list)
     for number in chosen:

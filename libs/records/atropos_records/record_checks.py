@@ -71,7 +71,7 @@ def _rewards(step: RecordedStep, metrics: Mapping[str, float], weights: Mapping[
     for one in step.episodes:
         if one.failed or one.scored_reward is None:
             continue
-        if one.outcome == "trained" or one.dropped_by.startswith("transform."):
+        if one.outcome == "trained" or one.dropped_by.startswith(("transform.", "reward.")):
             leased.append(one.scored_reward)
         if weights and weights.keys() <= one.parts.keys():
             made = sum(weight * one.parts[name] for name, weight in weights.items())

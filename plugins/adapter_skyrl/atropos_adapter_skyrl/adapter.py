@@ -82,6 +82,11 @@ def arguments(run: RunConfig, options: SkyRLOptions, model: str) -> dict[str, An
             "[warmup] is not carried over to SkyRL, which would train without it.",
             remedy="Run the warm start first, with training.steps=0, and name the policy that it exports as the model.",
         )
+    if gold := [name for name, reward in run.reward.items() if reward.gold is not None]:
+        raise ConfigError(
+            f"[reward.{gold[0]}.gold] is not carried over to SkyRL, which would train on the tasks that it holds back.",
+            remedy=f"Remove [reward.{gold[0]}.gold] and, unless it is to be trained on, [reward.{gold[0]}].",
+        )
     training, evaluation, elsewhere = run.training, run.evaluation, options.source != "here"
     evaluated, steps = evaluation.problems > 0, max(training.steps, 1)
     made: dict[str, Any] = {

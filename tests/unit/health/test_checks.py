@@ -31,7 +31,8 @@ HEALTHY = {
     "rollouts/cut_off": 0.1, "grad_norm": 0.5, "alignment/max_abs_logprob_diff": 1e-6,
     "alignment/surprise_z": 1.0, "alignment/surprise_nats": 0.01, "alignment/unchecked_share": 0.1, "alignment/unexplained_nats": 2.0,
     "time/step_s": 2.0, "time/disk_s": 0.01,
-    "replies/other_turn": 0.0, "replies/empty": 0.0, "replies/answered": 0.6, "reward/length_correlation": 0.3,
+    "replies/other_turn": 0.0, "replies/empty": 0.0, "replies/answered": 0.6, "canary/leak": 0.0, "canary_rollouts/leak": 64.0,
+    "reward/length_correlation": 0.3,
     "tokens/s": 1000.0, "time/waiting_s": 1.0, "rescore/difference": 0.0, "rescore/shift": 0.0,
 }  # fmt: skip
 SICK: dict[str, dict[str, float]] = {
@@ -40,9 +41,10 @@ SICK: dict[str, dict[str, float]] = {
     "chat_template": {"replies/other_turn": 0.9},
     "cut_off": {"rollouts/cut_off": 0.94, "rollouts/cut_off_lowest": 0.9},
     "answer_format": {"replies/answered": 0.0},
-    "length_reward": {"reward/mean": 0.7, "tokens/mean": 150.0, "reward/length_correlation": 0.9},
     "reward_determinism": {"rescore/difference": 0.1},
     "reward_drift": {"rescore/shift": -0.1},
+    "reward_hacking": {"canary/leak": 0.9},
+    "length_reward": {"reward/mean": 0.7, "tokens/mean": 150.0, "reward/length_correlation": 0.9},
     "reward_collapse": {"reward/std": 0.0},
     "reward_explosion": {"reward/max_abs": 11.0},
     "failed_rewards": {"rollouts/failed_reward": 3.0, "rollouts/failed": 3.0},
