@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections import defaultdict
@@ -290,3 +291,79 @@ def test_turns_of_a_cut_distribution_are_trained_with_their_own_advantages(folde
                 unsampled = tokens.advantages[~tokens.sampled]
                 assert not np.isfinite(unsampled).any(), "only sampled tokens have one"
     assert differ and cut
+
+
+LEAD_AND_SUB_AGENT = """
+import json, os, urllib.request
+
+def ask(*messages):
+    body = json.dumps({"model": "any", "messages": messages}).encode()
+    key = {"Content-Type": "application/json", "Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
+    request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, key)
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        return json.load(answer)["choices"][0]["message"]
+
+task = json.load(open(os.environ["ATROPOS_TASK_FILE"]))
+plan, read, more = ({"role": "user", "content": text} for text in (task["prompt"], "read", "more"))
+lead = ask(plan)
+book = ask(read)
+ask(read, book, more)
+print(ask(plan, lead, more)["content"])
+"""
+GRADE = """
+def grade(case):
+    turns = [1.0 + case.answer.count("7"), 2.0, 4.0, 8.0]  # of the four calls, in their order
+    return {"score": sum(turns) + 0.5, "turns": turns}
+"""
+AGENTS = """
+model = "toy"
+deterministic = true
+[training]
+steps = 1
+groups_per_step = 2
+group_size = 2
+[sampling]
+max_tokens = 6
+[evaluation]
+problems = 0
+[environment.agent]
+command = ["{{python}}", "-S", "{folder}/agent.py"]
+sandbox = "process"
+network = true
+tasks = "{folder}/tasks.jsonl"
+held_out = 0.0
+[environment.agent.reward]
+function = "{folder}/grade.py:grade"
+[transform.turn_returns]
+baseline = "none"
+[transform.group_advantage]
+use = "none"
+"""
+
+
+def test_the_calls_of_a_sub_agent_are_credited_between_those_of_its_lead(folder, capsys):
+    for name, text in (
+        ("agent.py", LEAD_AND_SUB_AGENT),
+        ("grade.py", GRADE),
+        ("run.toml", AGENTS.format(folder=folder)),
+    ):
+        (folder / name).write_text(text)
+    (folder / "tasks.jsonl").write_text("".join(f'{{"prompt": "plan {n}", "answer": "7"}}\n' for n in range(4)))
+    finish(folder / "run", "run", "run.toml", "--dir", str(folder / "run"))
+    step = RolloutRecords(folder / "run").step(1)
+    assert len(step.episodes) == 4 and not any(one.failed for one in step.episodes)
+    for episode in step.episodes:
+        assert sorted(episode.turn_order) == [(0, 3), (1, 2)]
+        assert episode.reward is not None
+        first = episode.reward - 14.5
+        earned = {}
+        for order, turns, tokens in zip(episode.turn_order, episode.turn_rewards, step.sequences(episode), strict=True):
+            assert turns is not None
+            for number, value, end in zip(order, turns.values.tolist(), turns.ends.tolist(), strict=True):
+                earned[number] = value, float(tokens.advantages[end - 1])
+        assert [value for value, _ in (earned[at] for at in range(4))] == [first, 2.0, 4.0, 8.0]
+        assert [advantage for _, advantage in (earned[at] for at in range(4))] == [first + 14.5, 14.5, 12.5, 8.5]
+    capsys.readouterr()
+    assert run_app(["rescore", str(folder / "run"), "--json"]) == 0, capsys.readouterr().err
+    [again] = json.loads(capsys.readouterr().out)["steps"]
+    assert again["direction"] == pytest.approx(1.0, abs=1e-12)
