@@ -110,9 +110,11 @@ async def test_logprobs_are_those_of_plain_passes_whenever_rows_enter_and_end(
 def seeing_and_reading(kind: str) -> Any:
     """Return a random model that also sees, and its configuration's id of an image token."""
     text = small_config(AutoConfig.for_model(f"{kind}_text")).to_dict()
-    sight = AutoConfig.for_model(kind).vision_config.to_dict() | {
+    sight = AutoConfig.for_model("gemma4_vision" if kind == "gemma4" else kind)
+    sight = getattr(sight, "vision_config", sight).to_dict() | {
         "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "depth": 1, "num_attention_heads": 2, "num_heads": 2,
         "out_hidden_size": 64, "image_size": 28, "patch_size": 14,
+        "num_key_value_heads": 2, "head_dim": 16,
     }  # fmt: skip
     special = {"image_token_id": 600, "image_token_index": 600, "video_token_id": 601}
     config = AutoConfig.for_model(kind, text_config=text, vision_config=sight, **special)
@@ -120,7 +122,7 @@ def seeing_and_reading(kind: str) -> Any:
     return AutoModelForImageTextToText.from_config(config).eval()
 
 
-@pytest.mark.parametrize("kind", ["qwen3_5", "gemma3"])
+@pytest.mark.parametrize("kind", ["qwen3_5", "gemma3", "gemma4"])
 async def test_the_language_part_of_a_model_that_sees_samples_what_the_whole_gives(
     open_engine: Any, write_tokenizer: Any, tmp_path: Path, kind: str
 ) -> None:

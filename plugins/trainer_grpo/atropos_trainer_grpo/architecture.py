@@ -78,6 +78,17 @@ def decoder(whole: Any) -> Any:
     return getattr(body, "language_model", body)
 
 
+def as_read(whole: Any, tokens: Tensor) -> Tensor:
+    """Return tokens as the decoder of this model reads them. Gemma 4 with images reads a token that stands for an image, a video or
+    a sound as padding (transformers, `Gemma4Model.forward`), also one that was sampled."""
+    config = whole.config
+    if config.model_type not in ("gemma4", "gemma4_unified"):
+        return tokens
+    media = [getattr(config, f"{kind}_token_id", None) for kind in ("image", "video", "audio")]
+    stands_for_media = torch.isin(tokens, torch.tensor([one for one in media if one is not None], device=tokens.device))
+    return torch.where(stands_for_media, config.text_config.pad_token_id, tokens)
+
+
 _KNOWN: dict[str, Architecture] = {}
 
 

@@ -15,7 +15,7 @@ from transformers.utils import logging
 
 from atropos_core.errors import FitError, WeightsMismatch
 from atropos_torch_models.model_directory import OWN_CODE_REMEDY, needs_own_code
-from atropos_trainer_grpo.architecture import decoder, logit_form
+from atropos_trainer_grpo.architecture import as_read, decoder, logit_form
 from atropos_trainer_grpo.attention import NAME, attention_of, register
 from atropos_trainer_grpo.kept_tokens import KeptRows
 from atropos_trainer_grpo.layouts import PACKED, Layout
@@ -172,10 +172,11 @@ def score(
     body = decoder(whole)
     if (replay := replay_of(whole)) is not None:
         replay.recorded = packing.experts
+    tokens = as_read(whole, packing.tokens)
     if isinstance(packing, PaddedRows):  # positions are the model's own
-        made = body(input_ids=packing.tokens, use_cache=False)
+        made = body(input_ids=tokens, use_cache=False)
     else:
-        made = body(input_ids=packing.tokens, position_ids=packing.positions, use_cache=False, packing=packing)
+        made = body(input_ids=tokens, position_ids=packing.positions, use_cache=False, packing=packing)
     hidden = made.last_hidden_state.flatten(0, 1).index_select(0, predicts)
     if layout_of_model(whole).own_logits:
         return own_logprobs(whole, hidden, vocabulary_of(whole), targets, temperature, chunk, others, kept)

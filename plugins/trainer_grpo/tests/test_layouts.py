@@ -259,6 +259,9 @@ async def test_a_saved_recurrent_model_is_restored_and_loaded_by_transformers(
         assert torch.equal(mine, theirs) and torch.equal(mine, its)
 
 
+MEDIA = {"image_token_id": 90, "image_token_index": 90, "video_token_id": 91, "audio_token_id": 92}
+
+
 def with_images(kind, directory):
     """Write a small model that also sees images."""
     text = {**_SHAPE, "num_hidden_layers": 2, "head_dim": 16}
@@ -266,8 +269,23 @@ def with_images(kind, directory):
     if kind == "gemma3":
         config = AutoConfig.for_model(
             kind, text_config={**text, "sliding_window": 16}, vision_config={**vision, "image_size": 28, "patch_size": 14},
-            mm_tokens_per_image=4,
+            mm_tokens_per_image=4, **MEDIA,
         )  # fmt: skip
+    elif kind == "gemma4":
+        layers = {
+            "layer_types": ["sliding_attention", "full_attention"],
+            "sliding_window": 16,
+            "final_logit_softcapping": 30.0,
+        }
+        per_layer = {
+            "vocab_size_per_layer_input": _SHAPE["vocab_size"],
+            "hidden_size_per_layer_input": 16,
+            "num_kv_shared_layers": 0,
+        }
+        of_vision = {"model_type": "gemma4_vision", "num_key_value_heads": 2, "head_dim": 16, "patch_size": 14}
+        config = AutoConfig.for_model(
+            kind, text_config={**text, **layers, **per_layer}, vision_config={**vision, **of_vision}, **MEDIA
+        )
     else:
         heads = {
             "linear_num_key_heads": 2,
@@ -277,7 +295,7 @@ def with_images(kind, directory):
         }
         config = AutoConfig.for_model(
             kind, text_config={**text, **heads, "layer_types": ["linear_attention", "full_attention"]},
-            vision_config={**vision, "depth": 1, "num_heads": 2, "out_hidden_size": 64},
+            vision_config={**vision, "depth": 1, "num_heads": 2, "out_hidden_size": 64}, **MEDIA,
         )  # fmt: skip
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -286,7 +304,7 @@ def with_images(kind, directory):
     return directory
 
 
-@pytest.mark.parametrize("kind", ["gemma3", "qwen3_5"])
+@pytest.mark.parametrize("kind", ["gemma3", "gemma4", "qwen3_5"])
 @pytest.mark.parametrize("more", [{}, {"gradient_checkpointing": True}], ids=str)
 async def test_a_model_that_sees_images_trains_its_language_and_is_saved_whole(
     family, make_batch, open_trainer, gate, tmp_path, kind, more
@@ -311,7 +329,7 @@ async def test_a_model_that_sees_images_trains_its_language_and_is_saved_whole(
         assert torch.equal(one, theirs)
 
 
-@pytest.mark.parametrize("kind", ["gemma3", "qwen3_5"])
+@pytest.mark.parametrize("kind", ["gemma3", "gemma4", "qwen3_5"])
 def test_buffers_of_a_skeleton_that_sees_images_are_those_of_the_model(tmp_path, kind):
     directory = with_images(kind, tmp_path)
     whole, skeleton = (
@@ -321,6 +339,24 @@ def test_buffers_of_a_skeleton_that_sees_images_are_those_of_the_model(tmp_path,
     theirs = dict(whole.named_buffers())
     assert theirs.keys() == dict(skeleton.named_buffers()).keys()
     assert all(torch.equal(buffer, theirs[name]) for name, buffer in skeleton.named_buffers())
+
+
+@pytest.mark.parametrize("kind", ["gemma3", "gemma4", "qwen3_5"])
+async def test_a_sampled_token_that_stands_for_an_image_is_read_as_the_whole_model_reads_it(
+    family, open_trainer, tmp_path, kind
+):
+    directory = with_images(kind, tmp_path)
+    for path in family("lfm2").glob("tokenizer*"):
+        (directory / path.name).write_bytes(path.read_bytes())
+    trainer = await open_trainer(directory)
+    whole = AutoModelForImageTextToText.from_pretrained(directory).eval()
+    rows = [np.array([5, 6, 7, media, 8, 9, media, 10, 11], np.int32) for media in (90, 91, 92, 12)]
+    for row, found in zip(rows, await trainer.logprobs(rows), strict=True):
+        ids = torch.from_numpy(row.astype(np.int64))
+        with torch.no_grad():
+            logprobs = torch.log_softmax(whole(input_ids=ids[None]).logits[0].float(), -1)
+        expected = logprobs[torch.arange(len(row) - 1), ids[1:]].numpy()
+        np.testing.assert_allclose(found[1:], expected, atol=1e-5)
 
 
 def test_a_model_that_transformers_has_no_causal_class_for_is_refused_by_name(tmp_path):
