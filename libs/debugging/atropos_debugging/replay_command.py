@@ -143,13 +143,21 @@ def _show(found: Replayed) -> None:
     columns, now = ["", "run", "replayed"], found.changed_metrics
     names = [name for name in found.metrics if "/" not in name]
     rows = [[name, _text(found.recorded_metrics.get(name)), _text(found.metrics[name])] for name in names]
+    if found.gradient_norm is not None:
+        rows.append(["norm of the gradient", "", _text(found.gradient_norm)])
     rows.append(["norm of the update", "", _text(found.update_norm)])
     if now is not None:
         columns.append("changed")
-        values = [*(_text(now.get(name)) for name in names), _text(found.changed_update_norm)]
+        gradient = [] if found.gradient_norm is None else [_text(found.changed_gradient_norm)]
+        values = [*(_text(now.get(name)) for name in names), *gradient, _text(found.changed_update_norm)]
         rows = [[*row, value] for row, value in zip(rows, values, strict=True)]
     console.table(columns, rows)
     if now is not None:
+        if found.gradient_cosine is not None and found.changed_gradient_norm is not None:
+            ratio = found.changed_gradient_norm / found.gradient_norm if found.gradient_norm else None
+            console.say(
+                f"cosine of the two gradients: {_text(found.gradient_cosine)}, ratio of their norms: {_text(ratio)}"
+            )
         console.say(f"cosine of the two updates: {_text(found.update_cosine)}")
     console.say()
     most = sorted(found.rollouts, key=lambda one: -abs(one.moved_now - (one.moved if now is not None else 0)))

@@ -7,8 +7,8 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from atropos_core.training.batch import to_batch
 from atropos_core.types import Floats, Metrics, Rollout, ScoredGroup, Tokens
 from atropos_debugging.bisection import WEIGHTS, policy_files
 from atropos_debugging.component_calls import ComponentCalls, scoring_runner
+from atropos_debugging.gradients import EXTENSION, Gradient, compare_gradients
 from atropos_debugging.recorded_groups import RecordedGroup, recorded_groups, turns_of_environment, without_turns
 from atropos_debugging.rescoring import TURNS_LEFT_OUT
 from atropos_debugging.tensor_files import shared_tensors
@@ -59,6 +60,7 @@ class Update:
     metrics: Metrics
     after: Sequence[Floats]  # logprobs of the step's sequences
     saved: Path  # the policy's directory
+    gradient: Gradient
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,9 @@ class Replayed:
     update_norm: float = math.nan  # of the change of the weights
     changed_update_norm: float = math.nan
     update_cosine: float = math.nan  # between both
+    gradient_norm: float | None = None  # before the optimizer, of the first minibatch; None: not known
+    changed_gradient_norm: float | None = None
+    gradient_cosine: float | None = None
     rollouts: list[RolloutMove] = field(default_factory=list)
     tokens: list[MovedToken] = field(default_factory=list)  # those that moved most
     notes: list[str] = field(default_factory=list)
@@ -145,6 +150,13 @@ async def replay(
         with waiting(f"step {step} to be trained with the change"):
             _, other = await _train(changed, before, now, sequences, found.version + 1, scratch / "changed")
         found.changed_metrics = other.metrics
+    gradients = compare_gradients(unchanged.gradient, other.gradient)
+    if gradients is None:
+        found.notes.append("gradients are not compared: the parameters of this trainer hold none")
+    else:
+        found.gradient_norm = gradients.norm
+        if changes:
+            found.changed_gradient_norm, found.gradient_cosine = gradients.changed_norm, gradients.cosine
     _compare_updates(scratch / "unchanged" / "before", unchanged.saved, other.saved, found)
     _keep_logprobs(recorded, groups, start, unchanged, other if changes else None, found)
     found.rollouts = _moves(groups, start, unchanged, other)
@@ -260,18 +272,20 @@ async def _train(
     scratch: Path,
 ) -> tuple[list[Floats], Update]:
     """Train one batch from the checkpoint `before`. Return the logprobs of `sequences` before it, and the update."""
-    for name in ("before", "after"):
+    for name in ("before", "after", "gradient"):
         (scratch / name).mkdir(parents=True)
+    gradient = Gradient(scratch / "gradient", [])
     async with trainer_alone(plan, scratch) as trainer:
         await trainer.open()
+        await trainer.endpoint.load_extension(EXTENSION)
         if before is not None:
             await trainer.restore(before.policy)
         await trainer.save(scratch / "before")
         start = await _logprobs(trainer, sequences)
-        metrics = await trainer.step(to_batch(groups, version), nullcontext)
+        metrics = await trainer.step(to_batch(groups, version), partial(gradient.written, trainer))
         after = await _logprobs(trainer, sequences)
         await trainer.save(scratch / "after")
-    return start, Update(groups, metrics, after, scratch / "after")
+    return start, Update(groups, metrics, after, scratch / "after", gradient)
 
 
 async def _logprobs(trainer: Trainer, sequences: Sequence[Rollout]) -> list[Floats]:

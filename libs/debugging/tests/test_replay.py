@@ -13,6 +13,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from atropos_core.cli import run_app
+from atropos_core.plugins.manager import load_plugins
 from atropos_records.rollout_records import RolloutRecords
 from atropos_records.saved_results import SavedResult, checksum
 from tests.conftest import TOY
@@ -34,6 +35,9 @@ async def negated(task, episodes):
 
 async def fails(task, episodes):
     raise ValueError("no such file")
+
+async def ends(task, episodes):
+    return np.array([float(sum(episode.rollouts[0].tokens[-2:]) % 7) for episode in episodes])
 
 async def talks(task, episodes):
     print("scoring")
@@ -113,6 +117,71 @@ def test_another_loss_and_another_rate_change_only_what_they_should(full, capsys
     other = replayed(capsys, full, "--step", "3", "--loss", "dr_grpo", "--set", "trainer.loss_length=24")
     assert other["changed_metrics"]["grad_norm"] != other["metrics"]["grad_norm"]
     assert [one["advantage_now"] for one in other["rollouts"]] == [one["advantage"] for one in other["rollouts"]]
+
+
+def plain_gradient(run: Path, found: dict[str, Any], now: str) -> np.ndarray:
+    """The gradient of step 2 in plain torch and float64: of -(1/T) sum of A times the logprob of each trained token, which GRPO's
+    clipped surrogate (Shao et al. 2024, equation 3) is at the policy that sampled. T: all trained tokens."""
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    policy = run / "checkpoints/step-000001/policy"
+    if (policy / "adapter_config.json").exists():
+        base = load_plugins().resolve_model(RolloutRecords(run).config["model"]).directory
+        model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), policy, is_trainable=True)
+    else:
+        model = AutoModelForCausalLM.from_pretrained(policy)
+    model = model.double().eval()
+    step = RolloutRecords(run).step(2)
+    advantages = {(one["draw"], one["member"]): one[now] for one in found["rollouts"]}
+    trained = {draw for (draw, _), advantage in advantages.items() if advantage}
+    total, tokens = torch.zeros((), dtype=torch.float64), 0
+    for one in step.episodes:
+        if one.draw not in trained:
+            continue
+        for sequence in step.sequences(one):
+            ids = torch.from_numpy(sequence.ids.astype(np.int64))[None]
+            logits = model(ids).logits[0, :-1] / (sequence.temperature or 1.0)
+            logprobs = logits.log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
+            counted = torch.from_numpy(sequence.sampled[1:])
+            total = total - advantages[one.draw, one.member] * logprobs[counted].sum()
+            tokens += int(counted.sum())
+    (total / tokens).backward()
+    return np.concatenate(
+        [
+            one.grad.numpy().ravel()
+            for _, one in sorted(model.named_parameters())
+            if one.requires_grad and one.grad is not None
+        ]
+    )
+
+
+@pytest.mark.parametrize("flags", [(), ("--bridge", "lora")], ids=["full", "lora"])
+def test_gradients_are_those_of_plain_torch_in_float64(flags, capsys, tmp_path):
+    run = tmp_path / "run"
+    (tmp_path / "rewards.py").write_text(REWARDS)
+    finish(run, "run", *RUN, *TINY, "--dir", str(run), "--steps", "2", *flags)
+    found = replayed(capsys, run, "--step", "2", "--reward", f"{tmp_path}/rewards.py:ends")
+    assert found["same_weights"] is True
+    before, after = (plain_gradient(run, found, name) for name in ("advantage", "advantage_now"))
+    assert found["gradient_norm"] == pytest.approx(np.linalg.norm(before), rel=2e-4)
+    assert found["gradient_norm"] == pytest.approx(found["metrics"]["grad_norm"], rel=1e-6)
+    assert found["changed_gradient_norm"] == pytest.approx(np.linalg.norm(after), rel=2e-4)
+    cosine = before @ after / np.linalg.norm(before) / np.linalg.norm(after)
+    assert abs(cosine) < 0.99
+    assert found["gradient_cosine"] == pytest.approx(cosine, abs=2e-4)
+
+
+def test_a_loss_that_divides_by_another_length_has_a_gradient_in_the_same_direction(full, capsys):
+    found = replayed(capsys, full, "--step", "3", "--loss", "dr_grpo", "--set", "trainer.loss_length=24")
+    assert found["gradient_cosine"] == pytest.approx(1.0, abs=1e-6)
+    trained = [one for one in found["rollouts"] if one["advantage"]]
+    groups = {one["draw"] for one in trained}
+    sequences = sum(one["draw"] in groups for one in found["rollouts"])
+    ratio = found["metrics"]["tokens"] / (24 * sequences)
+    assert found["changed_gradient_norm"] / found["gradient_norm"] == pytest.approx(ratio, rel=1e-5)
+    assert found["update_cosine"] < 1 - 1e-4, "the optimizer's is not"
 
 
 def test_another_seed_is_another_dropout(adapter, capsys):
