@@ -19,7 +19,14 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from atropos_core import console
-from atropos_core.config.component import Component, ComponentOnDevices, RunReward, TrainerComponent, Weighted
+from atropos_core.config.component import (
+    Component,
+    ComponentOnDevices,
+    GoldOptions,
+    RunReward,
+    TrainerComponent,
+    Weighted,
+)
 from atropos_core.config.error_text import NAMED as NAMED
 from atropos_core.config.error_text import explain
 from atropos_core.config.health_options import HealthSection
@@ -380,6 +387,11 @@ class RunConfig(Section):
     def all_steps(self) -> int:
         return self.warmup_steps + self.training.steps
 
+    @property
+    def gold(self) -> tuple[str, GoldOptions] | None:
+        """Name and options of the gold reward; None if there is none."""
+        return next(((name, one.gold) for name, one in self.reward.items() if one.gold is not None), None)
+
     def reward_weights(self) -> dict[str, float]:
         """Return the weight of each reward that is trained on, by its name: of all but the gold reward."""
         return {name: reward.weight for name, reward in self.reward.items() if reward.gold is None}
@@ -414,13 +426,11 @@ class RunConfig(Section):
 
     def _check_gold(self) -> None:
         """Raises ValueError for a gold reward that could not be compared with another one, or would leave nothing to train."""
-        gold = [name for name, reward in self.reward.items() if reward.gold is not None]
-        if not gold:
+        if self.gold is None:
             return
-        name, options = gold[0], self.reward[gold[0]].gold
-        assert options is not None
-        if len(gold) > 1:
-            raise ValueError(f"reward.{gold[1]}.gold: reward.{name} is the gold reward already; a run has at most one")
+        (name, options), every = self.gold, [name for name, reward in self.reward.items() if reward.gold is not None]
+        if len(every) > 1:
+            raise ValueError(f"reward.{every[1]}.gold: reward.{name} is the gold reward already; a run has at most one")
         if len(self.reward) == 1:
             raise ValueError(
                 f"reward.{name}.gold: no other reward is left to train on, because the gold reward is only measured; add a reward"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from atropos_core.config.component import Component, ComponentOnDevices
+from atropos_core.config.component import Component, ComponentOnDevices, GoldOptions
 from atropos_core.config.run_file import RunConfig, toml_value
 from atropos_core.interfaces import ModelInfo, Transport
 from atropos_core.launch.memory_plan import workloads
@@ -71,6 +71,7 @@ def banner(
             else []
         ),
         *_other_than_defaults(config),
+        *((("gold", f"{gold[0]}: {of_gold(gold[1])}"),) if (gold := config.gold) else ()),
         *(("teacher", f"{name}: {one.component.use}") for name, one in plan.named["teacher"].items()),
         *([] if parts.warmup is None else [("warm start", of_warmup(parts.warmup))]),
         (
@@ -109,6 +110,12 @@ def of_paths(paths: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Yield one line about the ways of computing the model, if components have several."""
     if paths:
         yield "paths", "; ".join(f"{label} {text}" for label, text in paths.items())
+
+
+def of_gold(options: GoldOptions) -> str:
+    """Return one line about the tasks of the gold reward."""
+    trained = "which are not trained" if options.hold_back else "which the other rewards train"
+    return f"measured on {options.share:.3g} of the tasks, {trained}; health.reward_hacking compares it with what is trained"
 
 
 def by_rule(plan: Plan) -> Iterator[tuple[str, str]]:

@@ -69,6 +69,9 @@ async def start(plan: Plan, parts: Parts, directory: Path, checkpoint: Checkpoin
     source = _source(plan, parts, runner, model, directory)
     parts.opened.append(source)
     await source.open(checkpoint.state.get("source") if checkpoint else None)
+    for of in parts.rewards:
+        if of.gold is not None and parts.environments and config.api is None:
+            of.gold.check(of.name, parts.environments)
     for name, environment in parts.environments.items():
         warn_of_prompts(name, environment, tokenizer)
         warn_of_long_answers(name, environment, tokenizer, plan.config.sampling.max_tokens)

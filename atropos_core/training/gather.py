@@ -114,6 +114,7 @@ class GroupGatherer:
         self._source = source
         self._health = health
         self._profile = parts.profile
+        self._warned = False
         self._gold = next((of for of in parts.rewards if of.gold is not None), None)
         self._unless_stopped = unless_stopped
 
@@ -145,10 +146,21 @@ class GroupGatherer:
         for group in groups:
             if self._gold.gold.holds_back(group.draw, group.task):
                 gathered.held_back.add(group.draw.id)
+                self._warn_if_unscored(group)
                 gathered.dropped_by[group.draw.id] = f"reward.{self._gold.name}.gold"
             else:
                 found.append(group)
         return found
+
+    def _warn_if_unscored(self, group: ScoredGroup) -> None:
+        """Warn, once, of a task that was held back and has no gold reward: a worker elsewhere scored it without one."""
+        assert self._gold is not None
+        if group.episodes and self._gold.name not in group.parts and not self._warned:
+            self._warned = True
+            console.warn(
+                f"task {group.task.id!r:.100} is held back for the gold reward {self._gold.name!r}, and has no such score. The worker that "
+                f"ran it needs the same [reward.{self._gold.name}.gold] in its run file."
+            )
 
     async def _lease(self, step: int, n: int, version: int, refused: list[LeasedGroup]) -> list[LeasedGroup]:
         """Return `n` groups. Groups with versions that never existed are added to `refused`. Engines publish before a step ends, so

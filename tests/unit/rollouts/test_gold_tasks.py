@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from atropos_core.config.run_file import Layer, load
-from atropos_core.errors import ConfigError
-from atropos_core.interfaces import Reward
+from atropos_core.errors import ConfigError, FitError
+from atropos_core.interfaces import Environment, Reward
 from atropos_core.rollouts.gold_tasks import GoldTasks
 from atropos_core.rollouts.runner import RolloutRunner, WeightedReward
 from atropos_core.types import Score, Task
@@ -79,3 +79,25 @@ def test_all_tasks_may_have_a_gold_reward_if_they_are_trained_all_the_same():
     gold = {"share": 1, "hold_back": False}
     config = load([Layer("run.toml", {"reward": {"environment": {"gold": gold}, "exact": {"weight": 3}}})]).config
     assert config.reward_weights() == {"exact": 3.0}
+
+
+class Has(Environment):
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def tasks(self, split):
+        return [task(number) for number in range(self.count)]
+
+
+def test_a_share_that_chooses_none_or_all_of_a_few_tasks_is_refused_and_many_are_not_all_looked_at():
+    few = {"words": Has(8)}
+    assert not any(GoldTasks(0.02).has(draw(number), task(number)) for number in range(8))
+    with pytest.raises(FitError, match="none of the 8 training tasks") as caught:
+        GoldTasks(0.02).check("exact", few)
+    advised = float(caught.value.remedy.split()[3])
+    GoldTasks(advised).check("exact", few)
+    assert sum(GoldTasks(advised).has(draw(number), task(number)) for number in range(8)) == 1
+    with pytest.raises(FitError, match="all of the 8 training tasks"):
+        GoldTasks(0.999).check("exact", few)
+    GoldTasks(0.999, hold_back=False).check("exact", few)
+    GoldTasks(1e-9).check("exact", {"words": Has(5000)})
