@@ -26,6 +26,13 @@ def bisect(
         float,
         typer.Option(help="How much two numbers may differ: logprobs, rewards, advantages, metrics, weights.", min=0),
     ] = 0.0,
+    statistics: Annotated[
+        bool,
+        typer.Option(
+            "--statistics",
+            help="Compare the metrics of all common steps statistically: for runs that are not deterministic.",
+        ),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document, and nothing else.")] = False,
 ) -> None:
     """Find the first difference between two runs that should be alike. Names the step, the stage of that step (draws, tasks, prompts,
@@ -37,15 +44,22 @@ def bisect(
       atropos bisect runs/good runs/bad
 
       atropos bisect runs/on-cpu runs/on-gpu --tolerance 1e-3
+
+      atropos bisect runs/good runs/bad --statistics
     """
     from dataclasses import asdict
 
     from atropos_core import console
-    from atropos_core.errors import AtroposError
+    from atropos_core.errors import AtroposError, ConfigError
     from atropos_debugging.bisection import bisect
     from atropos_records.rollout_records import RolloutRecords
 
     try:
+        if statistics:
+            if tolerance:
+                raise ConfigError("--tolerance has no effect with --statistics.", remedy="Leave one of them out.")
+            _compare_statistics(a, b, as_json=as_json)
+            return
         found = bisect(RolloutRecords(a), RolloutRecords(b), tolerance)
     except AtroposError as error:
         error.exit_code = 2  # 1 says that they differ
@@ -55,6 +69,34 @@ def bisect(
     else:
         _show(found)
     if found.first is not None:
+        raise typer.Exit(1)
+
+
+def _compare_statistics(a: Path, b: Path, *, as_json: bool) -> None:
+    """Raises typer.Exit with 1 if a metric differs."""
+    from dataclasses import asdict
+
+    from atropos_core import console
+    from atropos_core.storage.run_records import metric_rows
+    from atropos_debugging.drift import EVIDENCE, drifts
+
+    rows = [{int(row["step"]): row for row in metric_rows(run)[0]} for run in (a, b)]
+    found, compared = drifts(*rows)
+    if as_json:
+        told = {"metrics": compared, "drifts": [asdict(one) for one in found], "note": EVIDENCE}
+        console.document({"a": str(a), "b": str(b), "alike": not found, **told})
+    elif found:
+        first = found[0]
+        console.say(f"The runs differ from step {first.step} on, first in {first.metric}.")
+        console.table(
+            ("metric", "from step", "A", "B", "steps", "independent", "p"),
+            [(one.metric, one.step, _short(one.a), _short(one.b), one.steps, f"{one.effective:.1f}", f"{one.p:.2g}")
+             for one in found],
+        )  # fmt: skip
+        console.say(EVIDENCE)
+    else:
+        console.say(f"none of {compared} metrics differs by more than the steps of both runs vary.")
+    if found:
         raise typer.Exit(1)
 
 
