@@ -350,7 +350,8 @@ class Reward(Protocol):
     its calls wait for each other: its `deadline_s` then applies to each call in the queue separately.
 
     In place of a number, it may return `Score(value, turns=[...])` for an episode, which places parts of `value` inside the
-    rollout: a number for each turn of the policy, or TurnRewards for each rollout."""
+    rollout: a number for each turn of the policy, or TurnRewards for each rollout. `Score(value, metrics={"canary/leak": 1.0})`
+    reports numbers of an episode; their names have a slash."""
 
     async def __call__(self, task: Task, episodes: Sequence[Episode]) -> Floats | Sequence[float | Score]: ...  # [G]
 

@@ -111,10 +111,10 @@ def split_scores(given: Any, episodes: Sequence[Episode]) -> tuple[Any, list[Pla
         return totals, None
     turns: list[Placed | None] = []
     for one, episode in zip(given, episodes, strict=True):
-        if isinstance(one, Score) and (one.correct is not None or one.parts or one.metrics or one.abstains):
+        if isinstance(one, Score) and (one.correct is not None or one.parts or one.abstains):
             raise DataError(
-                "a reward gave a Score with correct, parts, metrics or abstains, which only environments can set.",
-                remedy="Return Score(value, turns=[...]), or a number.",
+                "a reward gave a Score with correct, parts or abstains, which only environments can set.",
+                remedy="Return Score(value, turns=[...], metrics={...}), or a number.",
             )
         has_turns = isinstance(one, Score) and one.turns is not None
         turns.append(placed(episode.rollouts, one.turns) if has_turns else None)

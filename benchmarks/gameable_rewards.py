@@ -65,10 +65,10 @@ def atropos_rewards() -> Iterable[Provider[Reward]]:
     ]
 
 
-def plant(folder: Path) -> str:
-    """The metadata of an installed plugin. Returns what PYTHONPATH must have in front."""
+def plant(folder: Path, module: str = __name__) -> str:
+    """Write the metadata of an installed plugin, this module or another one. Return what PYTHONPATH must have in front."""
     metadata = folder / "gameable-1.0.dist-info"
     metadata.mkdir(parents=True)
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: gameable\nVersion: 1.0\n")
-    (metadata / "entry_points.txt").write_text(f"[atropos]\ngameable = {__name__}\n")
+    (metadata / "entry_points.txt").write_text(f"[atropos]\ngameable = {module}\n")
     return f"{folder}:{Path(__file__).parents[1]}"

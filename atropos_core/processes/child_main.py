@@ -27,6 +27,7 @@ from atropos_core.processes.dialing import dial
 from atropos_core.processes.extension import Extension
 from atropos_core.processes.forwarding import methods
 from atropos_core.processes.rpc import Handler, Peer
+from atropos_core.reward_metrics import ReportedMetrics, reported_metrics
 from atropos_core.turn_rewards import Placed, split_scores
 from atropos_core.types import Batch, Episode, Metrics, Task
 
@@ -128,10 +129,18 @@ class Host:
         metrics: Metrics = await self.component.step(batch, writing)
         return metrics
 
-    async def reward(self, task: Task, episodes: Sequence[Episode]) -> tuple[Any, list[Placed | None] | None, Metrics]:
-        """Return the totals [G], as the reward gave them, its turn rewards, and its metrics."""
-        totals, turns = split_scores(await self.component(task, episodes), episodes)
-        return totals, turns, self.component.metrics() if isinstance(self.component, Measured) else {}
+    async def reward(
+        self, task: Task, episodes: Sequence[Episode]
+    ) -> tuple[Any, list[Placed | None] | None, ReportedMetrics | None, Metrics]:
+        """Return the totals [G], as the reward gave them, its turn rewards, what it reports of each rollout, and its own metrics."""
+        answer = await self.component(task, episodes)
+        totals, turns = split_scores(answer, episodes)
+        return (
+            totals,
+            turns,
+            reported_metrics(answer),
+            self.component.metrics() if isinstance(self.component, Measured) else {},
+        )
 
     async def load_extension(self, reference: str) -> None:
         self._extension = Extension.load(reference, self.component)

@@ -14,6 +14,7 @@ from atropos_core.processes.child import CALL_DEADLINE_S, OPEN_DEADLINE_S, STEP_
 from atropos_core.processes.endpoints import PeerEndpoint
 from atropos_core.processes.forwarding import Forwarding, ForwardingEngine, ForwardingTrainer, Method
 from atropos_core.processes.replaceable import ReplaceableChild
+from atropos_core.reward_metrics import ReportedMetrics
 from atropos_core.turn_rewards import Placed
 from atropos_core.types import Batch, Episode, Floats, Metrics, Score, Task
 
@@ -127,15 +128,17 @@ class HostedReward(Reward):
     async def __call__(self, task: Task, episodes: Sequence[Episode]) -> Floats | Sequence[float | Score]:
         rewards: Floats
         turns: list[Placed | None] | None
+        reported: ReportedMetrics | None
         try:
-            rewards, turns, self._metrics = await self._process.call(
+            rewards, turns, reported, self._metrics = await self._process.call(
                 "reward", task, list(episodes), deadline_s=self._deadline_s
             )
         except ProcessDied as error:  # only this call fails; a run whose rewards keep failing ends by that
             raise RemoteError(Exception.__str__(error), remedy=error.remedy) from error
-        if turns is None:
+        if turns is None and reported is None:
             return rewards
-        return [value if of is None else Score(value, turns=of) for value, of in zip(rewards, turns, strict=True)]
+        of_each = zip(rewards, turns or [None] * len(rewards), reported or [{}] * len(rewards), strict=True)
+        return [Score(value, turns=of, metrics=own) if of or own else value for value, of, own in of_each]
 
     def metrics(self) -> Metrics:
         """Return the metrics that the reward in the child reported after its last call."""

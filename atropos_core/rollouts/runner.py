@@ -17,6 +17,7 @@ from atropos_core.guards.deadlines import within
 from atropos_core.guards.exits import contained, file_and_line
 from atropos_core.interfaces import Engine, Environment, Reward
 from atropos_core.observe.profile import Profile, timed
+from atropos_core.reward_metrics import ReportedMetrics, reported_metrics, with_metrics
 from atropos_core.rollouts.engine_policy import ChatFormat, EnginePolicy, ScheduleKey, Turnstile
 from atropos_core.rollouts.gold_tasks import GoldTasks
 from atropos_core.rollouts.replies import AS_SAMPLED
@@ -226,7 +227,7 @@ class RolloutRunner:
             raise
         except AtroposError as error:
             return lost(error)
-        for of, (rewards, _) in zip(asked, answers, strict=True):
+        for of, (rewards, _, _) in zip(asked, answers, strict=True):
             parts[of.name] = rewards
             if of.gold is None:
                 total += of.weight * rewards.astype(np.float64)
@@ -234,27 +235,31 @@ class RolloutRunner:
             return lost(DataError(f"the rewards of task {task.id!r} times their weights make {total.tolist()!r:.200}"))
         turns = [
             (of.weight, given)
-            for of, (_, given) in zip(asked, answers, strict=True)
+            for of, (_, given, _) in zip(asked, answers, strict=True)
             if given is not None and of.gold is None
         ]
+        reported = [metrics for _, _, metrics in answers if metrics is not None]
         try:
             episodes = tuple(
                 _as_recorded(mixed(one, [(weight, given[member]) for weight, given in turns]))
                 for member, one in enumerate(episodes)
             )
+            for metrics in reported:
+                episodes = tuple(with_metrics(one, own) for one, own in zip(episodes, metrics, strict=True))
         except DataError as error:
             return lost(error)
         return ScoredGroup(draw, task, episodes, total.astype(np.float32), parts, failed)
 
     async def _call_reward(
         self, of: WeightedReward, task: Task, episodes: Sequence[Episode]
-    ) -> tuple[Floats, list[Placed | None] | None]:
-        """Return one reward's scores [G], and its turn rewards if it gave any. Raises DataError or DeadlineExceeded that names the
-        reward, or ConfigError, which only the author of the run file can fix."""
+    ) -> tuple[Floats, list[Placed | None] | None, ReportedMetrics | None]:
+        """Return one reward's scores [G], and its turn rewards and metrics if it gave any. Raises DataError or DeadlineExceeded that
+        names the reward, or ConfigError, which only the author of the run file can fix."""
         try:
             with timed(self._profile, f"reward.{of.name}/score", len(episodes)), contained(f"reward {of.name!r}"):
                 answer = await within(of.reward(task, episodes), of.deadline_s, f"reward {of.name!r}")
                 totals, turns = split_scores(answer, episodes)
+                metrics = reported_metrics(answer)
                 given = np.asarray(totals)
         except DeadlineExceeded:
             raise
@@ -276,7 +281,7 @@ class RolloutRunner:
                 f"reward {of.name!r} gave {given.tolist()!r:.200} for task {task.id!r}: not all finite and at most "
                 f"{LARGEST_REWARD:g}"
             )
-        return np.asarray(given, np.float32), turns
+        return np.asarray(given, np.float32), turns, metrics
 
     def _policy(self, key: ScheduleKey, sampling: Sampling) -> EnginePolicy:
         return EnginePolicy(

@@ -41,7 +41,7 @@ from atropos_core.processes.local import LocalProcess
 from atropos_core.processes.proxies import HostedEngine, HostedReward, HostedTrainer
 from atropos_core.rollouts.runner import WeightedReward
 from atropos_core.training.batch import to_batch
-from atropos_core.types import Sampling, Task, tokens
+from atropos_core.types import Sampling, Score, Task, tokens
 from tests.unit.parts import ASSISTANT, USER, episode, group, install_plugin
 from tests.waiting import until
 
@@ -186,6 +186,8 @@ class RiggedReward:
         await misbehave(self.options)
         if self.options.how == "turns":
             return [Score(one.score * 2, turns=[one.score]) for one in episodes[:-1]] + [0.5]
+        if self.options.how == "metrics":
+            return [0.5, *(Score(one.score, metrics={"canary/leak": 1.0}) for one in episodes[1:])]
         return np.array([one.score * 2 for one in episodes], np.float32)
 
 
@@ -324,6 +326,13 @@ async def test_a_hosted_reward_gives_turn_rewards_as_it_would_here(start):
     [first, last] = await reward(Task("t", ()), [episode(0.1), episode(2.0)])
     assert (first.value, last) == (0.2, 0.5)
     assert first.turns[0].values.tolist() == [0.1]
+    await reward.close()
+
+
+async def test_a_hosted_reward_reports_metrics_of_rollouts_as_it_would_here(start):
+    reward = HostedReward(lambda: start("reward", "metrics"), 10.0)
+    [first, last] = await reward(Task("t", ()), [episode(0.1), episode(2.0)])
+    assert (first, last) == (0.5, Score(2.0, metrics={"canary/leak": 1.0}))
     await reward.close()
 
 

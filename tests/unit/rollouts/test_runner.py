@@ -18,11 +18,12 @@ from atropos_core.builtin.rewards import EnvironmentReward
 from atropos_core.errors import DataError, DeadlineExceeded, EventLoopBlocked, ProcessDied
 from atropos_core.guards.deadlines import within
 from atropos_core.interfaces import Engine, Environment
+from atropos_core.rollouts.gold_tasks import GoldTasks
 from atropos_core.rollouts.replies import whole_reply
 from atropos_core.rollouts.runner import RolloutRunner, WeightedReward, checked_group
 from atropos_core.rollouts.tokenizer import ChatTokenizer
 from atropos_core.seeds import derive
-from atropos_core.types import ABSTAINED, Episode, Failed, Sampling, ScoredGroup, Task
+from atropos_core.types import ABSTAINED, Episode, Failed, Sampling, Score, ScoredGroup, Task
 from tests.unit import virtual_time
 from tests.unit.parts import TOKENIZER, SayingEngine, SilentEngine, Words, draw, episode
 from tests.wrong_groups import EPISODES, VALUES
@@ -591,3 +592,25 @@ async def test_a_hosted_reward_that_hangs_once_fails_that_group_alone(tmp_path):
         assert [one.tolist() for one in scored] == [[1.0, 0.0]] * 8
     finally:
         await parts.close()
+
+
+async def test_metrics_that_rewards_report_are_the_rollouts_also_those_of_a_gold_reward():
+    of = reward(lambda episodes: [Score(0.5, metrics={"canary/leak": 1.0}), *[0.0] * (len(episodes) - 1)])
+    gold = reward(lambda episodes: [Score(1.0, metrics={"judge/sure": 0.9})] * len(episodes), name="gold")
+    runner = rollout_runner(Words(), score(), of, replace(gold, gold=GoldTasks(1.0)))
+    episodes = (episode(0.1), episode(0.2))
+    scored = await runner.score(draw(1), Task("t", ()), episodes)
+    assert [dict(one.metrics) for one in scored.episodes] == [
+        {**episodes[0].metrics, "canary/leak": 1.0, "judge/sure": 0.9},
+        {**episodes[1].metrics, "judge/sure": 0.9},
+    ]
+
+
+async def test_a_metric_that_two_rewards_report_fails_the_rollouts_with_its_name():
+    def answer(episodes: Sequence[Episode]) -> Any:
+        return [Score(1.0, metrics={"canary/leak": 1.0})] * len(episodes)
+
+    runner = rollout_runner(Words(), reward(answer), reward(answer, name="again"))
+    scored = await runner.score(draw(1), Task("t", ()), (episode(0.1),))
+    assert not scored.episodes
+    assert "'canary/leak', which the environment or another reward reports too" in scored.failed[0].cause

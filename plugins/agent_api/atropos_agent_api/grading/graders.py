@@ -18,6 +18,7 @@ from atropos_core.errors import ConfigError
 from atropos_core.guards.deadlines import within
 from atropos_core.guards.open_component import opened
 from atropos_core.interfaces import Environment, Reward
+from atropos_core.reward_metrics import reported_metrics
 from atropos_core.training.parts import Closable
 from atropos_core.turn_rewards import split_scores
 from atropos_core.types import Episode, Score
@@ -98,7 +99,10 @@ class PluginGrader(Grader):
             raise ConfigError(f"reward {self._name!r} gave shape {values.shape} for one episode.")
         score = read_score(values[0], f"reward {self._name!r}")
         [own] = given
-        return replace(score, turns=own.turns) if isinstance(own, Score) else score
+        if not isinstance(own, Score):
+            return score
+        [metrics] = reported_metrics(given) or [{}]
+        return replace(score, turns=own.turns, metrics={**score.metrics, **metrics})
 
     async def close(self) -> None:
         if isinstance(self._reward, Closable):
