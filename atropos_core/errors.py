@@ -166,6 +166,12 @@ class RunPaused(AtroposError):
     exit_code = 3
 
 
+class RunRolledBack(AtroposError):
+    """A health check whose action is "rollback" fell ill: the run continues from an earlier checkpoint."""
+
+    exit_code = 3
+
+
 class RunIll(AtroposError):
     """A health check whose action is "stop" fell ill: what came after the last checkpoint is not kept."""
 

@@ -39,6 +39,8 @@ def report(summary: Summary) -> None:
         ]
     )
     directory = summary.directory
+    for rollback in summary.rollbacks:
+        console.warn(f"{rollback}")
     for change in still_ill(directory):
         console.warn(
             f"at the end health.{change.check} was ill, {when(change.since)}: {change.says}.\n  {change.remedy}"

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, model_validator
 
 from atropos_core.plugins.option_numbers import NoBooleanIsANumber
 
 Action = Literal["off", "warn", "pause", "stop"]
+ActionOrRollback = Literal["off", "warn", "pause", "stop", "rollback"]
 STEPS = "wrong steps in a row that make the check ill; as many right ones make it ok again"
 
 
@@ -135,6 +136,11 @@ class Collapse(Soon):
 
 
 class RewardHacking(AtOnce):
+    action: ActionOrRollback | None = Field(  # type: ignore[assignment] # frozen, so that a wider type is safe
+        None,
+        description="what to do once it is ill; unset: health.action. rollback: continue from a checkpoint before the exploit, with "
+        "a lower weight of the reward that was gamed",
+    )
     least: float = Field(
         0.5,
         gt=0,
@@ -144,6 +150,20 @@ class RewardHacking(AtOnce):
     canary_rise: float = Field(
         0.1, gt=0, le=1, description="wrong if the share of rollouts that use a canary, from 0 to 1, rises by this"
     )
+    rollback_weight: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="what a rollback multiplies the weight of the gamed reward by; 0: it is no longer trained on",
+    )
+    rollbacks: int = Field(1, ge=1, description="how often the run may roll back; a finding after that pauses the run")
+
+    @model_validator(mode="after")
+    def _has_effect(self) -> RewardHacking:
+        for name in ("rollback_weight", "rollbacks"):
+            if self.action != "rollback" and getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(f'{name} has no effect without action = "rollback": remove it, or set the action')
+        return self
 
 
 class SlowDisk(Check):
@@ -231,6 +251,10 @@ class HealthSection(NoBooleanIsANumber):
         Silence(), description="nothing that a step waits for ends; reported by a timer, before any deadline"
     )
 
-    def action_of(self, name: str) -> Action:
-        check: Check = getattr(self, name)
+    def action_of(self, name: str) -> ActionOrRollback:
+        check: Check | RewardHacking = getattr(self, name)
         return "off" if self.action == "off" else check.action or self.action
+
+    @property
+    def rolls_back(self) -> bool:
+        return self.action_of("reward_hacking") == "rollback"

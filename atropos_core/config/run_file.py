@@ -407,6 +407,8 @@ class RunConfig(Section):
                 f"reward.{taken[0]}: reward/{taken[0]} is one of the run's own metrics; give that reward another name"
             )
         self._check_gold()
+        if self.health.rolls_back:
+            self._check_rollback()
         self.engine.instances()
         self.evaluation.check()
         if self.deterministic and self.training.max_staleness:
@@ -442,6 +444,26 @@ class RunConfig(Section):
         if options.hold_back and options.share == 1:
             raise ValueError(
                 f"reward.{name}.gold.share = 1 would hold back all tasks: lower it, or set hold_back = false to train them all the same"
+            )
+
+    def _check_rollback(self) -> None:
+        """Raises ValueError if no finding of this run could be answered by a rollback."""
+        action = 'health.reward_hacking.action = "rollback"'
+        if self.api:
+            raise ValueError(
+                f"{action} needs rewards in this process: with [api], workers score by their own weights; use pause"
+            )
+        if len(self.reward_weights()) == len(self.reward):
+            raise ValueError(
+                f"{action} needs a gold reward, because a canary does not say which reward is gamed; add [reward.NAME.gold], or use pause"
+            )
+        if len(self.reward_weights()) < 2:
+            raise ValueError(
+                f"{action} needs a second reward to train on once the weight of the gamed one is lower; add one, or use pause"
+            )
+        if self.checkpoint.every == 0:
+            raise ValueError(
+                f"{action} needs checkpoints to go back to, and checkpoint.every = 0 saves only the last step; raise it, or leave it out"
             )
 
     def _refuse_idle_beside_an_api(self) -> None:

@@ -213,7 +213,8 @@ class GoldComparison:
         if self._first_tokens is None:
             self._first_tokens = tokens
         return measure_gold(scored, self.name, self._weights) | {
-            STYLE: divergence_of_counts(self._first_tokens, tokens)
+            STYLE: divergence_of_counts(self._first_tokens, tokens),
+            REWARDS_ID: self._rewards_id,
         }
 
     def with_rollouts(self, change: Change) -> Change:

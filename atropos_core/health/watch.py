@@ -12,18 +12,24 @@ from typing import Any
 
 from atropos_core import console
 from atropos_core.config.health_options import HealthSection
-from atropos_core.errors import Interrupted, RunDirectoryError, RunIll, RunPaused
+from atropos_core.errors import Interrupted, RunDirectoryError, RunIll, RunPaused, RunRolledBack
 from atropos_core.health.check import LEVELS, Change, Settings
 from atropos_core.health.checks import BEFORE_TRAINING, EXPLAINS_EQUAL_REWARDS, Silence, checks, judge
 from atropos_core.health.gold_reward import GoldComparison
 from atropos_core.health.measure import causes, measure
 from atropos_core.health.replies import Reply, example, measure_replies, replies
 from atropos_core.health.reward_rescoring import Rescoring
+from atropos_core.health.rollback import RollbackPlanner
 from atropos_core.storage.atomic import append_lines, unwritable, write_whole
 from atropos_core.storage.run_directory import RunDirectory
-from atropos_core.storage.run_records import HEALTH, HealthChange, RunRecords, health_rows
+from atropos_core.storage.run_records import HEALTH, HealthChange, Rollback, RunRecords, health_rows
 from atropos_core.types import Metrics, ScoredGroup
 
+BY_FORCE = (
+    "pause",
+    "rollback",
+    "stop",
+)  # of the actions that end a run, a later one wins if several are due after a step
 # Numbers of the evaluation before step 1 that are recorded for its checks.
 OF_EVALUATION = (
     "rollouts/count", "rollouts/cut_off", "rollouts/cut_off_lowest", "reward/mean", "reward/std", "accuracy", "replies/empty",
@@ -43,8 +49,10 @@ class Health:
         run: Settings | None = None,
         formats: Mapping[str, str] | None = None,
         gold: GoldComparison | None = None,
+        rollback: RollbackPlanner | None = None,
     ) -> None:
-        """`formats`: how an answer is to be written, by environment (`Environment.answer_format`)."""
+        """`formats`: how an answer is to be written, by environment (`Environment.answer_format`). `rollback` is needed if the action
+        of a check is "rollback"."""
         self._section = section
         self._directory = directory
         self._formats = formats or {}
@@ -52,6 +60,7 @@ class Health:
         self._silence = next((one for one in self._checks if isinstance(one, Silence)), None)
         self._rescoring = rescoring
         self._gold = gold
+        self._rollback = rollback
         self._due: Change | None = None  # whose action ends the run
 
     async def look(
@@ -89,12 +98,20 @@ class Health:
             self._notify(shown)
 
     def act(self) -> None:
-        """Raises RunPaused or RunIll if a check that became ill since the last call has that action."""
+        """Raises RunPaused, RunRolledBack or RunIll if a check that became ill since the last call has that action."""
         due, self._due = self._due, None
         if due is None:
             return
         says = f"health.{due.check}: {due.when}, {due.says}."
-        if self._section.action_of(due.check) == "pause":
+        action = self._section.action_of(due.check)
+        if action == "rollback":
+            assert self._rollback is not None, "the loop gives one if a check has this action"
+            planned = self._rollback.plan(due)
+            if isinstance(planned, Rollback):
+                self._rollback.record(planned)
+                raise RunRolledBack(f"{says} The run continues from the checkpoint of step {planned.to}.")
+            says = f"{says} The run cannot roll back: {planned}."
+        if action in ("pause", "rollback"):
             raise RunPaused(f"{says} The run is saved and paused at step {due.step}.",
                             remedy=f"{due.remedy} Then: atropos resume {console.quoted(self._directory)}")  # fmt: skip
         raise RunIll(
@@ -154,9 +171,10 @@ class Health:
         if change.state != "ill":
             return
         console.warn(f"health.{change.check}: {change.when}, {change.says}.\n  {change.remedy}")
-        if self._section.action_of(change.check) in ("pause", "stop"):
-            stops = self._due is not None and self._section.action_of(self._due.check) == "stop"
-            self._due = self._due if stops else change
+        if (action := self._section.action_of(change.check)) in BY_FORCE:
+            due = "pause" if self._due is None else self._section.action_of(self._due.check)
+            keeps = BY_FORCE.index(due) >= max(BY_FORCE.index(action), 1)  # of two pauses the last is named
+            self._due = self._due if keeps else change
 
 
 def measured_before_training(groups: Sequence[ScoredGroup], metrics: Metrics) -> Metrics:

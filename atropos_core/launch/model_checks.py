@@ -19,6 +19,7 @@ from atropos_core.plugins.model_provider import DeviceProvider, TrainerProvider
 from atropos_core.rollouts.chat_template import OTHER_TEMPLATE
 from atropos_core.rollouts.prompt_lengths import long_prompts
 from atropos_core.rollouts.tokenizer import ChatTokenizer
+from atropos_core.storage.checkpoint import most_kept
 
 if TYPE_CHECKING:
     from atropos_core.config.resolve import ResolvedComponent
@@ -81,14 +82,19 @@ def check_disk(plan: Plan, directory: Path) -> None:
         there = sum(
             path.stat().st_size for path in checkpoints.rglob("*") if path.is_file()
         )  # of a run that is resumed
-        most = 1 if plan.config.checkpoint.every == 0 else min(keep + 1, max(plan.config.all_steps, 1))
+        every, steps = plan.config.checkpoint.every, max(plan.config.all_steps, 1)
+        most = 1 if every == 0 else min(keep + 1, steps)
+        older = ""
+        if plan.config.health.rolls_back:
+            most = min(most_kept(keep, every, steps) + 1, steps) + plan.config.health.reward_hacking.rollbacks
+            older = ", older ones for a rollback"
         needed = most * each - there
         exists = next(path for path in (directory.absolute(), *directory.absolute().parents) if path.is_dir())
         free = shutil.disk_usage(exists).free
         if needed > free:
             raise FitError(
                 f"this run needs {_mb(needed)} for checkpoints in {directory}, where {_mb(free)} are free: up to {most} of {_mb(each)} "
-                f"each (checkpoint.keep = {keep}, and one more while it is written).",
+                f"each (checkpoint.keep = {keep}{older}, and one more while it is written).",
                 remedy="Free some of that disk, or name another with --dir; --set checkpoint.keep=1 keeps one and "
                 "checkpoint.every=0 writes only the last; --set oversubscribe=true starts regardless.",
             )

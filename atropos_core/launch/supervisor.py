@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
 
@@ -14,6 +14,7 @@ from atropos_core.errors import (
     AtroposError,
     Interrupted,
     ProcessDied,
+    RunRolledBack,
 )
 from atropos_core.guards.blocked_loop import blocked_loop_alarm
 from atropos_core.guards.endings import raise_first
@@ -27,6 +28,7 @@ from atropos_core.launch.memory_remedies import check_memory
 from atropos_core.launch.model_checks import check_disk, check_model
 from atropos_core.launch.picture import draw_at_end
 from atropos_core.launch.plan import Plan
+from atropos_core.launch.rolling_back import finish_rollback, refuse_hopeless_rollback
 from atropos_core.launch.signals import interruptible, signals, watched
 from atropos_core.launch.start import start
 from atropos_core.launch.warmup import with_warmup
@@ -36,6 +38,7 @@ from atropos_core.storage.atomic import size_bytes
 from atropos_core.storage.checkpoint import Checkpoint
 from atropos_core.storage.file_permissions import private_files
 from atropos_core.storage.run_directory import PATHS, RunDirectory
+from atropos_core.storage.run_records import Rollback, rollbacks
 from atropos_core.training.snapshot import Progress
 from atropos_core.types import Metrics
 
@@ -57,15 +60,19 @@ class Summary:
     checkpoint_bytes: int  # of the last checkpoint
     published_bytes: int  # on disk, for the last publishing
     paths: dict[str, str]  # which way of computing the model each engine and trainer took, and why
+    rollbacks: list[Rollback] = field(default_factory=list)  # oldest first
 
 
 def execute(plan: Plan, directory: Path, *, resume: bool = False) -> Summary:
     """Run `plan` in `directory` to the end. If one of its processes dies, restart from the last checkpoint, up to
-    `plan.config.restarts` times. Raises AtroposError: FitError before anything starts if the run needs more memory than there is,
+    `plan.config.restarts` times. If a health check rolls the run back, continue from the checkpoint that it names.
+    Raises AtroposError: FitError before anything starts if the run needs more memory than there is,
     Interrupted once everything is saved."""
     named, directory = directory, directory.absolute()  # a component may change the current directory
     run = RunDirectory(directory)
     try:
+        if not resume:
+            refuse_hopeless_rollback(plan.config)
         check_model(plan, directory)
         if not plan.config.oversubscribe and not plan.spans_machines:
             check_memory(plan, directory, plan_memory(plan, directory))
@@ -77,8 +84,11 @@ def execute(plan: Plan, directory: Path, *, resume: bool = False) -> Summary:
     with private_files(), run.locked(), end_recorded(directory):
         if not resume:
             run.write("config.toml", to_toml(plan.resolved()))
-        for left in range(plan.config.restarts, -1, -1):
+        left = plan.config.restarts
+        while True:
             run.checkpoints.sweep()
+            if resume:
+                plan = finish_rollback(plan, run)
             checkpoint = run.checkpoints.latest(console.warn) if resume else None
             if checkpoint is None:
                 forget_after(0, directory)
@@ -86,17 +96,26 @@ def execute(plan: Plan, directory: Path, *, resume: bool = False) -> Summary:
             try:
                 with asyncio.Runner(loop_factory=AwakeLoop) as runner:
                     summary = replace(runner.run(_execute(plan, directory, checkpoint, began)), directory=named)
-                run.write("summary.json", json.dumps(asdict(summary), default=str, indent=1) + "\n")
+                _write_summary(run, summary)
                 draw_at_end(directory, sum(summary.seconds.values()), plan.config.plot)
                 return summary
             except asyncio.CancelledError:
                 raise Interrupted("ended at once; what came after the last checkpoint is lost") from None
+            except RunRolledBack:  # the check has reported why
+                resume = True
             except ProcessDied as error:
                 if not left or not began.is_set():  # what cannot start will not start the next time
                     raise
                 resume = True
-                console.warn(f"{error}\nstarting again from the last checkpoint ({left - 1} more times at most)")
-    raise AssertionError("the last attempt returns or raises")
+                left -= 1
+                console.warn(f"{error}\nstarting again from the last checkpoint ({left} more times at most)")
+
+
+def _write_summary(run: RunDirectory, summary: Summary) -> None:
+    rows = asdict(summary)
+    if not summary.rollbacks:
+        del rows["rollbacks"]
+    run.write("summary.json", json.dumps(rows, default=str, indent=1) + "\n")
 
 
 async def _execute(plan: Plan, directory: Path, checkpoint: Checkpoint | None, began: asyncio.Event) -> Summary:
@@ -151,4 +170,5 @@ def _summary(progress: Progress, profile: Profile, directory: Path, peak: Peak, 
         size_bytes(directory / "checkpoints" / f"step-{progress.step:06d}"),
         progress.published_bytes,
         paths,
+        rollbacks(directory),
     )

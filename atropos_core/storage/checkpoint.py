@@ -11,7 +11,7 @@ import asyncio
 import hashlib
 import json
 import shutil
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +27,9 @@ FULL_BYTES = 1 << 20  # a disk with less free space counts as full
 AS_WRITTEN = "Resume with the components, options and version of atropos-core that wrote it, or start a new run."
 LEAST_S = 10.0  # between checkpoints if the user set no interval
 MOST_SHARE = 0.05  # of a run's time for saving, in that case
+# Of the older checkpoints that a rollback may need, each is kept if the next older one is more than 4 times the age of the next newer one.
+AGE_RATIO = 4
+OLDEST_AGE = 128  # steps; only one checkpoint as old as this is kept
 
 
 def seconds_between(saving_s: float) -> float:
@@ -47,12 +50,40 @@ class Checkpoint:
         return self.directory / POLICY
 
 
-class Checkpoints:
-    """The checkpoints of one run. Only the last `keep` are kept."""
+def kept_steps(steps: Sequence[int], keep: int) -> list[int]:
+    """Return which checkpoints stay for a run that may roll back, of those at `steps`, in ascending order: the last `keep`, and older
+    ones that lie ever further apart. For an exploit that began n steps ago, one is kept that is at most AGE_RATIO times as old as the
+    newest one from before it, up to OLDEST_AGE."""
+    latest, older = list(steps[-keep:]), list(steps[:-keep])
+    ages = [latest[-1] - step for step in older]
+    oldest = max(sum(age >= OLDEST_AGE for age in ages) - 1, 0)
+    newer_age = latest[-1] - latest[0]
+    kept = []
+    for at in range(len(older) - 1, oldest - 1, -1):
+        if at > oldest and ages[at - 1] <= AGE_RATIO * newer_age:
+            continue  # the next older one is near enough
+        kept.append(older[at])
+        newer_age = ages[at]
+    return [*reversed(kept), *latest]
 
-    def __init__(self, directory: Path, keep: int = 2) -> None:
+
+def most_kept(keep: int, every: int | None, steps: int) -> int:
+    """Return how many checkpoints `kept_steps` leaves at most, of a run of so many steps that saves one every `every` steps."""
+    there: list[int] = []
+    most = 0
+    for step in range(every or 1, min(steps, 4 * OLDEST_AGE + (keep + 4) * (every or 1)) + 1, every or 1):
+        there = kept_steps([*there, step], keep)
+        most = max(most, len(there))
+    return most
+
+
+class Checkpoints:
+    """The checkpoints of one run. Only the last `keep` are kept, and with `for_rollback` those of `kept_steps`."""
+
+    def __init__(self, directory: Path, keep: int = 2, *, for_rollback: bool = False) -> None:
         self.directory = directory
         self._keep = keep
+        self._for_rollback = for_rollback
 
     async def save(self, step: int, state: Mapping[str, Any], write: Callable[[Path], Awaitable[None]]) -> Checkpoint:
         """Let `write` fill the policy's directory, then make the whole checkpoint durable. Raises CheckpointError; earlier
@@ -75,8 +106,14 @@ class Checkpoints:
             _remove(partial)
             raise
         found = self._found()
-        for old in found[: max(found.index(final) + 1 - self._keep, 0)]:  # later ones were passed over as broken
-            _remove(old)
+        before = found[: found.index(final) + 1]  # later ones were passed over as broken
+        stay = set(before[-self._keep :])
+        if self._for_rollback:
+            by_step = {at: path for at, path in numbered(self.directory, "step-") if at <= step}
+            stay = {by_step[at] for at in kept_steps([*by_step], self._keep)}
+        for old in before:
+            if old not in stay:
+                _remove(old)
         return Checkpoint(final, step, state)
 
     def _seal(self, partial: Path, final: Path, step: int, state: Mapping[str, Any]) -> None:
@@ -97,6 +134,17 @@ class Checkpoints:
         """Remove unfinished checkpoints of a killed run. Only call this while holding the run directory's lock."""
         for partial in self.directory.glob(".step-*.partial"):
             _remove(partial)
+
+    def set_aside_after(self, step: int, number: int) -> None:
+        """Remove the checkpoints after `step` from those that a run resumes from. The newest becomes `rolled-back-NUMBER-step-STEP`.
+        May be called again after it was interrupted."""
+        later = [path for at, path in numbered(self.directory, "step-") if at > step]
+        if later and not any(self.directory.glob(f"rolled-back-{number}-step-*")):
+            newest = later.pop()
+            newest.rename(self.directory / f"rolled-back-{number}-{newest.name}")
+        for path in later:
+            _remove(path)
+        sync(self.directory)
 
     def latest(self, warn: Callable[[str], None]) -> Checkpoint | None:
         """Return the newest complete checkpoint, or None. Broken ones are named through `warn`. Raises CheckpointError if all of

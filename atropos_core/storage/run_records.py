@@ -23,6 +23,7 @@ from atropos_core.storage.run_directory import PATHS, RunDirectory
 NAMED = ("environment", "reward", "sink")  # tables of tables that readers of a run look into
 TABLES = (*NAMED, "training", "engine", "trainer", "health")
 METRICS, HEALTH, ROLLOUTS = "metrics.jsonl", "health.jsonl", "rollouts"
+ROLLBACKS = "rollbacks.jsonl"
 TOOLS = "tools.jsonl"  # in ROLLOUTS
 
 
@@ -45,6 +46,26 @@ class HealthChange:
     since: int
     says: str
     remedy: str
+
+
+@dataclass(frozen=True)
+class Rollback:
+    """A return to an earlier checkpoint, with a lower weight of a reward that was gamed: one line of rollbacks.jsonl."""
+
+    step: int  # the run's last step before it
+    since: int  # the step since when the reward was gamed
+    to: int  # the step of the checkpoint
+    reward: str
+    weight_before: float
+    weight: float
+    says: str  # the finding
+    done: bool = False  # False: the checkpoints and config.toml may still be those from before
+
+    def __str__(self) -> str:
+        return (
+            f"rolled back from step {self.step} to the checkpoint of step {self.to}, because reward {self.reward!r} was gamed "
+            f"since step {self.since}: reward.{self.reward}.weight is now {self.weight:g} (before: {self.weight_before:g})"
+        )
 
 
 class RunRecords:
@@ -113,6 +134,9 @@ class RunRecords:
             for row in health_rows(self.directory)
         ]
 
+    def rollbacks(self) -> list[Rollback]:
+        return rollbacks(self.directory)
+
     def rollouts_path(self, step: int) -> Path:
         return self.directory / ROLLOUTS / f"step-{step:06d}.jsonl"
 
@@ -151,6 +175,18 @@ def health_rows(directory: Path) -> list[dict[str, Any]]:
         and is_step(row.get("since"))
         and all(isinstance(row.get(name, ""), str) for name in ("check", "state", "says", "do"))
         and {"check", "state"} <= row.keys()
+    ]
+
+
+def rollbacks(directory: Path) -> list[Rollback]:
+    """Return the complete lines of rollbacks.jsonl, oldest first; empty if the run never rolled back."""
+    return [
+        Rollback(**row)
+        for row in json_rows(directory / ROLLBACKS)
+        if row.keys() == Rollback.__dataclass_fields__.keys()
+        and all(is_step(row[name]) for name in ("step", "since", "to"))
+        and all(isinstance(row[name], str) for name in ("reward", "says"))
+        and all(row[name] is not None and _is_number(row[name]) for name in ("weight_before", "weight"))
     ]
 
 

@@ -18,6 +18,7 @@ from atropos_core.guards.open_component import in_one_line
 from atropos_core.health.check import Settings
 from atropos_core.health.gold_reward import GoldComparison
 from atropos_core.health.reward_rescoring import Rescoring
+from atropos_core.health.rollback import RollbackPlanner
 from atropos_core.health.watch import Health, measured_before_training
 from atropos_core.interfaces import ModelInfo, StepRecord
 from atropos_core.rollouts.evaluation import Evaluation
@@ -60,7 +61,8 @@ class Loop:
         context_tokens: int = 0,
     ) -> None:
         self.progress = Progress()
-        self.checkpoints = Checkpoints(directory / "checkpoints", config.checkpoint.keep)
+        rolls_back = config.health.rolls_back
+        self.checkpoints = Checkpoints(directory / "checkpoints", config.checkpoint.keep, for_rollback=rolls_back)
         self._config = config
         self._parts = parts
         self._source = source
@@ -89,7 +91,13 @@ class Loop:
         shown = Settings.of(config, context_tokens)
         formats = {name: environment.answer_format for name, environment in parts.environments.items()}
         self._health = Health(
-            section, directory, rescoring, shown, formats, GoldComparison.of(parts.rewards, self._settings)
+            section,
+            directory,
+            rescoring,
+            shown,
+            formats,
+            GoldComparison.of(parts.rewards, self._settings),
+            RollbackPlanner(config, directory, self.checkpoints) if rolls_back else None,
         )
         self._gatherer = GroupGatherer(config.training, parts, source, self._health, self._unless_stopped)
 

@@ -144,6 +144,19 @@ def test_a_disk_without_room_for_the_checkpoints_is_named_with_its_numbers(atrop
             assert atropos(*run, "--dry-run", "--dir", str(small / "other"), "--set", fits).code == 0
 
 
+def test_checkpoints_that_a_rollback_may_need_count_as_well(atropos, tmp_path):
+    (tmp_path / "again.py").write_text("async def again(task, episodes):\n    return [0.0 for _ in episodes]\n")
+    rewards = '[reward.again]\nuse = "./again.py:again"\n[reward.gold]\nuse = "./again.py:again"\n[reward.gold.gold]\nshare = 0.5\n'
+    run = ("run", "run.toml", "--model", "tiny", "--env", "gsm8k", "--dry-run", "--set", "checkpoint.every=10")
+    with mounted(tmp_path / "small", "15M") as small:
+        for action, steps, wanted in (("warn", 500, 3), ("rollback", 500, 8), ("rollback", 3, 2)):
+            (tmp_path / "run.toml").write_text(f'{rewards}[health.reward_hacking]\naction = "{action}"\n')
+            ended = atropos(*run, "--dir", str(small / "run"), "--steps", str(steps))
+            said = " ".join(ended.err.split())
+            assert f"up to {wanted} of" in said, said
+            assert ("older ones for a rollback" in said) == (action == "rollback")
+
+
 def test_a_checkpoint_is_as_large_as_was_said(atropos, tmp_path):
     ended = atropos("run", "--model", "tiny", "--env", "gsm8k", "--set", "evaluation.problems=0", "--steps", "1",
                     "--set", "training.groups_per_step=2", "--dir", "run")  # fmt: skip

@@ -58,6 +58,7 @@ def diagnose(directory: Path) -> list[Finding]:
             )
         )
     found += [Finding("paths", None, f"{label} {text}") for label, text in records.paths.items()]
+    found += [Finding("rollback", None, f"{one}. {one.says}") for one in records.rollbacks()]
     return found + _checked(records, section, steps) + _checkpoints(records.run.checkpoints)
 
 
@@ -111,10 +112,8 @@ def _living(directory: Path, last: int, wanted: int, steps: list[dict[str, float
 
 def _checked(records: RunRecords, section: HealthSection, steps: list[dict[str, float]]) -> list[Finding]:
     """Report every check at the last step, and what was wrong before."""
-    everything = {name: {"action": "warn"} for name, value in section if isinstance(value, Check)}
-    thresholds = section.model_dump()
-    on = {name: thresholds[name] | everything[name] for name in everything}
-    judging = checks(HealthSection.model_validate(on), _settings(records))
+    on = {name: one.model_copy(update={"action": "warn"}) for name, one in section if isinstance(one, Check)}
+    judging = checks(HealthSection().model_copy(update=on), _settings(records))
     changes: dict[str, list[Change]] = {}
     for row in steps:
         step = int(row["step"])

@@ -63,7 +63,9 @@ class ViewedRun:
 
     def metrics_since(self, step: int, edition: int) -> dict[str, Any]:
         self._metrics.refresh()
-        return self._metrics.since(step, edition) | {"findings": findings(self._records.health())}
+        return self._metrics.since(step, edition) | {
+            "findings": findings(self._records.health(), self._records.rollbacks())
+        }
 
     def rollouts(self, step: int) -> StepRollouts:
         """Raises DataError."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from atropos_core.errors import CheckpointError, ProcessDied, RemoteError
-from atropos_core.storage.checkpoint import Checkpoints, seconds_between
+from atropos_core.storage.checkpoint import OLDEST_AGE, Checkpoints, kept_steps, most_kept, seconds_between
 from tests.unit.disk import watch_disk
 
 Write = Callable[[Path], Awaitable[None]]
@@ -73,6 +74,42 @@ def test_a_run_that_saved_nothing_has_no_latest(tmp_path):
 async def test_the_last_few_stay(tmp_path, keep, left):
     await saved(tmp_path, 1, 2, 3, 4, keep=keep)
     assert names(tmp_path) == [f"step-{step:06d}" for step in left]
+
+
+@pytest.mark.parametrize("keep", [1, 2, 3, 5])
+def test_a_run_that_may_roll_back_keeps_a_checkpoint_from_before_any_step_that_a_finding_may_name(keep):
+    most = most_kept(keep, None, 10**6)
+    for seed in range(10):
+        chance = random.Random(seed)
+        longest = chance.choice([1, 2, 3, 10, 40])  # steps between two checkpoints
+        step, every, kept = 0, [], []
+        for _ in range(200):
+            step += chance.randint(1, longest)
+            every.append(step)
+            kept = kept_steps([*kept, step], keep)
+            assert kept[-keep:] == every[-keep:]
+            assert len(kept) <= most
+            for began in range(1, OLDEST_AGE, 9):
+                clean = [step - one for one in every if step - one > began]
+                there = [step - one for one in kept if step - one > began]
+                if clean:
+                    assert there, f"seed {seed}, step {step}: nothing is left from {began} steps ago or before"
+                    assert min(there) <= max(4 * min(clean), OLDEST_AGE + longest)
+
+
+def test_how_many_checkpoints_a_rollback_needs_follows_from_how_often_one_is_saved():
+    assert [most_kept(2, every, 5000) for every in (None, 1, 5, 10, 50, 200)] == [9, 9, 7, 6, 4, 3]
+    assert most_kept(2, 1, 3) == 3
+    assert kept_steps([*range(1, 11)], 2) == [1, 6, 9, 10]
+
+
+async def test_checkpoints_after_a_step_are_set_aside_also_in_a_second_attempt(tmp_path):
+    checkpoints = await saved(tmp_path, 1, 2, 3, 4)
+    for _ in range(2):
+        checkpoints.set_aside_after(2, 1)
+        assert names(tmp_path) == ["rolled-back-1-step-000004", "step-000001", "step-000002"]
+        found = checkpoints.latest(no_warning)
+        assert found is not None and found.step == 2
 
 
 async def test_the_newest_is_the_one_with_the_most_steps_also_past_six_digits(tmp_path):
