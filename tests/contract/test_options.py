@@ -435,7 +435,11 @@ FURTHER = {
     "entropy": {"entropy/sampled": 0.002},
     "stale_share": {"groups/stale": 3.0},
 }
-HEALTH = [option for option in every_option() if re.fullmatch(r"run\.health\.\w+\.\w+", option)]
+HEALTH = [
+    option
+    for option in every_option()
+    if re.fullmatch(r"run\.health\.\w+\.\w+", option) and ".rollback" not in option  # these: tests/e2e/test_rollback.py
+]
 
 
 def looked_at(section: HealthSection, name: str, numbers: dict[str, float]) -> list[str]:
@@ -461,6 +465,8 @@ def test_a_threshold_of_health_decides_when_a_check_falls_ill(option):
 # -- seen elsewhere: the file, its test, and the options
 
 SEEN_IN = """
+tests/e2e/test_rollback.py::test_a_finding_that_cannot_be_answered_by_a_rollback_pauses_the_run_and_says_why
+  run: health.reward_hacking.rollback_weight health.reward_hacking.rollbacks
 plugins/credit/tests/test_transforms.py::test_options_that_groups_of_one_turn_do_not_show_change_advantages_of_several
   transform turn_returns: discount turn_weight state
 plugins/credit/tests/test_transforms.py::test_options_that_groups_of_one_turn_do_not_show_change_advantages_of_several
