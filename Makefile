@@ -172,7 +172,7 @@ soak: .venv/test.stamp $(patsubst %,.venv-%/stamp,vllm skyrl roll ray) $(SWEEP) 
 	$(OFFLINE) $(BIN)/python -m benchmarks.soak
 	$(call each,$(in),soak_normalization soak_agents soak_api)
 	$(BIN)/python -m benchmarks.hub_limit --draws 1000000
-	$(call each,$(in),simulation soak_curriculum soak_ensemble soak_health observing recording rescoring)
+	$(call each,$(in),simulation soak_curriculum soak_ensemble soak_health reward_hacking observing recording rescoring)
 	$(call in,roll) benchmarks.soak_roll
 	$(call in,ray) benchmarks.soak_ray
 	$(call each,$(call in,skyrl),soak_skyrl skyrl_throughput)

@@ -33,7 +33,7 @@ from benchmarks.machine import RESULTS, described
 
 HONEST = ("environment", "format", "grader", "shaped")
 BASE_STEPS, BASE_SEED = 16, 7
-DEADLINE_S = 600
+DEADLINE_S = 600  # of one run
 RUN_FILE = """
 [training]
 steps = {steps}
@@ -68,7 +68,9 @@ def atropos(path: str, *arguments: str) -> None:
         [sys.executable, "-m", "atropos_core", *arguments],
         env=environment, capture_output=True, text=True, timeout=DEADLINE_S,
     )  # fmt: skip
-    if ended.returncode:
+    if (
+        ended.returncode and "NoProgress" not in ended.stdout + ended.stderr
+    ):  # every reply uses the exploit: nothing is left to learn
         raise SystemExit(f"atropos {' '.join(arguments)}:\n{ended.stdout[-1500:]}\n{ended.stderr[-1500:]}")
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from benchmarks.problems_in_a_row import PROBLEMS
+from benchmarks.reward_hacking import row as row_of_exploit
 from benchmarks.turn_learning import rows, summary
 from tests.conftest import REPOSITORY
 from tests.pages.blocks import PAGES
@@ -606,8 +607,28 @@ def turn_learning() -> Figures:
     }
 
 
+def reward_hacking() -> Figures:
+    found = results("reward_hacking")
+    gamed, well, simulated = found["exploits"], found["honest"], found["simulated"]
+    named = {kind: sum(one[kind]["named"] is not None for one in gamed) for kind in ("gold", "canary", "both")}
+    rollouts, used = (sum(one[name] for one in gamed) for name in ("named_rollouts", "named_rollouts_that_exploit"))
+    alarms = sum(one["both"]["named"] is not None for one in well)
+    histories, false = (sum(one[name] for one in simulated) for name in ("histories", "false_alarms"))
+    return {
+        "docs/reward-hacking.md": [
+            *(f"| {' | '.join(row_of_exploit(one))} |" for one in gamed),
+            f"did not happen in {found['steps']} steps",
+            f"the gold reward names {named['gold']} of the {len(gamed)} runs, the canary {named['canary']}, both together {named['both']}",
+            f"{used} of the {rollouts} rollouts that the messages name use the exploit",
+            f"honest runs: {len(well)}, false alarms: {alarms}",
+            f"(`benchmarks/honest_histories.py`): {histories}, false alarms: {false}",
+        ]
+    }
+
+
 COMPUTED = (
     front_page,
+    reward_hacking,
     turn_learning,
     gpu,
     recording,
