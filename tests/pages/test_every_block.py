@@ -28,6 +28,7 @@ DEBUGGING = (
     "reward ",
     "atropos replay",
     "step  ",
+    "saved ",
     "configuration",
 )
 COMING_FROM = ("atroposlib", "roll", "skyrl", "trl", "verifiers")

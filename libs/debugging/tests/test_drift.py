@@ -17,7 +17,7 @@ from atropos_debugging.drift import change_point, drifts, effective_steps, stude
 from tests.conftest import TOY
 from tests.e2e.runs import finish
 
-STEPS = 30
+STEPS, HONEST = 30, 6
 RUN = (
     "--model", "toy", "--deterministic", "--steps", str(STEPS), "--set", "trainer.learning_rate=20.0",
     "--set", "evaluation.problems=0", "--set", "training.groups_per_step=8", "--set", "training.group_size=8",
@@ -27,7 +27,7 @@ RUN = (
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Eight honest seeds, and three runs with a planted difference."""
+    """Six honest seeds, and three runs with a planted difference."""
     folder = tmp_path_factory.mktemp("seeds")
     (folder / "sevens.py").write_text(TOY)
     (folder / "other").mkdir()
@@ -35,7 +35,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     planted = {
         "rate": ("--set", "trainer.learning_rate=100.0"), "temperature": ("--set", "sampling.temperature=0.15"), "reward": (),
     }  # fmt: skip
-    for seed, (name, flags) in enumerate({**{str(n): () for n in range(8)}, **planted}.items(), 1):
+    honest: dict[str, tuple[str, ...]] = {str(number): () for number in range(HONEST)}
+    for name, flags in {**honest, **planted}.items():
+        seed = int(name) + 1 if name in honest else 9 + list(planted).index(name)
         environment = folder / ("other/sevens.py:Sevens" if name == "reward" else "sevens.py:Sevens")
         finish(
             folder / name,
@@ -58,8 +60,8 @@ def compared(capsys: pytest.CaptureFixture[str], a: Path, b: Path) -> tuple[int,
     return code, json.loads(capsys.readouterr().out)
 
 
-def test_at_most_one_of_twenty_pairs_of_honest_seeds_is_said_to_differ(runs: Path, capsys):
-    pairs = list(combinations(range(8), 2))[:20]
+def test_at_most_one_of_fifteen_pairs_of_honest_seeds_is_said_to_differ(runs: Path, capsys):
+    pairs = list(combinations(range(HONEST), 2))
     alarms = [(a, b) for a, b in pairs if compared(capsys, runs / str(a), runs / str(b))[0]]
     assert len(alarms) <= 1, alarms
 
@@ -72,14 +74,14 @@ def test_a_planted_difference_is_found(runs: Path, capsys, name: str):
         assert all(one["p"] < 0.01 for one in found["drifts"])
         assert "evidence and not proof" in found["note"]
         if name == "reward":
-            first = next(one for one in found["drifts"] if one["metric"] == "reward/mean")
+            first = next(one for one in found["drifts"] if one["metric"] in ("reward/mean", "reward/max_abs"))
             assert first["b"] > 1.5 * first["a"] and first["step"] <= 5
 
 
 def test_tables_are_printed_for_people(runs: Path, capsys):
     assert run_app(["bisect", str(runs / "0"), str(runs / "reward"), "--statistics"]) == 1
     text = capsys.readouterr().out
-    assert "The runs differ from step" in text and "reward/mean" in text and "evidence and not proof" in text
+    assert "The runs differ from step" in text and "reward/" in text and "evidence and not proof" in text
     assert run_app(["bisect", str(runs / "0"), str(runs / "0"), "--statistics"]) == 0
     assert "differs by more than the steps of both runs vary" in capsys.readouterr().out
     assert run_app(["bisect", str(runs / "0"), str(runs / "1"), "--statistics", "--tolerance", "0.1"]) == 2
