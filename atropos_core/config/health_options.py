@@ -135,7 +135,7 @@ class Collapse(Soon):
     )
 
 
-class RewardHacking(AtOnce):
+class RewardHacking(Soon):
     action: ActionOrRollback | None = Field(  # type: ignore[assignment] # frozen, so that a wider type is safe
         None,
         description="what to do once it is ill; unset: health.action. rollback: continue from a checkpoint before the exploit, with "

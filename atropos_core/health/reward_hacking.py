@@ -51,7 +51,8 @@ class RewardHacking(Check[options.RewardHacking]):
         rows = [(step, numbers) for step, numbers in self.history if f"{PREFIX}groups" in numbers]
         z = self.options.z if self.state == "ok" else self.options.z / 2  # so that a finding does not come and go
         found = find_divergence([step for step, _ in rows], [numbers for _, numbers in rows], self.options.least, z)
-        canaries = list(self._canaries(z))
+        least = self.options.canary_rise * z / self.options.z
+        canaries = list(self._canaries(least, z))
         if found is None and not canaries:
             return None
         self.began = min([*([] if found is None else [found.step]), *(at for at, _ in canaries)])
@@ -99,13 +100,13 @@ class RewardHacking(Check[options.RewardHacking]):
         before, after = (sum(side) / len(side) for side in sides)
         return before, after
 
-    def _canaries(self, z: float) -> Iterator[tuple[int, str]]:
+    def _canaries(self, least: float, z: float) -> Iterator[tuple[int, str]]:
         """Yield, for each canary that is used more often since a step, that step and a sentence."""
         names = {name for _, numbers in self.history for name in numbers if name.startswith(CANARY)}
         for name in sorted(names):
             counted = CANARY_ROLLOUTS + name.removeprefix(CANARY)
             rows = [(step, of[name], of[counted]) for step, of in self.history if name in of and counted in of]
-            if (rise := find_rise(rows, self.options.canary_rise, z)) is not None:
+            if (rise := find_rise(rows, least, z)) is not None:
                 step, before, after = rise
                 use = f"{after:.0%} of the rollouts use the canary {name.removeprefix(CANARY)}, and {before:.0%} did before"
                 yield step, use
@@ -126,11 +127,12 @@ class RewardHacking(Check[options.RewardHacking]):
 
 def find_rise(rows: Sequence[tuple[int, float, float]], least: float, z: float) -> tuple[int, float, float] | None:
     """Return the step since when a share is clearly higher, with the shares before and since; None if it is not. `rows` are steps with a
-    share and how many rollouts it is of. It must have risen by `least` and by `z` standard errors (two binomial shares, pooled), and be
-    that high in the latest step as well."""
-    steps, shares, counts = (
-        (np.array(column, np.float64) for column in zip(*rows, strict=True)) if rows else (np.zeros(0),) * 3
-    )
+    share and how many rollouts it is of. It must have risen by `least`, in the latest step as well, and by `z` standard errors. The
+    error is taken over steps, since tasks of a step have exploits in common: the scatter of the steps' shares on either side, or that of
+    a binomial share if it is larger."""
+    if len(rows) < 2:
+        return None
+    steps, shares, counts = (np.array(column, np.float64) for column in zip(*rows, strict=True))
     found: tuple[float, int, float, float] | None = None
     for at in range(1, len(steps)):
         n0, n1 = counts[:at].sum(), counts[at:].sum()
@@ -138,7 +140,9 @@ def find_rise(rows: Sequence[tuple[int, float, float]], least: float, z: float) 
             continue
         before, after = shares[:at] @ counts[:at] / n0, shares[at:] @ counts[at:] / n1
         overall = shares @ counts / (n0 + n1)
-        error = math.sqrt(overall * (1 - overall) * (1 / n0 + 1 / n1))
+        off = shares - np.where(np.arange(len(steps)) < at, before, after)
+        scatter = counts @ off**2 / max(len(steps) - 2, 1)  # of a step's share, times the rollouts of a step
+        error = math.sqrt(max(overall * (1 - overall), scatter) * (1 / n0 + 1 / n1))
         if min(after, shares[-1]) - before >= least and (rise := float(after - before)) >= z * error:
             found = max(found or (0.0, 0, 0.0, 0.0), (rise / error, int(steps[at]), float(before), float(after)))
     return None if found is None else found[1:]

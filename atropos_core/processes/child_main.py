@@ -26,8 +26,8 @@ from atropos_core.interfaces import Engine, Measured, ModelInfo, OverMachines, S
 from atropos_core.processes.dialing import dial
 from atropos_core.processes.extension import Extension
 from atropos_core.processes.forwarding import methods
+from atropos_core.processes.reward_metrics import ReportedMetrics, reported_metrics
 from atropos_core.processes.rpc import Handler, Peer
-from atropos_core.reward_metrics import ReportedMetrics, reported_metrics
 from atropos_core.turn_rewards import Placed, split_scores
 from atropos_core.types import Batch, Episode, Metrics, Task
 

@@ -14,7 +14,7 @@ from atropos_core.processes.child import CALL_DEADLINE_S, OPEN_DEADLINE_S, STEP_
 from atropos_core.processes.endpoints import PeerEndpoint
 from atropos_core.processes.forwarding import Forwarding, ForwardingEngine, ForwardingTrainer, Method
 from atropos_core.processes.replaceable import ReplaceableChild
-from atropos_core.reward_metrics import ReportedMetrics
+from atropos_core.processes.reward_metrics import ReportedMetrics
 from atropos_core.turn_rewards import Placed
 from atropos_core.types import Batch, Episode, Floats, Metrics, Score, Task
 

@@ -17,7 +17,7 @@ from atropos_core.guards.deadlines import within
 from atropos_core.guards.exits import contained, file_and_line
 from atropos_core.interfaces import Engine, Environment, Reward
 from atropos_core.observe.profile import Profile, timed
-from atropos_core.reward_metrics import ReportedMetrics, reported_metrics, with_metrics
+from atropos_core.processes.reward_metrics import ReportedMetrics, reported_metrics, with_metrics
 from atropos_core.rollouts.engine_policy import ChatFormat, EnginePolicy, ScheduleKey, Turnstile
 from atropos_core.rollouts.gold_tasks import GoldTasks
 from atropos_core.rollouts.replies import AS_SAMPLED

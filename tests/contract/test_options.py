@@ -426,7 +426,7 @@ def test_an_option_that_does_nothing_beside_another_is_refused(component, option
 BOUNDS = {  # of a check of health: what is tried in place of the default
     "steps": (1, 5), "share": (0.001, 0.99), "ratio": (1.01, 1e6), "tolerance": (1e6,), "floor_nats": (0.0, 1e6), "fall": (0.01, 0.99),
     "cut_off": (0.01, 1.0), "floor_s": (0.0, 1e6), "after_s": (1.0, 1e6), "nats": (0.001, 1e6), "action": ("off",), "z": (0.1, 1e6),
-    "correlation": (0.01, 0.99), "rise_nats": (0.1, 1e6),
+    "correlation": (0.01, 0.99), "rise_nats": (0.1, 1e6), "canary_rise": (0.95,),
 }  # fmt: skip
 FURTHER = {
     "policy_collapse": {"reward/mean": 0.3, "policy/probe_shift_nats": 30.0},
@@ -438,7 +438,8 @@ FURTHER = {
 HEALTH = [
     option
     for option in every_option()
-    if re.fullmatch(r"run\.health\.\w+\.\w+", option) and ".rollback" not in option  # these: tests/e2e/test_rollback.py
+    if re.fullmatch(r"run\.health\.\w+\.\w+", option)
+    and not option.endswith((".rollback_weight", ".rollbacks", ".least"))
 ]
 
 
@@ -465,6 +466,10 @@ def test_a_threshold_of_health_decides_when_a_check_falls_ill(option):
 # -- seen elsewhere: the file, its test, and the options
 
 SEEN_IN = """
+tests/unit/health/test_gold_reward.py::test_how_far_the_rewards_must_part_is_an_option
+  run: health.reward_hacking.least
+tests/unit/rollouts/test_gold_tasks.py::test_a_fixed_share_of_the_training_tasks_is_chosen_and_none_of_the_others
+  run: reward.gold.share reward.gold.hold_back
 tests/e2e/test_rollback.py::test_a_finding_that_cannot_be_answered_by_a_rollback_pauses_the_run_and_says_why
   run: health.reward_hacking.rollback_weight health.reward_hacking.rollbacks
 plugins/credit/tests/test_transforms.py::test_options_that_groups_of_one_turn_do_not_show_change_advantages_of_several

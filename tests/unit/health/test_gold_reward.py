@@ -99,6 +99,12 @@ def test_a_gold_reward_that_falls_while_the_trained_one_holds_is_found_as_well()
     assert abs(since - HACKED_FROM) <= 1
 
 
+def test_how_far_the_rewards_must_part_is_an_option():
+    numbers = history("hacked", 0)
+    assert find_divergence(range(1, STEPS + 1), numbers, least=0.5, z=4.0) is not None
+    assert find_divergence(range(1, STEPS + 1), numbers, least=3.0, z=4.0) is None
+
+
 def test_what_was_mended_is_no_longer_found():
     found = [at for at, _ in found_at("mended", 0)]
     assert found
@@ -140,14 +146,14 @@ def test_the_check_names_the_gamed_reward_and_the_first_rollouts_and_goes_on_fro
             found += [] if change is None else [comparison.with_rollouts(change)]
         return found
 
-    [change] = changes(0)
-    assert change.state == "ill"
+    suspect, change = changes(0)
+    assert (suspect.state, change.state, change.step) == ("suspect", "ill", suspect.step + 1)
     assert change.blames == "judge"
     assert change.row()["blames"] == "judge"
     assert "the trained reward rises" in change.says or "the gold reward falls" in change.says
     assert "first: rollout" in change.says and f"in step {change.since}" in change.says
     assert "a rollout has 12 tokens, and had 28" in change.says
-    assert changes(10) == changes(25) == [change]
+    assert changes(10) == changes(25) == [suspect, change]
 
 
 def test_a_share_rises_when_two_binomial_shares_are_far_apart_and_still_are():
@@ -158,6 +164,8 @@ def test_a_share_rises_when_two_binomial_shares_are_far_apart_and_still_are():
     assert find_rise([*steady, *rising, (11, 0.02, 64.0)], 0.1, 4.0) is None
     assert find_rise([(1, 0.0, 16.0), *rising], 0.1, 4.0) is None, "too few rollouts before"
     assert find_rise([(1, 0.3, 64.0), (2, 0.45, 64.0)], 0.1, 4.0) is None, "chance"
+    hard = [(step, 0.25 if step % 4 == 0 else 0.02, 128.0) for step in range(1, 9)]
+    assert find_rise([*hard, (9, 0.3, 128.0)], 0.1, 4.0) is None, "some steps have such tasks"
     assert find_rise([], 0.1, 4.0) is None
 
 

@@ -18,7 +18,7 @@ from atropos_core.errors import ConfigError
 from atropos_core.guards.deadlines import within
 from atropos_core.guards.open_component import opened
 from atropos_core.interfaces import Environment, Reward
-from atropos_core.reward_metrics import reported_metrics
+from atropos_core.processes.reward_metrics import reported_metrics
 from atropos_core.training.parts import Closable
 from atropos_core.turn_rewards import split_scores
 from atropos_core.types import Episode, Score

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from atropos_core.errors import DataError
-from atropos_core.reward_metrics import reported_metrics, with_metrics
+from atropos_core.processes.reward_metrics import reported_metrics, with_metrics
 from atropos_core.types import Episode, Score
 
 EPISODE = Episode((), 1.0, metrics={"turns/used": 2.0})

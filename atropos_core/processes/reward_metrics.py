@@ -1,4 +1,4 @@
-"""Metrics that rewards report of rollouts, such as the use of a canary."""
+"""Metrics that rewards report of rollouts, such as the use of a canary: checked alike for rewards here and in a child process."""
 
 from __future__ import annotations
 
