@@ -41,7 +41,7 @@ def test_a_healthy_run_raises_no_alarm(seed, tmp_path):
     assert "health." not in ended.stderr
     doctor = command(tmp_path, "doctor", "run")
     assert doctor.returncode == 0, doctor.stdout
-    assert "26 of 27 found nothing; 1 had nothing to look at" in doctor.stdout
+    assert "26 of 28 found nothing; 2 had nothing to look at" in doctor.stdout
 
 
 def test_pause_saves_the_step_and_a_resume_goes_on_with_what_health_knew(tmp_path):

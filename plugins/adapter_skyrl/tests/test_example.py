@@ -51,6 +51,7 @@ def test_min_p_reaches_skyrl_for_training_and_for_evaluations(tmp_path):
     [
         ({"warmup": {"data": "rows.jsonl"}}, r"warmup(.|\n)*Run the warm start first"),
         ({"sampling": {"stop": ["\n"]}}, "sampling.stop is not carried over"),
+        ({"reward": {"environment": {"gold": {}}, "exact": {}}}, r"\[reward.environment.gold\] is not carried over"),
     ],
 )
 def test_what_skyrl_would_train_without_is_refused(values, says):
