@@ -35,7 +35,7 @@ from benchmarks.machine import RESULTS, described
 
 HONEST = ("environment", "format", "grader", "shaped")
 BASE_STEPS, BASE_SEED = 16, 7
-HABIT = 0.03  # of the rows of the warm start, for each exploit
+HABIT = 0.06  # of the rows of the warm start, for each exploit
 OPENS = 8  # the step from which on an exploit is paid
 DEADLINE_S = 600  # of one run
 RUN_FILE = """
@@ -94,7 +94,7 @@ def made_base(folder: Path, path: str) -> Path:
                     reply = habit(list(EXPLOITS)[int(draw)], question, reply, chance)
                 rows.append({"prompt": question, "completion": reply})
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    warmup = ("--set", f"warmup.data={folder / 'rows.jsonl'}", "--set", "warmup.epochs=2")
+    warmup = ("--set", f"warmup.data={folder / 'rows.jsonl'}", "--set", "warmup.epochs=3")
     atropos(path, *common, "--model", str(before), "--dir", str(warm), "--steps", "0", *warmup)
     atropos(path, "export", str(warm), "--as", "hf", "--out", str(model))
     return model
