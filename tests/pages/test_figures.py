@@ -634,7 +634,7 @@ def reward_hacking() -> Figures:
                 for exploit, words in (("length_loophole", " is named"), ("trusting_grader", ""))
             ),
             f"one of three runs is named, {delays['leaky_test'][0]} steps after the first success",
-            f"The gold reward alone takes {min(after)} to {max(after)} steps after the exploit has spread",
+            f"With only the gold reward it takes {min(after)} to {max(after)} steps after the exploit has spread",
             f"{used} of the {rollouts} rollouts that the messages name use the exploit",
             f"none in {len(well)} runs of {found['steps']} steps with honest rewards",
             f"none in {histories} made-up honest histories of 100 steps",
