@@ -1,4 +1,4 @@
-"""Which tasks the gold reward scores: a fixed share of them, the same in every run."""
+"""The tasks that the gold reward scores: a fixed share of them, the same in every run."""
 
 from __future__ import annotations
 
@@ -6,16 +6,14 @@ import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import islice
 
 from atropos_core.config.component import GoldOptions
 from atropos_core.errors import FitError
 from atropos_core.interfaces import Environment
-from atropos_core.rollouts.prompt_lengths import spread
 from atropos_core.types import Draw, Task
 
-MOST_LOOKED_AT = 2000  # tasks of an environment
-ENOUGH = 8  # that are expected among those which are looked at
+MOST_TASKS = 2000  # all tasks are looked at, unless there are more than this,
+ENOUGH = 8  # or more than this are expected to be chosen
 
 
 @dataclass(frozen=True)
@@ -32,7 +30,7 @@ class GoldTasks:
 
     def has(self, draw: Draw, task: Task) -> bool:
         """True if the gold reward scores the rollouts of this draw. Tasks of the test split are evaluated, not trained, and have none."""
-        return draw.split == "train" and place(draw.environment, task.id) < self.share
+        return draw.split == "train" and task_hash(draw.environment, task.id) < self.share
 
     def holds_back(self, draw: Draw, task: Task) -> bool:
         """True if the rollouts of this draw must not be trained."""
@@ -41,28 +39,23 @@ class GoldTasks:
     def check(self, reward: str, environments: Mapping[str, Environment]) -> None:
         """Raises FitError if the share is such that none of the training tasks is scored, or none is left to train."""
         tasks = {name: environment.tasks("train") for name, environment in environments.items()}
-        wanted = min(MOST_LOOKED_AT, math.ceil(ENOUGH / self.share))
-        places = [
-            place(name, of[number].id)
-            for name, of in tasks.items()
-            for number in islice(spread(len(of)), min(wanted, len(of)))
-        ]
         every, share = sum(len(of) for of in tasks.values()), f"reward.{reward}.gold.share = {self.share:g}"
-        if len(places) < every or not places:  # only a part of many tasks
+        if not 0 < every <= min(MOST_TASKS, ENOUGH / self.share):  # of so many, some are chosen and some are not
             return
-        if min(places) >= self.share:
+        hashes = [task_hash(name, of[number].id) for name, of in tasks.items() for number in range(len(of))]
+        if min(hashes) >= self.share:
             raise FitError(
                 f"{share} gives the gold reward none of the {every} training tasks, so nothing would be compared.",
-                remedy=f"Raise it to {math.ceil(1000 * min(places) + 1) / 1000:g} or more, or add tasks.",
+                remedy=f"Raise it to {math.ceil(1000 * min(hashes) + 1) / 1000:g} or more, or add tasks.",
             )
-        if self.hold_back and max(places) < self.share:
+        if self.hold_back and max(hashes) < self.share:
             raise FitError(
                 f"{share} holds back all of the {every} training tasks, so nothing would be trained.",
                 remedy="Lower it, add tasks, or train them all the same: hold_back = false.",
             )
 
 
-def place(environment: str, task: str) -> float:
-    """Return the place of a task among all tasks, from 0 to 1: a share below it does not choose the task."""
+def task_hash(environment: str, task: str) -> float:
+    """Return a number from 0 to 1, evenly distributed over tasks. A share above it chooses the task."""
     digest = hashlib.blake2b(f"{environment}\0{task}".encode(), digest_size=8).digest()
     return int.from_bytes(digest) / 2**64

@@ -34,7 +34,7 @@ def long_prompts(
     Raises DataError for a conversation that the chat template refuses."""
     found, until = LongPrompts(most), time.monotonic() + deadline_s
     frame = len(tokenizer.render([{"role": "user", "content": "."}]))
-    for number in spread(len(tasks)):
+    for number in _spread(len(tasks)):
         if time.monotonic() > until:
             break
         task = tasks[number]
@@ -50,7 +50,7 @@ def long_prompts(
     return found
 
 
-def spread(count: int) -> Iterator[int]:
+def _spread(count: int) -> Iterator[int]:
     """Yield each number below `count` once. Any first part of them is spread evenly over the range (steps of the golden ratio)."""
     step = max(round(count * (math.sqrt(5) - 1) / 2), 1)
     while math.gcd(step, count) > 1:

@@ -52,8 +52,10 @@ class RolloutRunner:
         deterministic: bool,
         profile: Profile | None = None,
         vocabulary: int = 0,
+        fatal: tuple[type[AtroposError], ...] = (),
     ) -> None:
-        """`vocabulary`: number of token ids of the policy; 0: unknown."""
+        """`vocabulary`: number of token ids of the policy; 0: unknown. `fatal`: errors of rewards that are raised, and do not only
+        fail a group."""
         self.environments = environments
         self.waiting_for_slot = 0  # rollouts whose environment runs no more at once
         self.admitted = 0  # rollouts that began in an environment with such a bound
@@ -65,16 +67,14 @@ class RolloutRunner:
         self._deadline_s = deadline_s
         self._turnstile = Turnstile() if deterministic else None
         self._tool_sets = ToolSets()
-        self._passed: tuple[type[AtroposError], ...] = (*FATAL, ConfigError)  # errors of rewards
+        self._fatal: tuple[type[AtroposError], ...] = (*FATAL, ConfigError, *fatal)
 
     @classmethod
     def for_scores(cls, rewards: Sequence[WeightedReward], fatal: tuple[type[AtroposError], ...] = ()) -> RolloutRunner:
         """Return a runner without environments and engine: only `score` can be called, which raises errors of a reward that are
         `fatal`."""
         nothing: Any = None
-        made = cls({}, rewards, nothing, nothing, deadline_s=0.0, deterministic=False)
-        made._passed += fatal
-        return made
+        return cls({}, rewards, nothing, nothing, deadline_s=0.0, deterministic=False, fatal=fatal)
 
     def tools_of(self, group: ScoredGroup) -> Tools:
         """Return the JSON schemas of the tools that the policy was shown for this task; empty if there were none, or the rollout ran
@@ -223,7 +223,7 @@ class RolloutRunner:
         parts: dict[str, Floats] = {}
         try:
             answers = await asyncio.gather(*(self._call_reward(of, task, episodes) for of in asked))
-        except self._passed:
+        except self._fatal:
             raise
         except AtroposError as error:
             return lost(error)
@@ -263,7 +263,7 @@ class RolloutRunner:
                 given = np.asarray(totals)
         except DeadlineExceeded:
             raise
-        except self._passed:
+        except self._fatal:
             raise
         except (Exception, EventLoopBlocked) as error:
             ours = isinstance(error, AtroposError)

@@ -132,13 +132,13 @@ class GroupGatherer:
                 new += await self._lease(step, missing - len(new), version, gathered.refused)
             new.sort(key=lambda leased: leased.group.draw.id)
             gathered.leased += new
-            asked = self._without_held_back([leased.group for leased in new], gathered)
+            asked = self._trainable([leased.group for leased in new], gathered)
             gathered.kept += await self._transform(asked, gathered.dropped_by)
         lost = self._source.take_lost()
         gathered.failed, gathered.dropped, gathered.dropped_groups = lost.failed, lost.dropped, lost.dropped_groups
         return gathered
 
-    def _without_held_back(self, groups: Sequence[ScoredGroup], gathered: GatheredGroups) -> list[ScoredGroup]:
+    def _trainable(self, groups: Sequence[ScoredGroup], gathered: GatheredGroups) -> list[ScoredGroup]:
         """Return the groups that may be trained. Others are of tasks that the gold reward holds back; the batch is smaller by them."""
         if self._gold is None or self._gold.gold is None:
             return list(groups)
