@@ -22,7 +22,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from atropos_core import interfaces, types
+from atropos_core import interfaces, stepwise, types
 from atropos_core.codec.columns import GroupColumns, by_rollout
 from atropos_core.errors import DataError
 
@@ -41,6 +41,7 @@ RECORDS: dict[str, type[Any]] = {
     for record in (
         types.Sampling, types.Task, types.Draw, types.Completion, types.TopK, types.Kept, types.RoutedExperts, types.TurnRewards,
         types.Rollout, types.Episode, types.Failed, types.ScoredGroup, types.Column, types.Ragged, types.Batch, interfaces.ModelInfo,
+        stepwise.AdapterSettings, stepwise.TargetSequence, stepwise.AdamSettings, stepwise.StepwiseOutput,
     )
 }  # fmt: skip
 # Last fields with their defaults. They are left out if all that follow have their defaults, since older ends do not know them.

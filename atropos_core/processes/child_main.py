@@ -25,7 +25,7 @@ from atropos_core.guards.open_component import opened
 from atropos_core.interfaces import Engine, Measured, ModelInfo, OverMachines, Stateful, Trainer
 from atropos_core.processes.dialing import dial
 from atropos_core.processes.extension import Extension
-from atropos_core.processes.forwarding import methods
+from atropos_core.processes.forwarding import extras, methods
 from atropos_core.processes.reward_metrics import ReportedMetrics, reported_metrics
 from atropos_core.processes.rpc import Handler, Peer
 from atropos_core.turn_rewards import Placed, split_scores
@@ -34,6 +34,7 @@ from atropos_core.types import Batch, Episode, Metrics, Task
 WAITS_DEADLINE_S = 60.0
 WRITING_DEADLINE_S = 3600.0  # a bridge may save and load a whole model in it; its own deadlines are shorter
 TAKE_DIRECTORY = frozenset({"load_weights", "load_adapter", "save", "restore"})
+TAKE_DIRECTORY |= {"add_adapter", "save_adapter", "restore_adapter"}
 _PR_SET_PDEATHSIG = 1
 
 
@@ -84,8 +85,9 @@ class Host:
         """Answer calls on this component from now on."""
         self.component = component
         if isinstance(component, Engine | Trainer):
-            for name in methods(Engine if isinstance(component, Engine) else Trainer):
-                call = getattr(component, name)
+            interface: type[Engine | Trainer] = Engine if isinstance(component, Engine) else Trainer
+            for name in methods(interface) + methods(extras(interface)):
+                call = getattr(component, name, None) or _refusing(component, name)
                 self.peer.handlers[name] = with_directory(call) if name in TAKE_DIRECTORY else call
             self.peer.handlers |= {"open": self.open, "close": self.close}
             if isinstance(component, Trainer):
@@ -168,6 +170,13 @@ def _require_shared(log: Path, model: Path) -> None:
             f"the model directory {model} is not on {here}, where this was started.",
             remedy="Copy it there, under the same path, or name one on a file system that all these machines share.",
         )
+
+
+def _refusing(component: Engine | Trainer, method: str) -> Handler:
+    async def refuse(*arguments: Any) -> Any:
+        raise NotImplementedError(f"{type(component).__name__} has no {method}(): it does not work with named adapters")
+
+    return refuse
 
 
 def with_directory(method: Handler) -> Handler:

@@ -12,15 +12,25 @@ from atropos_core.errors import ProcessDied, RemoteError
 from atropos_core.interfaces import Reward, Trainer, Writing
 from atropos_core.processes.child import CALL_DEADLINE_S, OPEN_DEADLINE_S, STEP_DEADLINE_S, Child
 from atropos_core.processes.endpoints import PeerEndpoint
-from atropos_core.processes.forwarding import Forwarding, ForwardingEngine, ForwardingTrainer, Method
+from atropos_core.processes.forwarding import (
+    Forwarding,
+    ForwardingAdapters,
+    ForwardingEngine,
+    ForwardingStepwise,
+    ForwardingTrainer,
+    Method,
+    methods,
+)
 from atropos_core.processes.replaceable import ReplaceableChild
 from atropos_core.processes.reward_metrics import ReportedMetrics
+from atropos_core.stepwise import AdapterEngine, StepwiseTrainer
 from atropos_core.turn_rewards import Placed
 from atropos_core.types import Batch, Episode, Floats, Metrics, Score, Task
 
 T = TypeVar("T")
 
-DEADLINES_S = {  # of a call; `sample` brings its own
+BRINGS_DEADLINE = frozenset({"sample", "sample_with"})  # as its last argument
+DEADLINES_S = {  # of other calls
     "open": OPEN_DEADLINE_S,
     "load_weights": OPEN_DEADLINE_S,
     "load_adapter": OPEN_DEADLINE_S,
@@ -31,6 +41,7 @@ DEADLINES_S = {  # of a call; `sample` brings its own
         ("logprobs", "top_logprobs", "rounding", "step", "supervised_step", "token_values", "save", "restore"),
         STEP_DEADLINE_S,
     ),
+    **dict.fromkeys(methods(StepwiseTrainer) + methods(AdapterEngine), STEP_DEADLINE_S),
 }
 
 
@@ -43,7 +54,7 @@ class Hosted(Forwarding):
 
     async def forward(self, method: Method[T], *arguments: Any) -> T:
         name = method.__name__
-        deadline_s = arguments[-1] if name == "sample" else DEADLINES_S[name]
+        deadline_s = arguments[-1] if name in BRINGS_DEADLINE else DEADLINES_S[name]
         calling: Awaitable[T] = self.child.peer.call(name, *arguments, deadline_s=deadline_s)
         if name == "open":
             return await waited(f"{self.child.role} to load {self.child.loads}", calling)
@@ -97,6 +108,14 @@ class HostedTrainer(Hosted, ForwardingTrainer):
         else:
             error = RemoteError(f"{self.child.role} failed while it was writing weights: {failure}")
             await entered.__aexit__(type(error), error, None)
+
+
+class HostedAdapterEngine(HostedEngine, ForwardingAdapters):
+    """An engine in a child process that also samples from named adapters. If it cannot, its calls raise NotImplementedError."""
+
+
+class HostedStepwiseTrainer(HostedTrainer, ForwardingStepwise):
+    """A trainer in a child process that also trains named adapters. If it cannot, its calls raise NotImplementedError."""
 
 
 class HostedReward(Reward):

@@ -14,6 +14,7 @@ from atropos_core.codec import encode_bytes
 from atropos_core.interfaces import Endpoint, Engine, ModelInfo, Trainer, Writing
 from atropos_core.plugins.model_provider import EngineProvider, TrainerProvider
 from atropos_core.plugins.provider import Options
+from atropos_core.stepwise import AdamSettings, AdapterSettings, StepwiseOutput, TargetSequence
 from atropos_core.types import Batch, Completion, Floats, Metrics, Sampling, Tokens, TopK
 
 
@@ -70,6 +71,30 @@ class RecordingEngine(Recorder, Engine):
     async def release_cache(self) -> None:
         self.note("release_cache")
 
+    async def add_adapter(self, directory: Path, name: str) -> None:
+        self.note("add_adapter", directory, name)
+
+    async def remove_adapter(self, name: str) -> None:
+        self.note("remove_adapter", name)
+
+    async def sample_with(
+        self, name: str | None, prompt: Tokens, n: int, sampling: Sampling, seeds: Sequence[int], deadline_s: float
+    ) -> list[Completion]:
+        self.note("sample_with", name, prompt, n, sampling, list(seeds), deadline_s)
+        return [Completion(np.int32([5]), np.float32([-2]), np.int32([0]), "stop", sampling.temperature)]
+
+    async def logprobs_with(
+        self, name: str | None, sequences: Sequence[Tokens], temperature: float = 1.0
+    ) -> list[Floats]:
+        self.note("logprobs_with", name, list(sequences), temperature)
+        return [np.float32([0.0, -0.25])]
+
+    async def top_logprobs_with(
+        self, name: str | None, sequences: Sequence[Tokens], k: int, temperature: float = 1.0
+    ) -> list[TopK]:
+        self.note("top_logprobs_with", name, list(sequences), k, temperature)
+        return [TopK(np.int64([0, 2]), np.int32([3, 4]), np.float32([-0.2, -2.0]))]
+
 
 class RecordingTrainer(Recorder, Trainer):
     async def step(self, batch: Batch, writing: Writing) -> Metrics:
@@ -94,6 +119,31 @@ class RecordingTrainer(Recorder, Trainer):
 
     async def restore(self, directory: Path) -> None:
         self.note("restore", directory)
+
+    async def create_adapter(self, name: str, settings: AdapterSettings) -> None:
+        self.note("create_adapter", name, settings)
+
+    async def drop_adapter(self, name: str) -> None:
+        self.note("drop_adapter", name)
+
+    async def forward_backward(
+        self, name: str, sequences: Sequence[TargetSequence], loss: str, settings: Mapping[str, float], backward: bool
+    ) -> StepwiseOutput:
+        self.note("forward_backward", name, list(sequences), loss, dict(settings), backward)
+        return StepwiseOutput([np.float32([-0.5, -1.5])], {"loss:sum": 2.0})
+
+    async def optimizer_step(self, name: str, adam: AdamSettings) -> Metrics:
+        self.note("optimizer_step", name, adam)
+        return {"grad_norm": 0.5}
+
+    async def clear_gradient(self, name: str) -> None:
+        self.note("clear_gradient", name)
+
+    async def save_adapter(self, directory: Path, name: str, moments: bool) -> None:
+        self.note("save_adapter", directory, name, moments)
+
+    async def restore_adapter(self, directory: Path, name: str, moments: bool) -> None:
+        self.note("restore_adapter", directory, name, moments)
 
 
 def line(method: str, arguments: Sequence[Any]) -> str:

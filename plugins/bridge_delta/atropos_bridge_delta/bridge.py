@@ -13,9 +13,9 @@ from typing import Any, Literal
 
 from atropos_bridge_delta.config import DeltaBridgeOptions
 from atropos_core import console
-from atropos_core.bridges import PublishingBridge, all_or_none
 from atropos_core.errors import AtroposError
 from atropos_core.interfaces import Endpoint, Engine, Publication
+from atropos_core.plugins.bridges import PublishingBridge, all_or_none
 from atropos_core.plugins.provider import RunContext
 from atropos_torch_models.tensors import of_all
 

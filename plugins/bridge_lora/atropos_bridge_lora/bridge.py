@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Literal
 
 from atropos_bridge_lora.config import LoraBridgeOptions
-from atropos_core.bridges import PublishingBridge
 from atropos_core.interfaces import Endpoint, Engine, Publication
+from atropos_core.plugins.bridges import PublishingBridge
 from atropos_core.plugins.provider import RunContext
 
 

@@ -14,10 +14,10 @@ from typing import Any, Literal
 from atropos_bridge_nccl import BROKE_OFF
 from atropos_bridge_nccl.config import NcclBridgeOptions
 from atropos_core import console
-from atropos_core.bridges import PublishingBridge, all_or_none
 from atropos_core.errors import DeadlineExceeded, ProcessDied
 from atropos_core.guards.endings import raise_first
 from atropos_core.interfaces import Endpoint, Engine, Publication
+from atropos_core.plugins.bridges import PublishingBridge, all_or_none
 from atropos_core.plugins.provider import RunContext
 from atropos_torch_models.tensors import of_all
 

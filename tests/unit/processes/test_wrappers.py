@@ -17,10 +17,18 @@ from atropos_core.interfaces import Engine, Trainer
 from atropos_core.observe.profile import Profile
 from atropos_core.processes.child import Child
 from atropos_core.processes.endpoints import LocalEndpoint
-from atropos_core.processes.forwarding import ForwardingEngine, ForwardingTrainer, methods
-from atropos_core.processes.proxies import HostedEngine, HostedTrainer
+from atropos_core.processes.forwarding import (
+    ForwardingAdapters,
+    ForwardingEngine,
+    ForwardingStepwise,
+    ForwardingTrainer,
+    extras,
+    methods,
+)
+from atropos_core.processes.proxies import HostedAdapterEngine, HostedEngine, HostedStepwiseTrainer, HostedTrainer
 from atropos_core.processes.timing import TimedEngine, TimedTrainer
 from atropos_core.rollouts.engine_router import EngineRouter
+from atropos_core.stepwise import AdamSettings, AdapterEngine, AdapterSettings, StepwiseTrainer, TargetSequence
 from atropos_core.training.batch import to_batch
 from atropos_core.types import Sampling, tokens
 from tests.conftest import REPOSITORY
@@ -42,6 +50,13 @@ ENGINE: Mapping[str, tuple[Any, ...]] = {  # arguments other than the defaults, 
     "release_cache": (),
     "close": (),
 }
+OF_ADAPTERS: Mapping[str, tuple[Any, ...]] = {
+    "add_adapter": (Path("/adapter"), "mine"),
+    "remove_adapter": ("mine",),
+    "sample_with": ("mine", tokens([1, 2, 3]), 2, Sampling(temperature=0.5), [8, 9], 30.0),
+    "logprobs_with": (None, SEQUENCES, 0.7),
+    "top_logprobs_with": ("mine", SEQUENCES, 2, 0.7),
+}
 TRAINER: Mapping[str, tuple[Any, ...]] = {
     "open": (),
     "step": (BATCH, None),  # the test gives its own `writing`
@@ -53,9 +68,21 @@ TRAINER: Mapping[str, tuple[Any, ...]] = {
     "restore": (Path("/saved"),),
     "close": (),
 }
+TARGETS = TargetSequence(tokens([1, 2]), np.int64([[2, 3], [4, 5]]), {"weights": np.float32([[1, -1], [0, 2]])})
+STEPWISE: Mapping[str, tuple[Any, ...]] = {
+    "create_adapter": ("mine", AdapterSettings(8, 16.0, 3, True, False, True)),
+    "drop_adapter": ("mine",),
+    "forward_backward": ("mine", [TARGETS], "ppo", {"clip_low_threshold": 0.5}, False),
+    "optimizer_step": ("mine", AdamSettings(1e-3, 0.8, 0.9, 1e-6, 0.1, 2.0)),
+    "clear_gradient": ("mine",),
+    "save_adapter": (Path("/saved"), "mine", False),
+    "restore_adapter": (Path("/saved"), "mine", True),
+}
 WRAPPERS: Mapping[type[Engine | Trainer], Callable[[Any], Any]] = {
     HostedEngine: HostedEngine,
     HostedTrainer: HostedTrainer,
+    HostedAdapterEngine: HostedAdapterEngine,
+    HostedStepwiseTrainer: HostedStepwiseTrainer,
     TimedEngine: lambda engine: TimedEngine(engine, "engine", Profile()),
     TimedTrainer: lambda trainer: TimedTrainer(trainer, Profile()),
     EngineRouter: lambda engine: EngineRouter([engine], deterministic=True),
@@ -91,6 +118,11 @@ async def wrapped(wrapper: type[Engine | Trainer], folder: Path) -> AsyncIterato
 async def test_every_method_reaches_what_is_behind_with_its_arguments_and_its_answer(wrapper, tmp_path):
     interface, calls = (Engine, ENGINE) if issubclass(wrapper, Engine) else (Trainer, TRAINER)
     assert set(calls) == set(methods(interface)), "each method of the interface is called here"
+    if issubclass(wrapper, HostedAdapterEngine | HostedStepwiseTrainer):
+        assert issubclass(wrapper, extras(interface))
+        more = OF_ADAPTERS if interface is Engine else STEPWISE
+        assert set(more) == set(methods(extras(interface)))
+        calls = {**more, **calls}
     there: list[str] = []
 
     @asynccontextmanager
@@ -103,7 +135,8 @@ async def test_every_method_reaches_what_is_behind_with_its_arguments_and_its_an
     wanted: list[str] = []
     async with wrapped(wrapper, tmp_path) as made:
         for name, given in calls.items():
-            bound = inspect.signature(getattr(interface, name)).bind(None, *given)
+            signature = inspect.signature(getattr(interface, name, None) or getattr(extras(interface), name))
+            bound = signature.bind(None, *given)
             assert list(bound.arguments) == list(bound.signature.parameters), f"{name}() is given every argument"
             arguments = (given[0], writing) if name == "step" else given
             answer = await getattr(made, name)(*arguments)
@@ -123,9 +156,37 @@ def test_every_engine_and_trainer_of_core_is_tried_here_or_is_an_end():
     assert found - bases == known
 
 
-@pytest.mark.parametrize(("base", "interface"), [(ForwardingEngine, Engine), (ForwardingTrainer, Trainer)])
+@pytest.mark.parametrize(
+    ("base", "interface"),
+    [
+        (ForwardingEngine, Engine),
+        (ForwardingTrainer, Trainer),
+        (ForwardingAdapters, AdapterEngine),
+        (ForwardingStepwise, StepwiseTrainer),
+    ],
+)
 def test_the_base_of_all_wrappers_forwards_each_method_itself(base, interface):
     assert set(vars(base)) >= set(methods(interface))
+
+
+def test_only_wrappers_of_components_with_adapters_claim_to_work_with_them():
+    assert not issubclass(HostedEngine, AdapterEngine) and issubclass(HostedAdapterEngine, AdapterEngine)
+    assert not issubclass(HostedTrainer, StepwiseTrainer) and issubclass(HostedStepwiseTrainer, StepwiseTrainer)
+
+
+async def test_a_component_without_adapters_says_so_when_it_is_called_for_one(tmp_path):
+    build = {
+        "kind": "trainer",
+        "name": "toy",
+        "options": {},
+        "context": {"directory": str(tmp_path), "model": str(TOY_MODEL)},
+    }
+    child = await Child.start("toy", build, tmp_path / "log", threads=1)
+    try:
+        with pytest.raises(NotImplementedError, match=r"ToyTrainer has no save_adapter\(\)"):
+            await HostedStepwiseTrainer(child).save_adapter(tmp_path, "mine", False)
+    finally:
+        await child.kill()
 
 
 def subclasses(base: type[Any]) -> list[type[Any]]:
