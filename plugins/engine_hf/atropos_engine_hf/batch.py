@@ -79,7 +79,7 @@ class RunningBatch:
         self._decoder = decoder
         self._stops = np.array(sorted(stop_ids), dtype=np.int64)
         self._max_rows = max_rows
-        self._max_bytes = max_bytes
+        self._max_bytes = self._free_bytes = max_bytes
         self._prefill_tokens = prefill_tokens
         self._before: tuple[int, int] | None = None  # slots and columns that were released
         self._columns: dict[str, NDArray[Any]] = {
@@ -101,12 +101,13 @@ class RunningBatch:
         """Return True if the row fits into memory as the only one."""
         return self._decoder.bytes_for(1, row.end, kept=False) <= self._max_bytes
 
-    def take(self, waiting: Sequence[SequenceState]) -> int:
-        """Return how many of the waiting rows, counted from the first, fit now."""
+    def take(self, waiting: Sequence[SequenceState], elsewhere: int = 0) -> int:
+        """Return how many of the waiting rows, counted from the first, fit now. `elsewhere`: bytes that other batches hold."""
+        self._free_bytes = self._max_bytes - elsewhere
         end = max((row.end for row in self.rows), default=0)
         for count, row in enumerate(waiting):
             rows, end = len(self.rows) + count + 1, max(end, row.end)
-            if rows > self._max_rows or self._bytes(rows, end) > self._max_bytes:
+            if rows > self._max_rows or self._bytes(rows, end) > self._free_bytes:
                 return count
         return len(waiting)
 
@@ -180,14 +181,14 @@ class RunningBatch:
     # -- inside
 
     def _reserve(self, rows: int, columns: int) -> None:
-        if not self.rows and self._decoder.bytes_for(rows, columns, kept=True) > self._max_bytes:
+        if not self.rows and self._decoder.bytes_for(rows, columns, kept=True) > self._free_bytes:
             self._decoder.release()  # an earlier batch was of another shape
         if self._before is not None:
             before, self._before = self._before, None
-            if self._bytes(*(most := (max(rows, before[0]), max(columns, before[1])))) <= self._max_bytes:
+            if self._bytes(*(most := (max(rows, before[0]), max(columns, before[1])))) <= self._free_bytes:
                 self._decoder.reserve(*most)
         more = min(-(-rows // _ROWS) * _ROWS, self._max_rows)  # otherwise each new row would copy all others
-        self._decoder.reserve(more if self._bytes(more, columns) <= self._max_bytes else rows, columns)
+        self._decoder.reserve(more if self._bytes(more, columns) <= self._free_bytes else rows, columns)
         for name in ("tokens", "logprobs", "versions"):
             old = self._columns[name]
             if old.shape[1] < columns:

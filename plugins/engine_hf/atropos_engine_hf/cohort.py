@@ -171,6 +171,11 @@ class CohortDecoder(Decoder):
     def measure(self) -> None:
         self.row_bytes = measured_bytes(self.cohorts[0].cache, self.cohorts[0].columns)
 
+    def another(self) -> CohortDecoder:
+        made = CohortDecoder(self.model, equal_lengths=self._equal_lengths)
+        made.row_bytes, made.routers = self.row_bytes, self.routers
+        return made
+
     def _add(self, new: Cohort) -> None:
         """Join the cohort with one that it can be decoded with."""
         for one in self.cohorts:

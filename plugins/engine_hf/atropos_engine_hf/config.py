@@ -29,3 +29,8 @@ class HFOptions(Options):
         4096, ge=1, description="padded prompt tokens in one forward pass of prefill or rescoring"
     )
     kv_cache_gb: float = Field(8.0, gt=0, description="gigabytes (10⁹ bytes) for keys and values; more rows wait")
+    adapters_gb: float = Field(
+        1.0,
+        gt=0,
+        description="gigabytes (10⁹ bytes) for the weights of named adapters, which `atropos tinker` samples with",
+    )

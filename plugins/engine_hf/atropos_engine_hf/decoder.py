@@ -90,6 +90,10 @@ class Decoder(ABC):
     def measure(self) -> None:
         """Learn from the rows present how many bytes a row takes."""
 
+    @abstractmethod
+    def another(self) -> Decoder:
+        """Return a decoder of the same model that knows what this one has measured, and has no rows."""
+
     def put(self, values: NDArray[Any]) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(values)).to(self.device)
 
@@ -158,6 +162,11 @@ class SlotDecoder(Decoder):
         self.bytes_per_token = self.cache.bytes_per_token
         if any(not layer.is_initialized for layer in self.cache.slot_layers):
             raise ValueError("not every layer stored keys and values")
+
+    def another(self) -> SlotDecoder:
+        made = SlotDecoder(self.model)
+        made.bytes_per_token, made.routers = self.bytes_per_token, self.routers
+        return made
 
     def _forward(
         self, input_ids: torch.Tensor, *, logits_to_keep: torch.Tensor | None = None, **arguments: Any

@@ -89,7 +89,7 @@ async def test_what_is_in_flight_goes_on_with_the_new_adapter_under_its_version(
     new = make_adapter(tiny, tmp_path / "v2", seed=2)
     await engine.load_adapter(old, 1)
     task = asyncio.ensure_future(engine.sample(PROMPT, 8, Sampling(100, 1.5), range(8), 60))
-    while not engine._batch.rows:
+    while not engine._policy.batch.rows:
         await asyncio.sleep(0)
     for _ in range(5):
         await asyncio.sleep(0)

@@ -146,12 +146,12 @@ async def test_a_publish_in_mid_flight_continues_under_the_new_weights(
     engine = await open_engine(small(kind))
     before = {name: value.clone() for name, value in engine.model.state_dict().items()}
     calls = [asyncio.ensure_future(engine.sample(prompt, 2, Sampling(40), range(2), 60)) for prompt in PROMPTS[:3]]
-    columns = engine._batch._columns
+    columns = engine._policy.batch._columns
     await until(
-        lambda: len(engine._batch.rows) == 6 and (columns["length"] - columns["start"]).max() >= 15, "15 tokens"
+        lambda: len(engine._policy.batch.rows) == 6 and (columns["length"] - columns["start"]).max() >= 15, "15 tokens"
     )
     await engine.pause()
-    assert not engine._batch._decoder.cohorts
+    assert not engine._policy.batch._decoder.cohorts
     with torch.no_grad():
         for parameter in engine.model.parameters():
             parameter.mul_(0.95)
@@ -170,12 +170,12 @@ async def test_a_publish_in_mid_flight_continues_under_the_new_weights(
 async def test_padding_that_no_row_needs_any_more_is_dropped(open_engine: Any, small: Callable[[str], Path]) -> None:
     engine = await open_engine(small("gemma3_text"))
     long = asyncio.ensure_future(engine.sample(PROMPTS[3], 1, Sampling(12), [0], 60))
-    while not engine._batch.rows:
+    while not engine._policy.batch.rows:
         await asyncio.sleep(0)
     short = asyncio.ensure_future(engine.sample(PROMPTS[0], 1, Sampling(60), [1], 60))
     await long
-    [rows] = engine._batch._decoder.cohorts
-    assert rows.columns == engine._batch._columns["length"][0] - 1 < 40
+    [rows] = engine._policy.batch._decoder.cohorts
+    assert rows.columns == engine._policy.batch._columns["length"][0] - 1 < 40
     [completion] = await short
     np.testing.assert_allclose(
         completion.logprobs, plain_logprobs(engine.model, PROMPTS[0], completion.tokens), atol=1e-3

@@ -26,7 +26,7 @@ async def test_weights_and_cache_are_those_of_the_open_engine(engine, tiny):
     planned = uses(tiny, concurrent_rollouts=5)
     tensors = [*engine.model.parameters()]
     assert planned["parameters"].size_bytes == sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-    decoder = engine._batch._decoder
+    decoder = engine._policy.batch._decoder
     assert planned["keys and values"].size_bytes == decoder.bytes_for(5, 60, kept=False)
 
 
@@ -81,7 +81,7 @@ async def test_rows_in_the_models_own_cache_are_planned_with_their_states_and_wi
     write_tokenizer(tmp_path)
     planned = uses(tmp_path, concurrent_rollouts=5)["keys and values"].size_bytes
     engine = await open_engine(tmp_path)
-    decoder = engine._batch._decoder
+    decoder = engine._policy.batch._decoder
     assert isinstance(decoder, CohortDecoder) and planned == decoder.bytes_for(5, 60, kept=False)
     decoder.prefill([np.arange(60)], [5], 0)
     decoder.decode(np.zeros(5, np.int64), np.full(5, 60))  # a prompt's window is cut to its size by the next step

@@ -18,7 +18,10 @@ PROMPTS = [tokens([5, 9, 33]), tokens([40, 41, 42, 43, 44, 45, 46, 47])]
 async def in_flight(engine: Any, sampled: int, *calls: Any) -> list[Any]:
     """Start the calls, and return once every row has sampled this many tokens."""
     tasks = [asyncio.ensure_future(call) for call in calls]
-    while not engine._batch.rows or min(engine._batch._columns["length"][: len(engine._batch.rows)]) < sampled + 8:
+    while (
+        not engine._policy.batch.rows
+        or min(engine._policy.batch._columns["length"][: len(engine._policy.batch.rows)]) < sampled + 8
+    ):
         await asyncio.sleep(0)
         assert not all(task.done() for task in tasks), "everything ended before it could be interrupted"
     return tasks
@@ -71,7 +74,7 @@ async def test_a_pause_in_a_second_block_of_uniforms_changes_no_token(
 ) -> None:
     model = make_model(tmp_path / "long", max_position_embeddings=1024, eos_token_id=None)
     engine = await open_engine(model)
-    engine._batch._stops = np.array([-1])
+    engine._policy.batch._stops = np.array([-1])
 
     def call() -> Any:
         return engine.sample(PROMPTS[0], 2, Sampling(600, 1.5), [8, 9], 60)

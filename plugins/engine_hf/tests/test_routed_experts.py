@@ -85,7 +85,7 @@ async def test_experts_are_those_of_a_plain_pass_whenever_rows_enter_and_end(
     open_engine: Any, mixture: Callable[..., Path], kind: str, decode: str
 ) -> None:
     engine = await open_engine(mixture(kind), decode=decode, announced=ANNOUNCED)
-    decoder = engine._batch._decoder
+    decoder = engine._policy.batch._decoder
     assert isinstance(
         decoder, SlotDecoder if kind in ("qwen3_moe", "deepseek_v3") and decode != "cohort" else CohortDecoder
     )
@@ -117,7 +117,7 @@ async def test_prompts_of_one_length_that_are_read_separately_keep_their_own(
 ) -> None:
     engine = await open_engine(mixture("qwen3_moe"), decode=decode, announced=ANNOUNCED)
     if decode == "cohort":
-        engine._batch._decoder._equal_lengths = True
+        engine._policy.batch._decoder._equal_lengths = True
     prompts = [PROMPTS[1], PROMPTS[0], PROMPTS[1][::-1].copy(), PROMPTS[4]]
     made = await asyncio.gather(*(engine.sample(prompt, 2, Sampling(6), [3, 4], 60) for prompt in prompts))
     for prompt, completions in zip(prompts, made, strict=True):
@@ -132,7 +132,8 @@ async def test_a_row_that_is_read_again_after_a_publication_keeps_what_its_token
     engine = await open_engine(mixture("qwen3_moe"), decode=decode, announced=ANNOUNCED)
     call = asyncio.ensure_future(engine.sample(PROMPTS[0], 3, Sampling(40), range(3), 60))
     while not any(
-        int(length) >= len(PROMPTS[0]) + 8 for length in engine._batch._columns["length"][: len(engine._batch.rows)]
+        int(length) >= len(PROMPTS[0]) + 8
+        for length in engine._policy.batch._columns["length"][: len(engine._policy.batch.rows)]
     ):
         await asyncio.sleep(0)
     await engine.pause()

@@ -167,7 +167,7 @@ async def test_memory_of_keys_and_values_stays_within_its_bound(open_engine: Any
     most = 0
     while not waiting.done():
         await asyncio.sleep(0)
-        place = engine._batch._decoder.cache.place
+        place = engine._policy.batch._decoder.cache.place
         most = max(most, place.slots * place.columns * 256)
     assert 250_000 < most <= 300_000
     assert all(len(made) == 15 for made in await waiting)
@@ -177,13 +177,13 @@ async def test_memory_of_keys_and_values_stays_within_its_bound(open_engine: Any
 
 async def test_newcomers_join_the_running_batch(engine: Any) -> None:
     first = asyncio.ensure_future(engine.sample(PROMPTS[0], 2, Sampling(60), [1, 2], 30))
-    while not engine._batch.rows:
+    while not engine._policy.batch.rows:
         await asyncio.sleep(0)
     second = asyncio.ensure_future(engine.sample(PROMPTS[2], 2, Sampling(60), [3, 4], 30))
     together = 0
     while not (first.done() or second.done()):
         await asyncio.sleep(0)
-        together = max(together, len(engine._batch.rows))
+        together = max(together, len(engine._policy.batch.rows))
     assert together >= 3
     for prompt, made in ((PROMPTS[0], await first), (PROMPTS[2], await second)):
         for completion in made:
@@ -195,15 +195,15 @@ async def test_newcomers_join_the_running_batch(engine: Any) -> None:
 async def test_cancelling_a_call_frees_its_rows(engine: Any) -> None:
     kept = asyncio.ensure_future(engine.sample(PROMPTS[0], 1, Sampling(100), [5], 30))
     dropped = asyncio.ensure_future(engine.sample(PROMPTS[2], 4, Sampling(100), range(4), 30))
-    while len(engine._batch.rows) < 3:
+    while len(engine._policy.batch.rows) < 3:
         await asyncio.sleep(0)
     dropped.cancel()
     with pytest.raises(asyncio.CancelledError):
         await dropped
-    assert len(engine._batch.rows) <= 1
+    assert len(engine._policy.batch.rows) <= 1
     (completion,) = await kept
     (again,) = await engine.sample(PROMPTS[0], 1, Sampling(100), [5], 30)
-    assert completion.tokens.tolist() == again.tokens.tolist() and not engine._batch.rows
+    assert completion.tokens.tolist() == again.tokens.tolist() and not engine._policy.batch.rows
 
 
 async def test_a_deadline_ends_the_wait_and_frees_the_rows(engine: Any) -> None:
@@ -211,7 +211,7 @@ async def test_a_deadline_ends_the_wait_and_frees_the_rows(engine: Any) -> None:
     with pytest.raises(DeadlineExceeded, match="sampled 0 of 2 .* paused"):
         await engine.sample(PROMPTS[0], 2, Sampling(20), [0, 1], 0.05)
     await engine.resume(1)
-    assert not engine._waiting and not engine._batch.rows
+    assert not engine._policy.waiting and not engine._policy.batch.rows
 
 
 async def test_impossible_calls_are_refused_with_numbers(engine: Any) -> None:
@@ -267,7 +267,7 @@ async def test_memory_of_keys_and_values_is_given_back_before_an_update_and_take
     engine: Any, monkeypatch: Any
 ) -> None:
     monkeypatch.setattr("atropos_engine_hf.limits.KEPT", 0)
-    cache = engine._batch._decoder.cache
+    cache = engine._policy.batch._decoder.cache
 
     async def sampled() -> list[Any]:
         made = await asyncio.gather(
@@ -295,10 +295,10 @@ async def test_memory_of_keys_and_values_is_given_back_before_an_update_and_take
 async def test_what_is_in_flight_keeps_its_keys_and_values(engine: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr("atropos_engine_hf.limits.KEPT", 0)
     sampling = asyncio.create_task(engine.sample(tokens([5, 9, 33]), 4, Sampling(60, temperature=0.7), range(4), 30))
-    while not engine._batch.rows:
+    while not engine._policy.batch.rows:
         await asyncio.sleep(0)
     await engine.release_cache()
-    assert engine._batch._decoder.cache.place.slots
+    assert engine._policy.batch._decoder.cache.place.slots
     whole = await engine.sample(tokens([5, 9, 33]), 4, Sampling(60, temperature=0.7), range(4), 30)
     for one, other in zip(await sampling, whole, strict=True):
         assert np.array_equal(one.tokens, other.tokens)
