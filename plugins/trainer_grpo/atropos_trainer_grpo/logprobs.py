@@ -34,6 +34,13 @@ class Scored(NamedTuple):
     mass: Tensor | None = None  # [R] of the kept tokens in the whole distribution, 1 if nothing was cut
 
 
+class HeadAdapter(NamedTuple):
+    """A LoRA adapter of the head: it adds `inner` times the transpose of `outer` to the head's output."""
+
+    inner: Tensor  # [R, r] what its first matrix makes of the hidden states, scaled
+    outer: Tensor  # [V, r] its second matrix, in their dtype
+
+
 def token_logprobs(
     hidden: Tensor,  # [R, C] what the language-model head sees, at the positions before `targets`
     head: torch.nn.Linear,
@@ -43,6 +50,7 @@ def token_logprobs(
     others: Tensor | None = None,  # i64[R, K] further tokens at each position; one may be named twice
     kept: KeptRows | None = None,  # of R rows
     form: LogitForm = PLAIN,
+    adapter: HeadAdapter | None = None,
 ) -> Scored:
     """Compute log softmax(form(head(hidden)) / temperature)[targets] in fp32 (fp64 for a float64 model), and the same for `others`
     and for all tokens outside them (-inf if there are none). With `kept`, the softmax is over the kept tokens of each row."""
@@ -57,17 +65,20 @@ def token_logprobs(
             torch.float64 if hidden.dtype == torch.float64 else torch.float32
         )
         form = PLAIN
-    more = others is not None or kept is not None or form.cap is not None
+    more = others is not None or kept is not None or form.cap is not None or adapter is not None
     if in_one_pass(hidden.device.type, hidden.dtype == torch.float64, more) and HAS_TRITON:
         return Scored(*by_kernels(hidden, head.weight, head.bias, targets, temperature, chunk))
-    return Scored(*by_torch(hidden, head.weight, head.bias, targets, temperature, chunk, others, kept, form))
+    inner, outer = (None, None) if adapter is None else adapter
+    return Scored(
+        *by_torch(hidden, head.weight, head.bias, targets, temperature, chunk, others, kept, form, inner, outer)
+    )
 
 
 class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, temperature: Tensor | None, chunk: int,
-        others: Tensor | None, kept_tokens: KeptRows | None, form: LogitForm,
+        others: Tensor | None, kept_tokens: KeptRows | None, form: LogitForm, inner: Tensor | None, outer: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
         chunk = rows_at_once(chunk, len(weight), hidden.device.type)
         made: list[tuple[Tensor, Tensor]] = []
@@ -77,7 +88,7 @@ class _TokenLogprobs(torch.autograd.Function):
         kept: Tensor | None = None
         for begin in range(0, len(targets), chunk):
             part = slice(begin, begin + chunk)
-            logits = _logits(hidden[part], weight, bias, temperature, part, form)[0]  # [r, V]
+            logits = _logits(hidden[part], weight, bias, temperature, part, form, inner, outer)[0]  # [r, V]
             logs = torch.log_softmax(logits, dim=-1)
             if kept_tokens is not None:
                 outside = kept_tokens.outside(part, len(weight))
@@ -95,7 +106,7 @@ class _TokenLogprobs(torch.autograd.Function):
             del logits, logs, probabilities  # before the next chunk's are made
         logprobs, entropy = (torch.cat(parts) for parts in zip(*made, strict=True))
         ctx.chunk, ctx.kept_tokens, ctx.form = chunk, kept_tokens, form
-        ctx.save_for_backward(hidden, weight, bias, targets, temperature, kept, entropy, others)
+        ctx.save_for_backward(hidden, weight, bias, targets, temperature, kept, entropy, others, inner, outer)
         ctx.set_materialize_grads(False)  # most losses ask nothing of the entropy
         mass = torch.cat(masses) if masses else None
         if mass is not None:
@@ -107,13 +118,15 @@ class _TokenLogprobs(torch.autograd.Function):
         ctx: Any, grad: Tensor | None, of_entropy: Tensor | None, of_others: Tensor | None, of_outside: Tensor | None,
         _: Tensor | None,
     ) -> tuple[Tensor | None, ...]:  # fmt: skip
-        hidden, weight, bias, targets, temperature, kept, entropy, others = ctx.saved_tensors
-        gradients = _Gradients(hidden, weight, bias, ctx.needs_input_grad)
+        hidden, weight, bias, targets, temperature, kept, entropy, others, inner, outer = ctx.saved_tensors
+        gradients = _Gradients(hidden, weight, bias, ctx.needs_input_grad, inner, outer)
         for begin in range(0, len(targets), ctx.chunk):
             part = slice(begin, begin + ctx.chunk)
             p, rest, slope = kept, None, None
             if p is None or of_outside is not None:
-                logits, slope = _logits(hidden[part], weight, bias, temperature, part, ctx.form, slope=True)
+                logits, slope = _logits(
+                    hidden[part], weight, bias, temperature, part, ctx.form, inner, outer, slope=True
+                )
                 if ctx.kept_tokens is not None and (cut := ctx.kept_tokens.outside(part, len(weight))) is not None:
                     logits.masked_fill_(cut, -torch.inf)
                     del cut
@@ -148,7 +161,7 @@ class _TokenLogprobs(torch.autograd.Function):
                 logits *= slope
             gradients.add(part, logits.to(hidden.dtype))
             del p, logits, extra, rest, slope
-        return *gradients.of_inputs(), None, None, None, None, None, None
+        return *gradients.of_inputs(), None, None, None, None, None, None, *gradients.of_adapter
 
 
 class _InOnePass(torch.autograd.Function):
@@ -194,22 +207,35 @@ class _InOnePass(torch.autograd.Function):
 class _Gradients:
     """The gradients of the head's inputs and parameters, from those of the logits, chunk by chunk."""
 
-    def __init__(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, wanted: tuple[bool, ...]) -> None:
-        self._given = hidden, weight
+    def __init__(
+        self,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        wanted: tuple[bool, ...],
+        inner: Tensor | None = None,
+        outer: Tensor | None = None,
+    ) -> None:
+        self._given = hidden, weight, inner, outer
         self._hidden = torch.empty_like(hidden)
         # Add directly to the gradient of earlier micro-batches, if there is one, so that the largest gradient does not exist twice.
         self._present = weight.grad if wanted[1] and weight.is_leaf else None
         self._weight = torch.zeros_like(weight) if self._present is None and wanted[1] else self._present
         self._bias = torch.zeros_like(bias) if bias is not None and wanted[2] else None
+        self.of_adapter = tuple(None if one is None else torch.zeros_like(one) for one in (inner, outer))
 
     def add(self, part: slice, logits: Tensor) -> None:
         """Add the part of these rows. `logits` [r, V] is the gradient of their logits, in the model's dtype."""
-        hidden, weight = self._given
+        hidden, weight, inner, outer = self._given
         torch.mm(logits, weight, out=self._hidden[part])
         if self._weight is not None:
             self._weight.addmm_(logits.t(), hidden[part])
         if self._bias is not None:
             self._bias += logits.sum(dim=0)
+        of_inner, of_outer = self.of_adapter
+        if inner is not None and outer is not None and of_inner is not None and of_outer is not None:
+            torch.mm(logits, outer, out=of_inner[part])
+            of_outer.addmm_(logits.t(), inner[part])
 
     def of_inputs(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
         return self._hidden, self._weight if self._present is None else None, self._bias
@@ -227,11 +253,15 @@ def _logits(
     temperature: Tensor | None,
     part: slice,
     form: LogitForm,
+    inner: Tensor | None,
+    outer: Tensor | None,
     *,
     slope: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """Logits by temperature, and with `slope`, their derivative by the head's output, before the temperature; None if it is 1."""
     logits, steep = torch.nn.functional.linear(hidden, weight, bias), None
+    if inner is not None and outer is not None:
+        logits.addmm_(inner[part], outer.t())
     if logits.dtype in (torch.bfloat16, torch.float16):
         logits = logits.float()
     if form.cap is not None:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from atropos_trainer_grpo.config import LoraOptions
 
 WEIGHTS = "adapter_model.safetensors"
-_NAME = "default"
+NAME = "default"  # by which peft knows the trainer's own adapter
 _LAYER = re.compile(r"\.(\d+)\.")  # the index of a layer in a module's path: the first number in it
 
 
@@ -61,13 +61,18 @@ def attach(model: PreTrainedModel, options: LoraOptions, origin: Path) -> PeftMo
             remedy=f"--set trainer.lora.targets={_listed([one for one in targets if one not in named])} adapts the others.",
         ) from error
     assert isinstance(adapted, PeftModel), "peft gives another class only for mixed adapters"
-    for module in adapted.modules():
+    compute_in_inputs_dtype(adapted)
+    adapted.eval()
+    return adapted
+
+
+def compute_in_inputs_dtype(model: nn.Module) -> None:
+    """Have all adapters of a model round their matrices to the dtype of their inputs, instead of casting these to fp32."""
+    for module in model.modules():
         if isinstance(module, LoraLayer):
             module.cast_input_dtype_enabled = False
             for matrix in (*module.lora_A.values(), *module.lora_B.values()):
                 matrix.__class__ = InputsDtype
-    adapted.eval()
-    return adapted
 
 
 class InputsDtype(nn.Linear):
@@ -77,19 +82,19 @@ class InputsDtype(nn.Linear):
         return nn.functional.linear(input, self.weight.to(input.dtype))
 
 
-def tensors(model: nn.Module) -> dict[str, torch.Tensor]:
+def tensors(model: nn.Module, adapter: str = NAME) -> dict[str, torch.Tensor]:
     """The adapter's tensors in place, under the names that peft saves them by."""
-    found: dict[str, torch.Tensor] = get_peft_model_state_dict(model, save_embedding_layers=False)
+    found: dict[str, torch.Tensor] = get_peft_model_state_dict(model, adapter_name=adapter, save_embedding_layers=False)
     return found
 
 
-def save(model: nn.Module, directory: Path) -> None:
+def save(model: nn.Module, directory: Path, adapter: str = NAME) -> None:
     """Save like peft's save_pretrained, but without the README and without network access."""
-    settings: Any = copy.copy(model.peft_config[_NAME])  # type: ignore[index]
+    settings: Any = copy.copy(model.peft_config[adapter])  # type: ignore[index]
     settings.inference_mode = True
     settings.save_pretrained(directory)
     save_file(
-        {name: tensor.contiguous() for name, tensor in tensors(model).items()},
+        {name: tensor.contiguous() for name, tensor in tensors(model, adapter).items()},
         directory / WEIGHTS,
         metadata={"format": "pt"},
     )

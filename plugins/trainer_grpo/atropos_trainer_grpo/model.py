@@ -19,7 +19,7 @@ from atropos_trainer_grpo.architecture import as_read, decoder, logit_form
 from atropos_trainer_grpo.attention import NAME, attention_of, register
 from atropos_trainer_grpo.kept_tokens import KeptRows
 from atropos_trainer_grpo.layouts import PACKED, Layout
-from atropos_trainer_grpo.logprobs import Scored, token_logprobs
+from atropos_trainer_grpo.logprobs import HeadAdapter, Scored, token_logprobs
 from atropos_trainer_grpo.own_logits import own_logprobs
 from atropos_trainer_grpo.packed_rows import Packing, pack
 from atropos_trainer_grpo.padded_rows import PaddedRows, pad
@@ -183,7 +183,16 @@ def score(
     if "logit_form" not in vars(whole):
         whole.logit_form = logit_form(whole.config)
     head, form = whole.get_output_embeddings(), whole.logit_form
-    return token_logprobs(hidden, head, targets, temperature, chunk, others, kept, form)
+    return token_logprobs(hidden, head, targets, temperature, chunk, others, kept, form, _adapter_of(head, hidden))
+
+
+def _adapter_of(head: Any, hidden: Tensor) -> HeadAdapter | None:
+    """Return what the active adapter adds to the head, if peft has wrapped it and the adapter includes it."""
+    inner = getattr(head, "lora_A", None)
+    name = None if inner is None or head.disable_adapters else head.active_adapters[0]
+    if inner is None or name not in inner:
+        return None
+    return HeadAdapter(inner[name](hidden) * head.scaling[name], head.lora_B[name].weight.to(hidden.dtype))
 
 
 class Scorer(nn.Module):

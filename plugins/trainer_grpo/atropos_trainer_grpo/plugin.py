@@ -55,9 +55,9 @@ def build(options: GrpoOptions, context: RunContext) -> Trainer:
         from atropos_trainer_grpo.ranks import RankedTrainer
 
         return RankedTrainer(options, context)
-    from atropos_trainer_grpo.trainer import GrpoTrainer
+    from atropos_trainer_grpo.stepwise.trainer import StepwiseGrpoTrainer
 
-    return GrpoTrainer(options, context)
+    return StepwiseGrpoTrainer(options, context)
 
 
 def _check_torchao(options: GrpoOptions, context: RunContext) -> None:

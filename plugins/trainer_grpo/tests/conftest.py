@@ -28,6 +28,7 @@ from atropos_trainer_grpo.layouts import Layout
 from atropos_trainer_grpo.losses import LOSSES
 from atropos_trainer_grpo.model import open_model
 from atropos_trainer_grpo.optimizer import Optimizer
+from atropos_trainer_grpo.stepwise.trainer import StepwiseGrpoTrainer
 from atropos_trainer_grpo.trainer import GrpoTrainer
 from atropos_trainer_grpo.update import Update
 
@@ -262,3 +263,21 @@ async def open_trainer(model_of, tmp_path):
     yield make
     for trainer in opened:
         await trainer.close()
+
+
+@pytest.fixture
+async def open_stepwise(model_of, tmp_path):
+    """`await open_stepwise(model, **options)`: an open trainer with a frozen base, closed at the end."""
+    opened = []
+
+    async def make(model=None, **options):
+        context = RunContext(tmp_path, model or model_of(), transport="adapter", threads=1, deterministic=True)
+        trainer = StepwiseGrpoTrainer(GrpoOptions(**options), context)
+        opened.append(trainer)
+        await trainer.open()
+        return trainer
+
+    yield make
+    for trainer in opened:
+        await trainer.close()
+    torch.use_deterministic_algorithms(False)
