@@ -25,7 +25,11 @@ LEFT_OUT = {
     "intel-openmp", "numba", "lm-format-enforcer", "setuptools", "opentelemetry-exporter-otlp",
 }  # fmt: skip
 ALONE = ["xgrammar==0.2.8"]  # its requirements name packages that are left out
-BESIDE = ["apache-tvm-ffi", "editables"]  # what those two need after all, and editable installs
+BESIDE = [
+    "apache-tvm-ffi",
+    "editables",
+    "gguf",
+]  # what those two need after all, editable installs, and the pretrained model of a test
 FREE = {
     "transformers",
     "torch",
