@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from atropos_records.rollout_records import RolloutRecords
 
 USES = Uses("atropos replay", ("trainer", "reward", "transform", "seed"))
+RESAMPLING = Uses("atropos replay --resample", (*USES.paths, "sampling", "engine", "training.group_size"))
 ROLLOUTS_SHOWN, TOKENS_SHOWN = 10, 10
 
 
@@ -46,6 +47,10 @@ def replay(
     seed: Annotated[
         int | None, typer.Option(help="Seed of the trainer's random numbers: minibatches, dropout.", min=0)
     ] = None,
+    resample: Annotated[
+        bool,
+        typer.Option("--resample", help="Sample the step's tasks again, with the policy that the step began with."),
+    ] = False,
     changes: SetOption = None,
     save: Annotated[
         str | None,
@@ -65,6 +70,8 @@ def replay(
       atropos replay runs/gsm8k-20260131-120000 --step 40 --reward ./rewards.py:strict --save strict
 
       atropos replay runs/gsm8k-20260131-120000 --step 40 --set trainer.learning_rate=1e-6
+
+      atropos replay runs/gsm8k-20260131-120000 --step 40 --resample --seed 2
     """
     import asyncio
     import sys
@@ -74,7 +81,8 @@ def replay(
     from atropos_core.config.run_file import parse_flag
     from atropos_core.plugins.manager import load_plugins
     from atropos_debugging.questioned_plan import changed_config, scoring_plan, trainer_plan
-    from atropos_debugging.replaying import Changes, document
+    from atropos_debugging.replaying import Changes, checkpoint_before, document
+    from atropos_debugging.resampling import resampling_plan
     from atropos_records.rollout_records import RolloutRecords
     from atropos_records.saved_results import result_path, write_result
 
@@ -88,17 +96,28 @@ def replay(
         rewards=bool(reward) or any(path.startswith("reward.") for path in paths),
         transforms=any(path.startswith("transform.") for path in paths),
         trainer=bool(given) or any(path == "seed" or path.startswith("trainer.") for path in paths),
+        rollouts=resample,
     )
+    uses = RESAMPLING if resample else USES
     with redirect_stdout(sys.stderr) if as_json else nullcontext():  # what a reward prints is not part of the document
         plugins = load_plugins()
-        before = changed_config(run, plugins, USES, [], None, [])
-        after = changed_config(run, plugins, USES, reward or [], None, changes or [], given)
+        before = changed_config(run, plugins, uses, [], None, [])
+        after = changed_config(run, plugins, uses, reward or [], None, changes or [], given)
         plan = trainer_plan(before, plugins)
         changed = trainer_plan(after, plugins) if made else plan
         scoring = scoring_plan(after, plugins, environments=False)
-        found = asyncio.run(_replay(records, step, plan, changed, scoring, made))
+        sampling = None
+        if resample:
+            sampling = resampling_plan(after, plugins, checkpoint_before(records, step, before.warmup_steps))
+        found = asyncio.run(_replay(records, step, plan, changed, scoring, made, sampling))
         if saved is not None:
-            about = {"step": step, "ids": found.ids, "reward": reward or [], "set": {**given, **dict(changed_values)}}
+            about = {
+                "step": step,
+                "ids": found.ids,
+                "reward": reward or [],
+                "set": {**given, **dict(changed_values)},
+                "resample": resample,
+            }
             write_result(saved, about, found.logprobs)
     if as_json:
         console.document({"run": str(run), **document(found), "saved": str(saved) if saved else None})
@@ -109,7 +128,13 @@ def replay(
 
 
 async def _replay(
-    records: RolloutRecords, step: int, plan: Plan, changed: Plan, scoring: Plan, changes: Changes
+    records: RolloutRecords,
+    step: int,
+    plan: Plan,
+    changed: Plan,
+    scoring: Plan,
+    changes: Changes,
+    sampling: Plan | None,
 ) -> Replayed:
     import asyncio
 
@@ -121,7 +146,7 @@ async def _replay(
 
     try:
         with cancelled_by_signals(), owned_directory("replay") as scratch, own_process():
-            return await replay(records, step, plan, changed, scoring, changes, scratch)
+            return await replay(records, step, plan, changed, scoring, changes, scratch, sampling)
     except asyncio.CancelledError:
         raise Interrupted("stopped: nothing was replayed") from None
 

@@ -32,6 +32,7 @@ from atropos_debugging.bisection import WEIGHTS, policy_files
 from atropos_debugging.component_calls import ComponentCalls, scoring_runner
 from atropos_debugging.gradients import EXTENSION, Gradient, compare_gradients
 from atropos_debugging.recorded_groups import RecordedGroup, recorded_groups, turns_of_environment, without_turns
+from atropos_debugging.resampling import sampled_again
 from atropos_debugging.rescoring import TURNS_LEFT_OUT
 from atropos_debugging.tensor_files import shared_tensors
 from atropos_records.rollout_records import RecordedStep, RolloutRecords
@@ -47,9 +48,10 @@ class Changes:
     rewards: bool = False  # the recorded rollouts are scored again
     transforms: bool = False  # advantages are computed again
     trainer: bool = False  # its options, or its seed
+    rollouts: bool = False  # the tasks are sampled again
 
     def __bool__(self) -> bool:
-        return self.rewards or self.transforms or self.trainer
+        return self.rewards or self.transforms or self.trainer or self.rollouts
 
 
 @dataclass(frozen=True)
@@ -125,10 +127,18 @@ class Replayed:
 
 
 async def replay(
-    records: RolloutRecords, step: int, plan: Plan, changed: Plan, scoring: Plan, changes: Changes, scratch: Path
+    records: RolloutRecords,
+    step: int,
+    plan: Plan,
+    changed: Plan,
+    scoring: Plan,
+    changes: Changes,
+    scratch: Path,
+    sampling: Plan | None = None,
 ) -> Replayed:
     """Train step `step` again by `plan`, the run's own, and if there are `changes`, by `changed` as well, on groups that the
-    rewards and transforms of `scoring` made. Raises DataError or CheckpointError if the records are not enough."""
+    rewards and transforms of `scoring` made, of rollouts that `sampling` made if it is given. Raises DataError or CheckpointError if
+    the records are not enough."""
     recorded = records.step(step)
     before = checkpoint_before(records, step, plan.config.warmup_steps)
     found = Replayed(step, version_of(before))
@@ -144,7 +154,7 @@ async def replay(
     other = unchanged
     if changes:
         keep_turns = turns_of_environment(plan.config.reward)
-        now = await _regrouped(scoring, changes, groups, before, scratch, found.notes, keep_turns=keep_turns)
+        now = await _regrouped(scoring, sampling, changes, groups, before, scratch, found.notes, keep_turns=keep_turns)
         if not now:
             raise DataError("with this change, the step would train nothing: no group has advantages that are not 0.")
         with waiting(f"step {step} to be trained with the change"):
@@ -220,6 +230,7 @@ def _final_rewards(one: RecordedGroup) -> Floats:
 
 async def _regrouped(
     plan: Plan,
+    sampling: Plan | None,
     changes: Changes,
     groups: Sequence[RecordedGroup],
     before: Checkpoint | None,
@@ -229,7 +240,7 @@ async def _regrouped(
     keep_turns: bool,
 ) -> list[ScoredGroup]:
     """Return the groups that the changed step trains."""
-    if not (changes.rewards or changes.transforms):
+    if not (changes.rewards or changes.transforms or sampling):
         return [_trained(one, notes) for one in groups if one.was_trained]
     made = [one.as_scored() for one in groups]
     states = {} if before is None else before.state.get("parts", {})
@@ -241,7 +252,13 @@ async def _regrouped(
                 with in_one_line(f"{label} cannot take up its state from the checkpoint"):
                     part.load(states[label])
         calls = ComponentCalls()
-        if changes.rewards:
+        if sampling is not None:
+            with waiting(f"{len(groups)} tasks to be sampled again"):
+                made, lost_tasks = await sampled_again(
+                    sampling, parts.rewards, groups, version_of(before), scratch / "sampled"
+                )
+            notes += lost_tasks
+        elif changes.rewards:
             runner = scoring_runner(parts.rewards, calls)
             if not keep_turns:
                 given, made = made, [without_turns(one) for one in made]

@@ -191,6 +191,44 @@ def test_another_seed_is_another_dropout(adapter, capsys):
     assert found["update_cosine"] < 1 - 1e-9
 
 
+@pytest.mark.parametrize("run", ["full", "adapter"])
+def test_tasks_are_sampled_again_with_the_policy_that_the_step_began_with(run, request, capsys):
+    found = replayed(capsys, request.getfixturevalue(run), "--step", "3", "--resample")
+    now = found["changed_metrics"]
+    assert found["same_weights"] is True, "the recorded batch is trained too"
+    assert now["tokens"] != found["metrics"]["tokens"]
+    assert now["alignment/fresh_tokens"] == now["tokens"]
+    assert now["alignment/max_abs_logprob_diff"] < 1e-4, "engine and trainer have the same policy"
+    assert -1 < found["gradient_cosine"] < 0.999
+    assert {one["reward_now"] for one in found["rollouts"]} == {None}, "they are other rollouts"
+
+
+def test_new_samples_depend_on_the_seed_only_and_larger_groups_agree_more(full, capsys):
+    """Two samples of the same gradient: with 16 times the rollouts its direction is less a matter of luck."""
+
+    def again(*flags: str) -> dict[str, Any]:
+        return replayed(capsys, full, "--step", "2", "--resample", *flags)
+
+    first, other = again(), again("--seed", "8")
+    assert again()["changed_metrics"]["grad_norm"] == first["changed_metrics"]["grad_norm"]
+    assert other["changed_metrics"]["grad_norm"] != first["changed_metrics"]["grad_norm"]
+    many = again("--set", "training.group_size=64")
+    assert many["gradient_cosine"] > max(first["gradient_cosine"], other["gradient_cosine"])
+
+
+def test_what_cannot_be_sampled_again_is_named(toy, full, tmp_path, capsys):
+    error = replayed(capsys, toy, "--step", "2", "--resample", code=2)["error"]
+    assert "trainer 'toy' saves its policy in a form that no engine opens" in error and "Leave --resample out" in error
+    error = replayed(capsys, full, "--step", "2", "--set", "sampling.temperature=0.5", code=2)["error"]
+    assert "sampling.temperature has no effect on `atropos replay`" in error
+    run = Path(shutil.copytree(full, tmp_path / "run"))
+    path = RolloutRecords(run).step(2).path
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    path.write_text("".join(json.dumps({**line, "task": f"{line['task']}-before"}) + "\n" for line in lines))
+    error = replayed(capsys, run, "--step", "2", "--resample", code=1)["error"]
+    assert "the environment's tasks have changed since the run" in error
+
+
 def test_recorded_values_are_those_of_the_replayed_step(full, capsys):
     """The trainer's logprobs before the step are in the records of the run too."""
     found = replayed(capsys, full, "--step", "2")
