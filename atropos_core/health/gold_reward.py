@@ -187,6 +187,7 @@ class GoldComparison:
         self._weights = weights
         self._first_tokens: NDArray[np.float64] | None = None  # [BINS] of the first scored step
         self._suspects: list[Suspect] = []
+        self._best = -math.inf  # the highest gold reward so far
 
     @classmethod
     def of(cls, rewards: Sequence[WeightedReward], settings: Mapping[str, Any]) -> GoldComparison | None:
@@ -226,11 +227,14 @@ class GoldComparison:
 
     def state(self) -> Mapping[str, Any]:
         tokens = None if self._first_tokens is None else self._first_tokens.tolist()
-        return {"suspects": [asdict(one) for one in self._suspects], "first_tokens": tokens}
+        best = self._best if math.isfinite(self._best) else None
+        return {"suspects": [asdict(one) for one in self._suspects], "first_tokens": tokens, "best": best}
 
     def load(self, state: Mapping[str, Any]) -> None:
         self._suspects = [Suspect(**one) for one in state["suspects"]]
         self._first_tokens = None if state["first_tokens"] is None else np.array(state["first_tokens"], np.float64)
+        best = state.get("best")  # older checkpoints have none
+        self._best = -math.inf if best is None else float(best)
 
     def _suspect(self, step: int, groups: Sequence[ScoredGroup]) -> Suspect | None:
         pairs = [
@@ -239,9 +243,10 @@ class GoldComparison:
             for member, (reward, gold) in enumerate(zip(group.rewards, group.parts[self.name], strict=True))
         ]
         x, y = (np.array([pair[at] for pair in pairs]) for at in (2, 3))
+        self._best = max(self._best, float(y.max()))
         apart = (x - x.mean()) / (x.std() or 1.0) - (y - y.mean()) / (y.std() or 1.0)
         group, member, reward, gold = pairs[at := int(apart.argmax())]
-        if x[at] < x.max() or y[at] >= y.max():  # the gold reward does not say less of it than of others
+        if x[at] < x.max() or y[at] >= self._best:  # the gold reward has not given more to any
             return None
         return Suspect(step, group.draw.environment, group.task.id, member, reward, gold)
 

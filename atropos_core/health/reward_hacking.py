@@ -57,7 +57,7 @@ class RewardHacking(Check[options.RewardHacking]):
             return None
         self.began = min([*([] if found is None else [found.step]), *(at for at, _ in canaries)])
         self.blames = "" if found is None else self._blamed(found)
-        said = [*([] if found is None else [_says(found)]), *(says for _, says in canaries)]
+        said = [*([] if found is None else [_says(found)]), *self._rises_most(), *(says for _, says in canaries)]
         return "; ".join([*said, *self._beside()])
 
     def save(self) -> dict[str, Any]:
@@ -88,6 +88,12 @@ class RewardHacking(Check[options.RewardHacking]):
             name: after - before for name, change in rises.items() if change is not None for before, after in [change]
         }
         return max(known, key=lambda name: known[name], default="")
+
+    def _rises_most(self) -> Iterator[str]:
+        """Yield which reward is gamed, if there are several."""
+        rewards = {name for _, numbers in self.history for name in numbers if name.startswith(f"{PREFIX}reward.")}
+        if self.blames and len(rewards) > 1:
+            yield f"of the trained rewards, {self.blames!r} rises most"
 
     def _change(self, name: str, at: int) -> tuple[float, float] | None:
         """Return the means of a number before step `at` and from it on; None if it is not known on both sides."""

@@ -10,6 +10,7 @@ import pytest
 
 from atropos_core.builtin.rewards import EnvironmentReward
 from atropos_core.config.health_options import HealthSection
+from atropos_core.health.check import Change
 from atropos_core.health.gold_reward import GoldComparison, divergence_of_counts, find_divergence, measure_gold
 from atropos_core.health.reward_hacking import RewardHacking, find_rise
 from atropos_core.rollouts.gold_tasks import GoldTasks
@@ -176,3 +177,38 @@ def test_the_divergence_of_two_histograms_is_that_of_jensen_and_shannon():
     assert divergence_of_counts(p, q) == pytest.approx(sum(relative) / 2)
     assert divergence_of_counts(p, 7 * p) == pytest.approx(0, abs=1e-12)
     assert divergence_of_counts(np.array([1.0, 0]), np.array([0, 1.0])) == pytest.approx(1)
+
+
+def test_rollouts_are_named_although_the_gold_reward_gives_none_of_the_step_anything():
+    weighted = [
+        WeightedReward("judge", EnvironmentReward(), 2.0, 1.0),
+        WeightedReward("exact", EnvironmentReward(), 1.0, 1.0, GoldTasks(0.5)),
+    ]
+    comparison = GoldComparison.of(weighted, {})
+    assert comparison is not None
+
+    def named(step: int, rewards: list[float], gold: list[float]) -> str:
+        comparison.look(step, [scored(step, rewards, gold)])
+        change = Change(step, "reward_hacking", "ill", step, "they part", "")
+        return comparison.with_rollouts(change).says
+
+    assert named(1, [0, 0, 0, 0], [0, 0, 0, 0]) == "they part", "nothing better is known yet"
+    assert named(2, [1, 0, 0, 0], [1, 0, 0, 0]) == "they part", "the best of both"
+    comparison.load(json.loads(json.dumps(comparison.state())))
+    assert named(3, [0, 0, 1, 0], [0, 0, 0, 0]) == (
+        "they part; first: rollout 2 of task 'train-3' of environment 'words' in step 3 (reward 1, gold 0)"
+    )
+    assert named(4, [1, 1, 1, 1], [1, 1, 1, 1]) == "they part"
+    old = {name: value for name, value in comparison.state().items() if name != "best"}
+    comparison.load(old)
+    assert named(5, [1, 0], [0, 0]) == "they part", "a checkpoint of an older version does not know the best"
+
+
+def test_of_several_rewards_the_one_that_rises_is_named():
+    rows = history("hacked", 0)
+    steady = {"gold/reward.format": 0.3}
+    check, said = RewardHacking(HealthSection().reward_hacking), ""
+    for step, row in enumerate(rows, 1):
+        change = check.look(step, row | steady)
+        said = change.says if change is not None and change.state == "ill" else said
+    assert "of the trained rewards, 'judge' rises most" in said
