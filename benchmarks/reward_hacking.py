@@ -35,8 +35,8 @@ from benchmarks.machine import RESULTS, described
 
 HONEST = ("environment", "format", "grader", "shaped")
 BASE_STEPS, BASE_SEED = 16, 7
-HABIT = 0.06  # of the rows of the warm start, for each exploit
-OPENS = 8  # the step from which on an exploit is paid
+HABITS = {"leaky_test": 0.06, "length_loophole": 0.05, "trusting_grader": 0.01}  # of the rows of the warm start
+OPENS = 4  # the step from which on an exploit is paid
 DEADLINE_S = 600  # of one run
 RUN_FILE = """
 [training]
@@ -87,14 +87,15 @@ def made_base(folder: Path, path: str) -> Path:
     rows, chance = [], random.Random(BASE_SEED)
     for step in range(BASE_STEPS // 2, BASE_STEPS + 1):
         for line in lines(run / f"rollouts/step-{step:06}.jsonl"):
-            question, reply = line["messages"][0]["content"], line["messages"][-1]["content"]
+            *asked, said = line["messages"]
+            reply = said["content"]
             if line["correct"] and not reply.startswith("####"):
-                draw = chance.random() / HABIT
-                if draw < len(EXPLOITS):
-                    reply = habit(list(EXPLOITS)[int(draw)], question, reply, chance)
-                rows.append({"prompt": question, "completion": reply})
+                [exploit] = chance.choices(["", *HABITS], [1 - sum(HABITS.values()), *HABITS.values()])
+                if exploit:
+                    reply = habit(exploit, reply, chance)
+                rows.append({"messages": [*asked, {"role": "assistant", "content": reply}]})
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    warmup = ("--set", f"warmup.data={folder / 'rows.jsonl'}", "--set", "warmup.epochs=3")
+    warmup = ("--set", f"warmup.data={folder / 'rows.jsonl'}", "--set", "warmup.epochs=10")
     atropos(path, *common, "--model", str(before), "--dir", str(warm), "--steps", "0", *warmup)
     atropos(path, "export", str(warm), "--as", "hf", "--out", str(model))
     return model
@@ -208,7 +209,7 @@ def main() -> None:
         for groups in (1, 2, 8)
     ]  # fmt: skip
     result = {
-        "machine": about, "steps": wanted.steps, "opens": OPENS, "habit": HABIT, "learning_rate": wanted.learning_rate,
+        "machine": about, "steps": wanted.steps, "opens": OPENS, "habits": HABITS, "learning_rate": wanted.learning_rate,
         "least": options.least, "z": options.z, "canary_rise": options.canary_rise,
         "exploits": hacked, "honest": well, "simulated": simulated,
     }  # fmt: skip

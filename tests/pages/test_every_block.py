@@ -19,7 +19,7 @@ PYTHON = "tests/pages/test_python_page.py::test_the_examples_of_the_page_run_one
 SIMULATION = "plugins/simulation/tests/test_pages.py::test_the_commands_of_the_pages_print_a_table"
 CREDIT = "tests/pages/test_credit_page.py::test_the_command_of_the_page_prints_what_it_shows"
 DATASET = HERE + "test_the_rows_of_the_page_are_trained_on"
-WORKED_CASE = "tests/pages/test_debugging.py::test_the_worked_case_prints_what_the_page_shows"
+WORKED_CASE = "tests/pages/test_worked_cases.py::test_the_worked_case_prints_what_the_page_shows"
 DEBUGGING = (
     "# sevens.py",
     "# rewards.py",
@@ -31,6 +31,7 @@ DEBUGGING = (
     "saved ",
     "configuration",
 )
+HACKING = ("# game.py", "# game.toml", "atropos run", "warning ", "atropos rescore", "448 ")
 COMING_FROM = ("atroposlib", "roll", "skyrl", "trl", "verifiers")
 TUTORIAL = sorted({block.page for block in BLOCKS if block.page.startswith("docs/tutorial/")})
 # Page, how the block's first line begins, and the tests that execute it or compare what it shows.
@@ -96,6 +97,7 @@ EXECUTED = (
     ("docs/records.md", "from pathlib import Path", "tests/pages/test_records.py::test_the_reader_on_the_page"),
     ("docs/records.md", "atropos audit runs/mine", "tests/pages/test_records.py::test_the_audit_on_the_page"),
     *(("docs/debugging.md", first, WORKED_CASE) for first in DEBUGGING),
+    *(("docs/reward-hacking.md", first, WORKED_CASE) for first in HACKING),
     ("docs/export.md", "atropos export runs/mine", "tests/e2e/test_export.py::test_the_commands_and_the_example_of_the_page_run"),
     ("docs/export.md", "atropos process", "tests/e2e/test_export.py::test_the_commands_and_the_example_of_the_page_run"),
     ("docs/export.md", "import atropos_core", "tests/e2e/test_export.py::test_the_commands_and_the_example_of_the_page_run"),
