@@ -18,6 +18,7 @@ from atropos_core.processes.proxies import HostedStepwiseTrainer
 from atropos_core.stepwise import AdamSettings, AdapterSettings, TargetSequence
 from atropos_trainer_grpo.config import GrpoOptions
 from atropos_trainer_grpo.plugin import build
+from atropos_trainer_grpo.stepwise.adapter import Adapter
 from plugins.trainer_grpo.tests.stepwise_oracle import disturb, sequences_of, weights_of
 
 ADAM = AdamSettings(learning_rate=1e-2, beta1=0.8, beta2=0.9, eps=1e-8, weight_decay=0.1, max_grad_norm=0.5)
@@ -263,15 +264,41 @@ async def same_afterwards(trainer, tmp_path):
     assert_same_bits(plain, tried)
 
 
-async def test_a_loss_or_gradient_that_is_not_finite_changes_nothing(open_stepwise, tmp_path):
+async def test_a_loss_that_is_not_finite_changes_nothing(open_stepwise, tmp_path):
     trainer = await open_stepwise(tokens_per_microbatch=30)
     for name in ("plain", "tried"):
         await trainer.create_adapter(name, SMALL)
         await trainer.forward_backward(name, [GOOD], "ppo", {}, True)
-    for huge in ({"logprobs": np.full(LENGTH, -1e38, np.float32), "advantages": np.full(LENGTH, -1e30, np.float32)},):
-        with pytest.raises(TrainingDiverged, match=r"not finite|the loss of this call is"):
-            await trainer.forward_backward("tried", [GOOD, with_values(**huge)], "importance_sampling", {}, True)
+    huge = with_values(logprobs=np.full(LENGTH, -1e38, np.float32), advantages=np.full(LENGTH, -1e30, np.float32))
+    with pytest.raises(TrainingDiverged, match="the loss of this call is"):
+        await trainer.forward_backward("tried", [GOOD, huge], "importance_sampling", {}, True)
     await same_afterwards(trainer, tmp_path)
+
+
+@pytest.mark.parametrize("huge", [[float("inf"), 0.0], [float("nan"), 0.0], [3e38, 3e38]], ids=str)
+def test_a_gradient_that_is_not_finite_is_not_added(huge):
+    plain, tried = (Adapter("client", {"matrix": torch.nn.Parameter(torch.zeros(2))}) for _ in range(2))
+    for adapter in (plain, tried):
+        adapter.add([torch.tensor([3e38, 1e-3])])
+        adapter.clear_gradient()
+        adapter.add([torch.tensor([1e38, 1e-3])])
+    with pytest.raises(TrainingDiverged, match="entries that are not finite"):
+        tried.add([torch.tensor(huge)])
+    for adapter in (plain, tried):
+        adapter.add([torch.tensor([-1e38, 1e-3])])
+        assert adapter.step(ADAM) == {"grad_norm": pytest.approx(2e-3)}
+    assert torch.equal(plain.parameters["matrix"], tried.parameters["matrix"])
+
+
+def test_a_gradient_whose_norm_is_not_finite_is_kept_and_moves_nothing():
+    adapter = Adapter("client", {"matrix": torch.nn.Parameter(torch.ones(2))})
+    adapter.add([torch.tensor([1e30, 1.0])])
+    for _ in range(2):
+        with pytest.raises(TrainingDiverged, match="squares of the gradient"):
+            adapter.step(ADAM)
+    assert torch.equal(adapter.parameters["matrix"].detach(), torch.ones(2))
+    adapter.clear_gradient()
+    assert adapter.step(ADAM) == {"grad_norm": 0.0}
 
 
 @pytest.mark.parametrize(
@@ -335,6 +362,8 @@ async def test_a_damaged_adapter_is_not_restored_and_changes_nothing(open_stepwi
         json.loads((good / "adapter_config.json").read_text()),
     )
     first = sorted(weights)[0]
+    one_nan = weights[first].clone()
+    one_nan[0, -1] = float("nan")
 
     def damaged(name, weights=weights, **changed):
         directory = tmp_path / name
@@ -354,7 +383,7 @@ async def test_a_damaged_adapter_is_not_restored_and_changes_nothing(open_stepwi
         (without, "cannot be read"),
         (cut, "cannot be read"),
         (damaged("lacks", {name: one for name, one in weights.items() if name != first}), "lacks"),
-        (damaged("nan", {**weights, first: torch.full_like(weights[first], float("nan"))}), "not finite"),
+        (damaged("nan", {**weights, first: one_nan}), "not finite"),
         (damaged("shape", {**weights, first: weights[first][:, :-1].contiguous()}), "of shape"),
         (damaged("rank", r=3), "of shape"),
         (damaged("huge", r=10**12), "the rank 1000000000000"),
