@@ -22,7 +22,7 @@ ROLE_TESTS := $(wildcard tests/e2e/test_roles*.py)
 API_TESTS := plugins/trajectory_api/tests $(wildcard tests/e2e/test_api_*.py)
 AGENT_TESTS := plugins/agent_api/tests $(wildcard tests/e2e/test_agent_*.py) tests/e2e/test_serve_agent.py
 FEW_BITS_TESTS := tests/e2e/test_quantize.py $(wildcard plugins/*/tests/test_quantization.py) plugins/trainer_grpo/tests/test_torchao.py
-OWN_TARGET := $(addprefix tests/,slurm machines kubernetes gpu pages real models) plugins/simulation/tests/test_pages.py $(ROLE_TESTS) $(API_TESTS) \
+OWN_TARGET := $(addprefix tests/,slurm machines kubernetes gpu pages real models tinker) plugins/simulation/tests/test_pages.py $(ROLE_TESTS) $(API_TESTS) \
   $(AGENT_TESTS) $(FEW_BITS_TESTS)
 ROLL := roll$(if $(ROLL_SOURCE),-source)
 SWEEP := $(if $(ATROPOSLIB_SOURCE),.venv-environments/stamp)
@@ -88,7 +88,7 @@ test-pythons-short: .venv/test.stamp ## only what differs between Pythons, on 3.
 
 # --- tests with other people's packages ---
 
-environments: $(patsubst %,.venv-%/stamp,view atroposlib real roll worlds ray skyrl agents agents-node trl docs verifiers-v0 verifiers-v1 vllm) ## install the environments that .ci/run needs
+environments: $(patsubst %,.venv-%/stamp,view atroposlib real roll worlds ray skyrl agents agents-node tinker trl docs verifiers-v0 verifiers-v1 vllm) ## install the environments that .ci/run needs
 	$(BIN)/python -m tools.other_pythons --install 3.13
 vllm: .venv-vllm/stamp ## install vLLM into .venv-vllm (2 GB)
 
@@ -128,6 +128,10 @@ test-agents-short: .venv/test.stamp ## without the clients that need pinned pack
 	$(OFFLINE) AGENT_CLIENTS=.venv-agents:.venv-agents-node $(BIN)/python -m pytest tests/agents -n 2
 test-export: .venv/test.stamp .venv-trl/stamp ## exported data sets in TRL's own trainers: two minutes
 	$(PYTEST_ENV) TRL_PYTHON=.venv-trl/bin/python $(BIN)/python -m pytest tests/trl
+test-tinker: .venv/test.stamp .venv-tinker/stamp ## the official client of Tinker against `atropos tinker`: every call, kills, eight clients at once: five minutes
+	TINKER_PYTHON=.venv-tinker/bin/python $(PYTEST) tests/tinker -n 2
+test-tinker-short: .venv/test.stamp .venv-tinker/stamp ## every call, and a server that is killed again and again
+	TINKER_PYTHON=.venv-tinker/bin/python $(PYTEST) tests/tinker -n 2 -k "every_call or again_and_again"
 test-mlflow: .venv/test.stamp .venv-mlflow/stamp ## the sink mlflow with a server that is killed
 	$(PYTEST_ENV) MLFLOW_PYTHON=.venv-mlflow/bin/python $(BIN)/python -m pytest tests/mlflow
 REAL := $(PYTEST_ENV) REAL_PYTHON=.venv-real/bin/python TRL_PYTHON=.venv-trl/bin/python $(BIN)/python -m pytest
@@ -219,7 +223,7 @@ clean: ## remove the environments, build/ and dist/
 	touch $@
 
 # environments/packages.toml says what each holds next to the pins of environments/NAME.txt.
-NAMES := agents agents-pinned atroposlib docs environments mlflow ray real roll roll-source skyrl triton trl verifiers-v0 verifiers-v1 view vllm worlds
+NAMES := agents agents-pinned atroposlib docs environments mlflow ray real roll roll-source skyrl tinker triton trl verifiers-v0 verifiers-v1 view vllm worlds
 $(patsubst %,.venv-%/stamp,$(NAMES)): .venv-%/stamp: environments/%.txt environments/packages.toml environments/constraints.txt
 	$(INSTALL) $*
 $(patsubst %,.venv-%/stamp,ray roll roll-source skyrl verifiers-v0 verifiers-v1 view vllm worlds): $(PROJECTS)

@@ -49,6 +49,7 @@ PAGES = {
     "serve-agent": "agents.md",
     "simulate": "simulation.md",
     "skyrl-env": "skyrl.md",
+    "tinker": "tinker.md",
     "train": "roles.md",
     "view": "view.md",
 }

@@ -58,6 +58,7 @@ NAVIGATION: Mapping[str, tuple[str, ...]] = {
     "More than one machine": ("launchers.md", "roles.md", "trajectory-api.md", "simulation.md"),
     "Other people's environments": ("catalogue.md",),
     "Other people's trainers": ("skyrl.md", "roll.md"),
+    "Other people's scripts": ("tinker.md",),
     "Coming from": tuple(f"coming-from/{name}.md" for name in ("trl", "atroposlib", "verifiers", "skyrl", "roll")),
     "Plugins": ("plugins.md", "hooks.md", "where-things-are.md"),
 }  # fmt: skip

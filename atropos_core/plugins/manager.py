@@ -43,6 +43,7 @@ BROUGHT_BY = {  # command, or function of `atropos_core` -> the distribution tha
     "train": "atropos-plugin-trajectory-api", "env": "atropos-plugin-trajectory-api", "engine": "atropos-plugin-trajectory-api",
     "process": "atropos-plugin-trajectory-api", "serve-agent": "atropos-plugin-agent-api", "import": "atropos-plugin-env-atroposlib",
     "simulate": "atropos-plugin-simulation", "adapter": "atropos-adapter-kit", "skyrl-env": "atropos-plugin-adapter-skyrl",
+    "tinker": "atropos-plugin-tinker-api",
 }  # fmt: skip
 GIVEN: ContextVar[tuple[Offer, ...]] = ContextVar("given", default=())  # components passed as Python objects
 

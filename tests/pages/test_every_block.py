@@ -13,6 +13,7 @@ EXAMPLE = "plugins/agent_api/tests/test_example.py::"
 HERE = "tests/pages/test_commands.py::"
 CHAT_CLIENT = "libs/chat_client/tests/test_chat_client.py::test_the_example_of_the_readme"
 LIBRARY = "tests/pages/test_library_pages.py::"
+TINKER = "tests/tinker/test_page.py::"
 TAKING = "tests/pages/test_serve_agent_page.py::test_the_command_the_loop_and_the_calls_of_the_page"
 MULTI_TURN = "tests/pages/test_multi_turn_page.py::"
 PYTHON = "tests/pages/test_python_page.py::test_the_examples_of_the_page_run_one_after_another"
@@ -54,6 +55,7 @@ EXECUTED = (
     ),
     ("libs/torch_models/README.md", "from atropos_torch_models", LIBRARY + "test_a_device_that_torch_does_not_find_is_refused"),
     ("plugins/env_dataset/README.md", "{", DATASET),
+    ("plugins/tinker_api/README.md", "atropos tinker", TINKER + "test_the_script_of_the_page_runs_with_the_variables_of_the_page"),
     ("plugins/env_dataset/README.md", "atropos check dataset", DATASET),
     ("plugins/env_dataset/README.md", "# grade.py", DATASET),
     ("docs/agent-clients.md", "# codex", "tests/agents/test_clients.py::test_a_client_completes_a_task"),
@@ -129,6 +131,10 @@ EXECUTED = (
     ("docs/skyrl.md", "atropos serve", "tests/skyrl/test_train_api.py::test_"),
     ("docs/skyrl.md", "atropos engine", "tests/skyrl/test_train_rings.py::test_"),
     ("docs/skyrl.md", "skyrl-gsm8k/skyrl.sh trainer.fully_async", "tests/skyrl/test_fully_async.py::test_the_exact_expected_reward"),
+    ("docs/tinker.md", "pip install", TINKER + "test_the_script_of_the_page_runs_with_the_variables_of_the_page"),
+    ("docs/tinker.md", "export TINKER_BASE_URL", TINKER + "test_the_script_of_the_page_runs_with_the_variables_of_the_page"),
+    ("docs/tinker.md", "import tinker", TINKER + "test_the_script_of_the_page_runs_with_the_variables_of_the_page"),
+    ("docs/tinker.md", "(umask 077", TINKER + "test_the_key_of_the_page_opens_the_server_for_others"),
     ("docs/trajectory-api.md", "pip install", HERE + "test_the_calls_by_hand_do_what_the_page_says"),
     ("docs/trajectory-api.md", "python your_environment.py serve", "tests/atroposlib/test_clients.py::test_an_environment"),
     ("docs/trajectory-api.md", "curl -X POST", HERE + "test_the_calls_by_hand_do_what_the_page_says"),

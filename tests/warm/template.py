@@ -63,7 +63,7 @@ IMPORTED = (
     "atropos_trajectory_client.source", "atropos_trajectory_client.shm.consumer",
     "atropos_trajectory_client.shm.listener", "atropos_trajectory_client.shm.producer",
     "atropos_adapter_skyrl.command", "atropos_agent_api.serve_agent", "atropos_env_atroposlib.importing.command",
-    "atropos_simulation.command", "atropos_credit.bias_command",
+    "atropos_simulation.command", "atropos_credit.bias_command", "atropos_tinker_api.command", "atropos_tinker_api.serving",
     "atropos_trainer_grpo.plan_command", "atropos_trainer_grpo.quantize_command", "atropos_viewer.command",
     "atropos_trajectory_api.engine_http.server", "atropos_trajectory_api.native.same_host", "atropos_trajectory_api.roles.commands",
     "atropos_trajectory_api.roles.environment_worker", "atropos_trajectory_api.roles.process_command",

@@ -1,0 +1,1 @@
+"""A local server for the Tinker protocol: `atropos tinker`."""

@@ -1,0 +1,1 @@
+"""The content of the server's directory: sessions, models, journals, checkpoints."""

@@ -1,0 +1,1 @@
+"""The protocol's protobuf bodies, read and written without generated code."""

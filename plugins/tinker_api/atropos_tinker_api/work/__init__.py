@@ -1,0 +1,1 @@
+"""Training and sampling: how requests reach the trainer and the engine."""
