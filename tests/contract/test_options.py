@@ -838,6 +838,24 @@ tests/unit/rollouts/test_runner.py::test_a_hosted_reward_that_hangs_once_fails_t
   run: reward.deadline_s reward.runs_in
 tests/unit/processes/test_child.py::test_no_process_is_given_up_before_its_usual_call_is_known_or_while_it_may_be_silent
   run: watch.say_s watch.least_s watch.times
+plugins/engine_hf/tests/test_named_adapters.py::test_the_bytes_of_adapters_are_bounded_and_said
+  engine hf: adapters_gb
+plugins/tinker_client/tests/test_sent.py::test_changing_an_option_changes_what_the_server_is_sent
+  trainer tinker: loss average clip_low clip_high rank train_attention train_mlp train_head learning_rate betas eps weight_decay max_grad_norm
+plugins/tinker_client/tests/test_sent.py::test_the_divisor_of_a_constant_average_scales_what_is_sent
+  trainer tinker: loss_length
+plugins/tinker_client/tests/test_sent.py::test_a_model_must_be_named_if_the_server_offers_several
+  trainer tinker: base_model
+plugins/tinker_client/tests/test_sent.py::test_a_model_must_be_named_if_the_server_offers_several
+  engine tinker: base_model
+plugins/tinker_client/tests/test_sent.py::test_the_dtype_of_the_server_bounds_the_alignment
+  trainer tinker: dtype
+plugins/tinker_client/tests/test_sent.py::test_each_continuation_has_its_own_seed_and_all_stop_ids
+  engine tinker: concurrency
+plugins/tinker_client/tests/test_sent.py::test_versions_are_published_as_often_and_kept_as_long_as_the_options_say
+  bridge tinker: every ttl_hours
+plugins/tinker_client/tests/test_sent.py::test_a_publication_has_a_deadline
+  bridge tinker: deadline_s
 plugins/trainer_es/tests/test_trainer.py::test_changing_an_option_changes_the_weights
   trainer es: population sigma learning_rate fitness parameters
 plugins/optimizer_gepa/tests/test_prompted.py::test_it_stands_in_front_of_the_users_message_or_in_a_system_message_of_its_own

@@ -32,5 +32,5 @@ class HFOptions(Options):
     adapters_gb: float = Field(
         1.0,
         gt=0,
-        description="gigabytes (10⁹ bytes) for the weights of named adapters, which `atropos tinker` samples with",
+        description="gigabytes (10⁹ bytes) for the weights of named adapters",
     )

@@ -10,7 +10,7 @@ from atropos_core.errors import DataError
 MOST_CHARACTERS = 4096  # of a text: a path is the longest
 MOST_ENTRIES = 1000  # of metadata
 MOST_METADATA = 65_536  # characters of it
-LARGEST = 1 << 62
+LARGEST = (1 << 63) - 1  # of a number: 63 bits, as seeds have
 
 
 class Fields:

@@ -19,7 +19,7 @@ these hold:
 
 from __future__ import annotations
 
-from atropos_trainer_grpo.losses.averages import Average, token_weights
+from atropos_core.advantages import Average, token_weights
 from atropos_trainer_grpo.losses.clipped import CLIPPED, clipped_by_sequence, clipped_by_token, policy_gradient
 from atropos_trainer_grpo.losses.dppo import DPPO
 from atropos_trainer_grpo.losses.gmpo import GMPO

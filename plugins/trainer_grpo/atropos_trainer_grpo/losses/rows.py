@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from atropos_trainer_grpo.losses.averages import Average
+from atropos_core.advantages import Average
 
 FURTHEST = 60.0  # nats: e^60 = 1.1e26 leaves float32 twelve decades for advantages and for the network's own factors
 

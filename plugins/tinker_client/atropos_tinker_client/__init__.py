@@ -1,0 +1,1 @@
+"""A trainer, an engine and a bridge for a Tinker server."""
