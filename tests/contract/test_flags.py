@@ -374,6 +374,7 @@ SEEN_IN = {
     "libs/debugging/tests/test_replay.py::test_saved_logprobs_are_those_of_the_tokens_that_moved": "replay --save",
     "libs/debugging/tests/test_drift.py::test_tables_are_printed_for_people": "bisect --statistics",
     "libs/debugging/tests/test_replay.py::test_another_seed_is_another_dropout": "replay --seed",
+    "libs/debugging/tests/test_replay.py::test_tasks_are_sampled_again_with_the_policy_that_the_step_began_with": "replay --resample",
     "libs/debugging/tests/test_replay.py::test_a_negated_reward_turns_advantages_and_the_update_round": "replay --reward",
     "tests/unit/launch/test_picture.py": "plot --out",
     "tests/e2e/test_audit.py::test_a_changed_logprob_is_named_with_both_values": "audit --step --tolerance",
