@@ -22,7 +22,7 @@ from tests.waiting import wait_until
 CLIENT = os.environ.get("TINKER_PYTHON", "")
 SCRIPTS = Path(__file__).parent / "scripts"
 START_S = 120
-SCRIPT_S = 200
+SCRIPT_S = 400
 
 
 @dataclass

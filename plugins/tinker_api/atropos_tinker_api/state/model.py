@@ -48,6 +48,7 @@ class Model:
         self.directory = directory
         self.journal = Journal(directory / "journal")
         self.pending: dict[int, Entry] = {}
+        self.pending_bytes = 0
         self.next_seq = 0
         self.last_request = record.created
         self._requests: dict[int, Entry] = {}
@@ -58,6 +59,7 @@ class Model:
         if self._results:
             self.next_seq = max(self._results) + 1
         self.pending = {seq: entry for seq, entry in self._requests.items() if seq >= self.next_seq}
+        self.pending_bytes = sum(entry.size for entry in self.pending.values())
 
     @classmethod
     def create(cls, record: ModelRecord, models: Path) -> Model:
@@ -89,10 +91,6 @@ class Model:
         """True if its next request is there."""
         return self.next_seq in self.pending
 
-    @property
-    def pending_bytes(self) -> int:
-        return sum(entry.size for entry in self.pending.values())
-
     def accept(self, kind: Kind, seq: int, body: bytes) -> None:
         """Keep a request. A repeated one changes nothing. Raises Refused for an id that another request has, or that cannot be, and
         StoreFull."""
@@ -107,6 +105,7 @@ class Model:
         if seq > self.next_seq + AHEAD:
             raise Refused(f"seq_id {seq} is too far ahead: the next request of model {self.id} is {self.next_seq}.")
         self._requests[seq] = self.pending[seq] = self.journal.append(kind, seq, body)
+        self.pending_bytes += len(body)
 
     def body(self, seq: int) -> tuple[Kind, bytes]:
         """Return a request that is kept."""
@@ -117,7 +116,7 @@ class Model:
         """Keep the result of the next request, and go to the one after it."""
         seq = self.next_seq
         self._results[seq] = self.journal.append(kind, seq, body)
-        self.pending.pop(seq)
+        self.pending_bytes -= self.pending.pop(seq).size
         self.next_seq += 1
         for waiting in self._waiting.pop(seq, ()):
             if not waiting.done():

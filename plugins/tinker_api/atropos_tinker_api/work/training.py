@@ -15,6 +15,7 @@ from typing import NoReturn
 
 import orjson
 
+from atropos_core import console
 from atropos_core.errors import (
     AtroposError,
     CheckpointError,
@@ -83,6 +84,8 @@ class Training:
             await self._failed(model, kind, body, said(error), "server")
         except AtroposError as error:
             await self._failed(model, kind, body, f"{type(error).__name__}: {said(error)}", "server")
+        except OSError as error:
+            await self._failed(model, kind, body, f"the disk of the server refused it: {error.strerror}.", "server")
         else:
             model.finish(done, answer)
             if kind == Kind.OPTIM_STEP:
@@ -137,20 +140,21 @@ class Training:
             await self._trainer.restore_adapter(self._saving.source(record.source), model.id, record.with_moments)
         else:
             await self._trainer.create_adapter(model.id, record.settings)
+        since = state[0] if state is not None else 0
         try:
-            await carry_out_again(self._trainer, model, state[0] if state else 0, self._limits)
+            await carry_out_again(self._trainer, model, since, self._limits)
         except BaseException:
             with suppress(AtroposError):
                 await self._trainer.drop_adapter(model.id)
             raise
         self._loaded[model.id] = model
         self._broken.discard(model.id)
-        if self._is_broken(model):
+        if self._is_broken(model, since):
             self._broken.add(model.id)
 
-    def _is_broken(self, model: Model) -> bool:
-        """True if a forward_backward has failed since the last step."""
-        for _, kind, body, succeeded in reversed(model.carried_out_since(0)):
+    def _is_broken(self, model: Model, since: int) -> bool:
+        """True if a forward_backward has failed since the last step, which is request `since` or a later one."""
+        for _, kind, body, succeeded in reversed(model.carried_out_since(since)):
             if kind in (Kind.OPTIM_STEP, Kind.LOAD_WEIGHTS):
                 return False
             if kind == Kind.FORWARD_BACKWARD and not succeeded and not is_forward_only(body):
@@ -170,9 +174,15 @@ class Training:
     async def _save_if_due(self, model: Model) -> None:
         """Save after each step, or less often, so that saving takes at most SAVING_SHARE of the time."""
         when, took_s = self._last_save.get(model.id, (0.0, 0.0))
-        if time.monotonic() - when >= took_s / SAVING_SHARE:
+        if time.monotonic() - when < took_s / SAVING_SHARE:
+            return
+        try:
             await self._save(model, model.next_seq - 1)
             model.shorten()
+        except OSError as error:
+            console.warn(
+                f"the state of {model.id} could not be saved ({error.strerror}): a restart repeats more requests."
+            )
 
     async def _save(self, model: Model, seq: int) -> None:
         """Save the adapter with its moments, as it is after request `seq`."""
