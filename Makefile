@@ -128,7 +128,7 @@ test-agents-short: .venv/test.stamp ## without the clients that need pinned pack
 	$(OFFLINE) AGENT_CLIENTS=.venv-agents:.venv-agents-node $(BIN)/python -m pytest tests/agents -n 2
 test-export: .venv/test.stamp .venv-trl/stamp ## exported data sets in TRL's own trainers: two minutes
 	$(PYTEST_ENV) TRL_PYTHON=.venv-trl/bin/python $(BIN)/python -m pytest tests/trl
-test-tinker: .venv/test.stamp .venv-tinker/stamp ## the official client of Tinker against `atropos tinker`: every call, kills, eight clients at once: five minutes
+test-tinker: .venv/test.stamp .venv-tinker/stamp ## the official client of Tinker against `atropos tinker`: every call, kills, eight clients at once, and `atropos run` with it: eight minutes
 	TINKER_PYTHON=.venv-tinker/bin/python $(PYTEST) tests/tinker -n 2
 test-tinker-short: .venv/test.stamp .venv-tinker/stamp ## every call, and a server that is killed again and again
 	TINKER_PYTHON=.venv-tinker/bin/python $(PYTEST) tests/tinker -n 2 -k "every_call or again_and_again"
