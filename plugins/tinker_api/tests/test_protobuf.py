@@ -134,6 +134,10 @@ def test_a_shape_of_huge_numbers_takes_no_memory() -> None:
         sent = ORACLE["Tensor"](dtype=1, shape=shape, dense=b"1234")
         with pytest.raises(DataError):
             read_tensor(memoryview(sent.SerializeToString()), "weights")
+    sparse = ORACLE["Tensor"](dtype=1, shape=[1, 1 << 50])
+    sparse.sparse.crow = np.array([0, 0], "<i8").tobytes()
+    with pytest.raises(DataError, match="at most 16,777,216 elements"):
+        read_tensor(memoryview(sparse.SerializeToString()), "weights")
 
 
 def test_images_are_refused_by_name() -> None:
