@@ -87,6 +87,20 @@ def sums(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
+@pytest.fixture(scope="module")
+def warm(server: TinkerServer, tiny: str, sums: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A checkpoint whose answers sometimes end, which those of the tiny model never do in this format."""
+    log = tmp_path_factory.mktemp("warm") / "log"
+    metrics = run(
+        server, "chat_sl.train", log, model_name=tiny, dataset=sums, batch_size=8, max_length=128, max_steps=120,
+        learning_rate=3e-3, train_on_what="last_assistant_message", save_every=0, eval_every=0,
+        infrequent_eval_every=0, load_checkpoint_path=server.run("start.py", tiny, out=log.with_suffix(".json")),
+    )  # fmt: skip
+    assert metrics[-1]["train_mean_nll"] < metrics[0]["train_mean_nll"] / 4
+    path: str = checkpoints(log)["final"]["state_path"]
+    return path
+
+
 def test_chat_sl_ends_with_the_same_weights_after_kills(
     server: TinkerServer, tiny: str, sums: Path, tmp_path: Path
 ) -> None:
@@ -119,6 +133,26 @@ def test_chat_sl_ends_with_the_same_weights_after_kills(
         run(server, "chat_sl.train", log, **options)
         assert "Resumed training from" in log.with_suffix(".log").read_text()
     assert_same(final(server, killed), final(server, again))
+
+
+@pytest.mark.parametrize("off_policy", [None, 1])
+def test_math_rl_trains_on_what_it_samples(
+    server: TinkerServer, tiny: str, warm: str, tmp_path: Path, off_policy: int | None
+) -> None:
+    """The sampler and the trainer agree on the logprobs of the sampled tokens. One step off policy they are those of an older adapter."""
+    more = {} if off_policy is None else {"max_steps_off_policy": off_policy}
+    metrics = run(
+        server, "math_rl.train", tmp_path / "log", model_name=tiny, env="arithmetic", loss_fn="importance_sampling",
+        load_checkpoint_path=warm, group_size=8, groups_per_batch=8, max_tokens=14, learning_rate=3e-4, max_steps=5,
+        save_every=0, eval_every=0, **more,
+    )  # fmt: skip
+    gaps = [abs(one["optim/kl_sample_train_v1"]) for one in metrics if "optim/kl_sample_train_v1" in one]
+    assert (
+        len(gaps) == 5 and max(one["env/all/reward/total"] for one in metrics if "env/all/reward/total" in one) > -0.1
+    )
+    assert max(gaps) < (1e-5 if off_policy is None else 0.1), gaps
+    before = load_file(server.adapter(warm) / "adapter_model.safetensors")
+    assert any(not torch.equal(tensor, before[name]) for name, tensor in final(server, tmp_path / "log").items())
 
 
 def test_guess_number_trains_on_conversations_of_several_turns(tiny: str, tmp_path: Path) -> None:
