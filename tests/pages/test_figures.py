@@ -551,7 +551,7 @@ def gpu() -> Figures:
     trained = [checks[f"training_0.6B_{kind}"]["trained [tokens/s]"] for kind in ("full", "lora")]
     return {
         "README.md": [
-            f"With eight requests in flight, switching the engine to the updated weights takes at most {1e3 * slowest:.0f} ms",
+            f"With eight requests in flight, switching the engine to the updated weights took at most {1e3 * slowest:.0f} ms",
             f"processes {trained[1]:,.0f} tokens per second with LoRA on a model with Qwen3-0.6B's architecture (TRL 1.15: "
             f"{trl['lora'][0]:,.0f}), and {trained[0]:,.0f} with full fine-tuning (TRL 1.15: {trl['full'][0]:,.0f})",
         ],
@@ -575,10 +575,11 @@ def front_page() -> Figures:
     assert sum(one["same_bits"] for one in kills) == len(kills) == 30 and len(seeds) == 5
     return {
         "README.md": [
-            f"In five runs, its logprobs and the engine's differed by at most {max(one['max_abs_logprob_diff'] for one in seeds):.1e} nats",
-            "All 30 resumed to bit-identical final weights",
+            f"In five runs, the trainer's and the engine's logprobs differed by at most "
+            f"{max(one['max_abs_logprob_diff'] for one in seeds):.1e} nats",
+            "All 30 were resumed and reached the same weights, bit for bit, as a run that was never killed",
             f"{runs} of the {len(rows)} environments in gem, OpenEnv, reasoning-gym, textarena and verifiers run in Atropos",
-            f"{results('quickstart')['ratio']:.1f} times the trajectories per second of TRL 1.16",
+            f"On two CPU cores, Atropos completes {results('quickstart')['ratio']:.1f} times the trajectories per second of TRL 1.16",
         ]
     }
 

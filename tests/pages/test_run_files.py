@@ -1,7 +1,8 @@
 """Every table in TOML on a page is one that a run takes: its sections, its components, each of their options.
 
-An option that a page shows in a comment is tried as well. What goes together with it may be missing then, so that a
-refusal is no mistake of the page; an option or a component that there is none of is."""
+An option that a page shows in a comment is tried as well. Commented options below a commented `use` are those of that
+component, and are tried with it. Other settings that an option needs may be missing then, so a refusal is not a mistake of
+the page, but an option or a component that does not exist is."""
 
 from __future__ import annotations
 
@@ -81,14 +82,17 @@ def alternatives(text: str) -> Iterator[str]:
         elif found := re.match(r"# ([\w-]+) = ", lines[at]):
             start = max((n for n in range(at) if lines[n].startswith("[")), default=0)
             stop = next((n for n in range(at, len(lines)) if lines[n].startswith("[")), len(lines))
-            other = re.compile(
-                rf"{re.escape(found[1])} = " if found[1] != "use" else r"[\w-]+ = "
-            )  # with options of its own
+            other, last = re.compile(rf"{re.escape(found[1])} = "), at
+            if found[1] == "use":  # with options of its own
+                other = re.compile(r"[\w-]+ = ")
+                while last + 1 < len(lines) and re.match(r"# (?!use\b)[\w-]+ = ", lines[last + 1]):
+                    last += 1
             yield "\n".join(
-                line[2:] if n == at else line
+                line[2:] if at <= n <= last else line
                 for n, line in enumerate(lines)
                 if not (start <= n < stop and other.match(line))
             )
+            at = last
         at += 1
 
 
@@ -113,3 +117,14 @@ def test_a_table_with_an_option_that_there_is_not_is_noticed() -> None:
         take({"trainer": {"learning_rat": 1e-6}})
     [text] = alternatives('[trainer]\nuse = "grpo"\n# learning_rat = 1e-6\n')
     assert tomllib.loads(text)["trainer"]["learning_rat"] == 1e-6
+
+
+def test_a_commented_use_is_tried_with_the_commented_options_below_it() -> None:
+    page = (
+        '[engine]\nuse = "hf"\nthreads = 2\n# use = "remote"\n# url = "http://127.0.0.1:8001"\n# token_file = "token"\n'
+    )
+    [text] = alternatives(page)
+    assert tomllib.loads(text) == {"engine": {"use": "remote", "url": "http://127.0.0.1:8001", "token_file": "token"}}
+    take(tomllib.loads(text))
+    with pytest.raises((ConfigError, ValidationError)):
+        take(tomllib.loads(text.replace("url", "ulr")))
