@@ -35,7 +35,7 @@ from benchmarks.machine import RESULTS, described
 
 HONEST = ("environment", "format", "grader", "shaped")
 BASE_STEPS, BASE_SEED = 16, 7
-HABITS = {"leaky_test": 0.06, "length_loophole": 0.05, "trusting_grader": 0.01}  # of the rows of the warm start
+HABITS = {"leaky_test": 0.1, "length_loophole": 0.05, "trusting_grader": 0.01}  # of the rows of the warm start
 OPENS = 4  # the step from which on an exploit is paid
 DEADLINE_S = 600  # of one run
 RUN_FILE = """
