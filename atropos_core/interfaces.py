@@ -38,7 +38,9 @@ from atropos_core.types import (
     TopK,
 )
 
-Transport = Literal["in_process", "posix_shm", "cuda_ipc", "broadcast", "checkpoint", "adapter", "copy", "prompt", "remote"]
+Transport = Literal[
+    "in_process", "posix_shm", "cuda_ipc", "broadcast", "checkpoint", "adapter", "copy", "prompt", "remote"
+]
 Outcome = Literal["trained", "flat", "stale", "failed", "dropped"]
 
 

@@ -841,7 +841,9 @@ tests/unit/processes/test_child.py::test_no_process_is_given_up_before_its_usual
 plugins/engine_hf/tests/test_named_adapters.py::test_the_bytes_of_adapters_are_bounded_and_said
   engine hf: adapters_gb
 plugins/tinker_client/tests/test_sent.py::test_changing_an_option_changes_what_the_server_is_sent
-  trainer tinker: loss average clip_low clip_high rank train_attention train_mlp train_head learning_rate betas eps weight_decay max_grad_norm
+  trainer tinker: loss average clip_low clip_high rank train_attention train_mlp train_head
+plugins/tinker_client/tests/test_sent.py::test_changing_an_option_changes_what_the_server_is_sent
+  trainer tinker: learning_rate betas eps weight_decay max_grad_norm
 plugins/tinker_client/tests/test_sent.py::test_the_divisor_of_a_constant_average_scales_what_is_sent
   trainer tinker: loss_length
 plugins/tinker_client/tests/test_sent.py::test_a_model_must_be_named_if_the_server_offers_several

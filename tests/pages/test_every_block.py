@@ -14,6 +14,7 @@ HERE = "tests/pages/test_commands.py::"
 CHAT_CLIENT = "libs/chat_client/tests/test_chat_client.py::test_the_example_of_the_readme"
 LIBRARY = "tests/pages/test_library_pages.py::"
 TINKER = "tests/tinker/test_page.py::"
+TINKER_RUN = "tests/tinker/test_atropos_run.py::test_the_command_of_the_page_trains"
 TAKING = "tests/pages/test_serve_agent_page.py::test_the_command_the_loop_and_the_calls_of_the_page"
 MULTI_TURN = "tests/pages/test_multi_turn_page.py::"
 PYTHON = "tests/pages/test_python_page.py::test_the_examples_of_the_page_run_one_after_another"
@@ -131,7 +132,9 @@ EXECUTED = (
     ("docs/skyrl.md", "atropos serve", "tests/skyrl/test_train_api.py::test_"),
     ("docs/skyrl.md", "atropos engine", "tests/skyrl/test_train_rings.py::test_"),
     ("docs/skyrl.md", "skyrl-gsm8k/skyrl.sh trainer.fully_async", "tests/skyrl/test_fully_async.py::test_the_exact_expected_reward"),
-    ("docs/tinker.md", "pip install", TINKER + "test_the_script_of_the_page_runs_with_the_variables_of_the_page"),
+    ("docs/tinker.md", "pip install 'atropos-rl", TINKER + "test_the_script_of_the_page_runs_with_the_variables_of_the_page"),
+    ("docs/tinker.md", "pip install 'atropos-plugin-tinker-client", TINKER_RUN),
+    ("plugins/tinker_client/README.md", "pip install", TINKER_RUN),
     ("docs/tinker.md", "export TINKER_BASE_URL", TINKER + "test_the_script_of_the_page_runs_with_the_variables_of_the_page"),
     ("docs/tinker.md", "import tinker", TINKER + "test_the_script_of_the_page_runs_with_the_variables_of_the_page"),
     ("docs/tinker.md", "(umask 077", TINKER + "test_the_key_of_the_page_opens_the_server_for_others"),

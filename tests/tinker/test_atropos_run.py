@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 from safetensors.numpy import load_file
 
+from tests.pages.blocks import BLOCKS
+from tests.pages.typed import SMALL
 from tests.tinker.server import CLIENT, TinkerServer
 from tests.waiting import wait_until
 
@@ -92,6 +94,19 @@ def test_a_run_with_our_own_server_trains_the_weights_of_trainer_grpo(
     steps = [json.loads(line) for line in (trained / "metrics.jsonl").read_text().splitlines()]
     assert max(one.get("alignment/max_abs_logprob_diff", 0) for one in steps) < 1e-4
     assert max(one.get("alignment/fresh_tokens", 0) for one in steps) > 10
+
+
+@pytest.mark.parametrize("page", ["docs/tinker.md", "plugins/tinker_client/README.md"])
+def test_the_command_of_the_page_trains(server: TinkerServer, tmp_path: Path, page: str) -> None:
+    [block] = [one for one in BLOCKS if one.page == page and "atropos run --trainer tinker" in one.text]
+    command = next(one for one in block.commands if one.startswith("atropos run"))
+    arguments = ["tiny" if one == "DIRECTORY" else one for one in command.split()[1:]]
+    run = tmp_path / "run"
+    finish(
+        start(server, tmp_path / "log", *arguments, *SMALL.split(), "--steps", "1", "--dir", str(run)), tmp_path / "log"
+    )
+    [_, step] = (json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines())
+    assert step["alignment/max_abs_logprob_diff"] < 1e-4
 
 
 def test_a_run_that_is_killed_continues_from_the_state_at_the_server(

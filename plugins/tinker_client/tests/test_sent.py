@@ -54,14 +54,15 @@ async def trained(context: RunContext, **options: Any) -> TinkerTrainer:
     return trainer
 
 
-CHANGES: list[dict[str, Any]] = [
-    {"loss": "dapo"}, {"loss": "cispo"}, {"loss": "gspo"}, {"loss": "reinforce"}, {"average": "token"}, {"clip_low": 0.1},
-    {"clip_high": 0.4}, {"rank": 4}, {"train_attention": False}, {"train_mlp": False}, {"train_head": False},
-    {"learning_rate": 1e-3}, {"betas": (0.8, 0.95)}, {"eps": 1e-6}, {"weight_decay": 0.1}, {"max_grad_norm": 0.0},
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("changed", CHANGES, ids=str)
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"loss": "dapo"}, {"loss": "cispo"}, {"loss": "gspo"}, {"loss": "reinforce"}, {"average": "token"}, {"clip_low": 0.1},
+        {"clip_high": 0.4}, {"rank": 4}, {"train_attention": False}, {"train_mlp": False}, {"train_head": False},
+        {"learning_rate": 1e-3}, {"betas": (0.8, 0.95)}, {"eps": 1e-6}, {"weight_decay": 0.1}, {"max_grad_norm": 0.0},
+    ],
+    ids=str,
+)  # fmt: skip
 async def test_changing_an_option_changes_what_the_server_is_sent(
     record: Record, context: RunContext, changed: dict[str, Any]
 ) -> None:
