@@ -611,31 +611,22 @@ def turn_learning() -> Figures:
 def reward_hacking() -> Figures:
     found = results("reward_hacking")
     gamed, well, simulated = found["exploits"], found["honest"], found["simulated"]
-    delays = {
-        exploit: [
-            one["both"]["named"] - one["first"] for one in gamed if one["exploit"] == exploit and one["both"]["named"]
-        ]
-        for exploit in ("leaky_test", "length_loophole", "trusting_grader")
-    }
-    after = [one["gold"]["named"] - one["spread"] for one in gamed if one["gold"]["named"]]
+    assert all(one["both"]["named"] and one["gold"]["named"] for one in gamed)
+    delays = {kind: [one[kind]["named"] - one["first"] for one in gamed] for kind in ("both", "gold")}
+    assert max(delays["both"]) <= 10
     before = max(max(one["shares"][: found["opens"] - 1]) for one in gamed)
-    assert before < 0.05
+    assert before < 0.1
     rollouts, used = (sum(one[name] for one in gamed) for name in ("named_rollouts", "named_rollouts_that_exploit"))
     alarms = sum(one["both"]["named"] is not None for one in well)
     histories, false = (sum(one[name] for one in simulated) for name in ("histories", "false_alarms"))
     assert alarms == false == 0
-    assert len(delays["leaky_test"]) == 1
     return {
         "docs/reward-hacking.md": [
             *(f"| {' | '.join(row_of_exploit(one))} |" for one in gamed),
             f"did not happen in {found['steps']} steps",
             f"from step {found['opens']} on the exploit earns 10",
-            *(
-                f"`{exploit}`{words} {min(delays[exploit])} to {max(delays[exploit])} steps after"
-                for exploit, words in (("length_loophole", " is named"), ("trusting_grader", ""))
-            ),
-            f"one of three runs is named, {delays['leaky_test'][0]} steps after the first success",
-            f"With only the gold reward it takes {min(after)} to {max(after)} steps after the exploit has spread",
+            f"named within {max(delays['both'])} steps of its first success",
+            f"With only the gold reward it takes {min(delays['gold'])} to {max(delays['gold'])} steps",
             f"{used} of the {rollouts} rollouts that the messages name use the exploit",
             f"none in {len(well)} runs of {found['steps']} steps with honest rewards",
             f"none in {histories} made-up honest histories of 100 steps",
