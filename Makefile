@@ -88,7 +88,7 @@ test-pythons-short: .venv/test.stamp ## only what differs between Pythons, on 3.
 
 # --- tests with other people's packages ---
 
-environments: $(patsubst %,.venv-%/stamp,view atroposlib real roll worlds ray skyrl agents agents-node tinker trl docs verifiers-v0 verifiers-v1 vllm) ## install the environments that .ci/run needs
+environments: $(patsubst %,.venv-%/stamp,view atroposlib real roll worlds ray skyrl agents agents-node tinker tinker-newest trl docs verifiers-v0 verifiers-v1 vllm) ## install the environments that .ci/run needs
 	$(BIN)/python -m tools.other_pythons --install 3.13
 vllm: .venv-vllm/stamp ## install vLLM into .venv-vllm (2 GB)
 
@@ -128,10 +128,11 @@ test-agents-short: .venv/test.stamp ## without the clients that need pinned pack
 	$(OFFLINE) AGENT_CLIENTS=.venv-agents:.venv-agents-node $(BIN)/python -m pytest tests/agents -n 2
 test-export: .venv/test.stamp .venv-trl/stamp ## exported data sets in TRL's own trainers: two minutes
 	$(PYTEST_ENV) TRL_PYTHON=.venv-trl/bin/python $(BIN)/python -m pytest tests/trl
-test-tinker: .venv/test.stamp .venv-tinker/stamp ## the official client of Tinker against `atropos tinker`: every call, kills, eight clients at once, and `atropos run` with it: eight minutes
-	TINKER_PYTHON=.venv-tinker/bin/python $(PYTEST) tests/tinker -n 2
-test-tinker-short: .venv/test.stamp .venv-tinker/stamp ## every call, and a server that is killed again and again
-	TINKER_PYTHON=.venv-tinker/bin/python $(PYTEST) tests/tinker -n 2 -k "every_call or again_and_again"
+TINKER := TINKER_PYTHON=.venv-tinker/bin/python NEWEST_TINKER_PYTHON=.venv-tinker-newest/bin/python $(PYTEST) -n 2
+test-tinker: .venv/test.stamp .venv-tinker/stamp .venv-tinker-newest/stamp ## the official client of Tinker against `atropos tinker`: every call, kills, eight clients at once, and `atropos run` with it: eight minutes
+	$(TINKER) tests/tinker
+test-tinker-short: .venv/test.stamp .venv-tinker/stamp .venv-tinker-newest/stamp ## every call, also by the newest client; gradients; a server that is killed again and again
+	$(TINKER) $(patsubst %,tests/tinker/test_%.py,every_call gradients newest kills) -k "not kills or again_and_again"
 test-mlflow: .venv/test.stamp .venv-mlflow/stamp ## the sink mlflow with a server that is killed
 	$(PYTEST_ENV) MLFLOW_PYTHON=.venv-mlflow/bin/python $(BIN)/python -m pytest tests/mlflow
 REAL := $(PYTEST_ENV) REAL_PYTHON=.venv-real/bin/python TRL_PYTHON=.venv-trl/bin/python $(BIN)/python -m pytest
@@ -202,6 +203,8 @@ bench-models-vllm: .venv-vllm/stamp ## which families of models vLLM samples exa
 	$(call in,vllm) benchmarks.models_vllm
 bench-bridges: .venv-vllm/stamp ## three bridges on the same work, with vLLM
 	$(call in,vllm) benchmarks.bridges
+bench-tinker: .venv/test.stamp .venv-tinker/stamp ## a training step over the Tinker protocol next to the same of `atropos run`: two minutes
+	$(OFFLINE) TINKER_PYTHON=.venv-tinker/bin/python $(BIN)/python -m benchmarks.tinker
 bench-api: .venv/test.stamp .venv-atroposlib/stamp ## the trajectory API and atroposlib's server on the same bytes, with and without journal
 	$(BIN)/python -m benchmarks.api
 clean: ## remove the environments, build/ and dist/
@@ -223,7 +226,7 @@ clean: ## remove the environments, build/ and dist/
 	touch $@
 
 # environments/packages.toml says what each holds next to the pins of environments/NAME.txt.
-NAMES := agents agents-pinned atroposlib docs environments mlflow ray real roll roll-source skyrl tinker triton trl verifiers-v0 verifiers-v1 view vllm worlds
+NAMES := agents agents-pinned atroposlib docs environments mlflow ray real roll roll-source skyrl tinker tinker-newest triton trl verifiers-v0 verifiers-v1 view vllm worlds
 $(patsubst %,.venv-%/stamp,$(NAMES)): .venv-%/stamp: environments/%.txt environments/packages.toml environments/constraints.txt
 	$(INSTALL) $*
 $(patsubst %,.venv-%/stamp,ray roll roll-source skyrl verifiers-v0 verifiers-v1 view vllm worlds): $(PROJECTS)

@@ -95,28 +95,28 @@ class TinkerServer:
 
     # -- clients
 
-    def begin(self, script: str, *arguments: object, out: Path) -> subprocess.Popen[bytes]:
+    def begin(self, script: str, *arguments: object, out: Path, client: str = CLIENT) -> subprocess.Popen[bytes]:
         """Start a script of the client, which writes what it found to `out` as JSON."""
         environment = {
             "TINKER_BASE_URL": self.url, "TINKER_API_KEY": self.key, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1",
             "PYTHONWARNINGS": "ignore", "TINKER_TELEMETRY": "1",
         }  # fmt: skip
-        command = [CLIENT, str(SCRIPTS / script), str(out), *map(str, arguments)]
+        command = [client, str(SCRIPTS / script), str(out), *map(str, arguments)]
         with out.with_suffix(".log").open("wb") as log:
             return subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, **environment})
 
-    def run(self, script: str, *arguments: object, out: Path) -> Any:
+    def run(self, script: str, *arguments: object, out: Path, client: str = CLIENT, hint: str = "") -> Any:
         """Run a script to its end, and return what it wrote."""
-        return ended(self.begin(script, *arguments, out=out), out)
+        return ended(self.begin(script, *arguments, out=out, client=client), out, hint)
 
 
-def ended(process: subprocess.Popen[bytes], out: Path) -> Any:
+def ended(process: subprocess.Popen[bytes], out: Path, hint: str = "") -> Any:
     try:
         code = process.wait(SCRIPT_S)
     except subprocess.TimeoutExpired:
         process.kill()
         raise AssertionError(f"the script did not end:\n{out.with_suffix('.log').read_text()[-4000:]}") from None
-    assert code == 0, out.with_suffix(".log").read_text()[-4000:]
+    assert code == 0, "\n".join([hint, out.with_suffix(".log").read_text()[-4000:]])
     return json.loads(out.read_text())
 
 
