@@ -10,7 +10,7 @@ from atropos_core import console
 from atropos_core.config.resolve import WITH_EVERY_ENGINE, ResolvedComponent
 from atropos_core.errors import ConfigError, FitError, TokenizerMismatch
 from atropos_core.interfaces import ModelInfo, Transport
-from atropos_core.plugins.model_provider import BridgeProvider, TrainerProvider
+from atropos_core.plugins.model_provider import BridgeProvider, EngineProvider, TrainerProvider
 from atropos_core.plugins.offers import Offer
 from atropos_core.plugins.provider import RunContext
 from atropos_core.plugins.registry import Registry
@@ -47,13 +47,12 @@ def _transport_to(
     shared = bridge.transports & engine.transports & trainer.transports & possible
     if shared:
         return next(transport for transport in get_args(Transport) if transport in shared)
-    between = engine.transports & trainer.transports & possible
-    fitting = [offer.provider.name for offer in registry.offers("bridge") if between & _transports_by_default(offer)]
+    fitting = _bridges_for(engine.transports & trainer.transports & possible, registry)
     advice = (
         f"Use {' or '.join(f'--bridge {name}' for name in fitting)}."
         if fitting
         else f"No installed bridge joins engine {engine.component.use!r} and trainer {trainer.component.use!r}: "
-        "choose another engine or trainer."
+        + _other_engines(trainer.transports & possible, registry)
     )
     raise FitError(
         f"bridge {bridge.component.use!r} does not fit: it carries {_list(bridge.transports)}; engine {engine.component.use!r} takes "
@@ -62,6 +61,20 @@ def _transport_to(
         + _why_not(allowed, launcher.component.use),
         remedy=advice,
     )
+
+
+def _bridges_for(transports: frozenset[Transport] | set[Transport], registry: Registry) -> list[str]:
+    return [offer.provider.name for offer in registry.offers("bridge") if transports & _transports_by_default(offer)]
+
+
+def _other_engines(transports: frozenset[Transport] | set[Transport], registry: Registry) -> str:
+    """Say which installed engines a bridge joins with a trainer of these transports."""
+    pairs = [
+        f"--engine {engine.provider.name} --bridge {bridge}"
+        for engine in registry.offers("engine")
+        for bridge in _bridges_for(transports & _transports_by_default(engine), registry)[:1]
+    ]
+    return f"use {' or '.join(pairs)}." if pairs else "choose another engine or trainer."
 
 
 def _why_not(allowed: frozenset[Transport], launcher: str) -> str:
@@ -84,7 +97,7 @@ def _transports_by_default(offer: Offer) -> frozenset[Transport]:
         check_requires(offer)
         return (
             offer.provider.transports(offer.provider.options())
-            if isinstance(offer.provider, BridgeProvider)
+            if isinstance(offer.provider, BridgeProvider | EngineProvider)
             else frozenset()
         )
     except Exception:  # noqa: BLE001 - the plugin boundary: it needs options, another core or machine, or is broken

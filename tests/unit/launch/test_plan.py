@@ -312,12 +312,14 @@ def test_a_bridge_whose_options_are_wrong_is_not_the_one_that_is_advised():
         )
 
 
-def test_ends_that_no_bridge_joins_are_refused():
+@pytest.mark.parametrize(
+    ("bridges", "advice"),
+    [(ENDS["bridges"], "use --engine gpu --bridge saver."), (ENDS["bridges"][:2], "choose another engine or trainer.")],
+)
+def test_ends_that_no_bridge_joins_are_refused_with_the_engines_that_one_joins(bridges, advice):
     with pytest.raises(FitError) as caught:
-        plan(installed(**ENDS), engine__use="shm", trainer__use="gpu", bridge__use="wire")
-    assert "No installed bridge joins engine 'shm' and trainer 'gpu': choose another engine or trainer." in str(
-        caught.value
-    )
+        plan(installed(**{**ENDS, "bridges": bridges}), engine__use="shm", trainer__use="gpu", bridge__use="wire")
+    assert f"No installed bridge joins engine 'shm' and trainer 'gpu': {advice}" in str(caught.value)
 
 
 def test_a_bridge_that_carries_nothing_says_nothing():
