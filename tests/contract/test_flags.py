@@ -407,8 +407,7 @@ SEEN_IN = {
     "plugins/tinker_api/tests/test_command.py::test_a_port_that_is_taken_is_named": "tinker --port",
     "plugins/tinker_api/tests/test_command.py::test_few_connections_and_slow_requests_are_turned_away": "tinker --connections --request-s",
     "plugins/tinker_api/tests/test_hostile.py::test_a_body_beyond_the_bound_is_refused": "tinker --body-mb",
-    "plugins/tinker_api/tests/test_order.py::test_a_step_is_applied_once_if_the_server_was_killed_before_the_answer":
-        "tinker --model --dir",
+    "tests/tinker/server.py::start": "tinker --model --dir",
     "plugins/trainer_grpo/tests/test_plan_command.py::test_what_an_eight_billion_model_needs_of_a_small_card_and_of_a_large_one":
         "plan --model --gpu --host --context",
     "plugins/trainer_grpo/tests/test_plan_command.py::test_bridge_engine_and_settings_are_those_that_are_named":

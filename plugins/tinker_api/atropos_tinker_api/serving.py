@@ -82,7 +82,8 @@ def key_of(options: ServeOptions) -> bytes | None:
         if not is_loopback(options.host):
             raise ConfigError(
                 f"host {options.host} can be reached from elsewhere, so the server needs a key.",
-                remedy="Add --token-file FILE (docs/tinker.md: how to make one), or leave --host out.",
+                remedy=f"Add --token-file FILE, which only you can read, with a secret word that begins with {KEY.decode()}, or leave "
+                "--host out.",
             )
         return None
     key = read_server_token(options.token_file)

@@ -113,7 +113,7 @@ class TinkerApp:
         if allowed:
             raise Refused(f"use {' or '.join(allowed)} here.", status=405)
         what = NOT_HERE.get(asked, f"what the address {path[:100]!r} names")
-        raise Refused(f"{what} is not offered by this server (docs/tinker.md).", status=404)
+        raise Refused(f"{what} is not offered by `atropos tinker`.", status=404)
 
 
 def status_of(error: AtroposError) -> int:
