@@ -66,7 +66,9 @@ def timed(device: str, small: bool) -> dict[str, dict[str, float]]:
     hidden, weight, targets, back = given(*shape, torch.bfloat16, device)
     ways = {
         "kernels": lambda: ours.by_kernels(hidden, weight, None, targets, None, 8192)[0],
-        "torch": lambda: ours.by_torch(hidden, weight, None, targets, None, 8192, None, None, ours.PLAIN)[0],
+        "torch": lambda: ours.by_torch(hidden, weight, None, targets, None, 8192, None, None, ours.PLAIN, None, None)[
+            0
+        ],
     }
     on_gpu = device != "cpu"
     if on_gpu and importlib.util.find_spec("trl") and importlib.util.find_spec("trl.kernels"):

@@ -69,14 +69,14 @@ for temperature in (None, torch.linspace(0.5, 1.5, 9)):
         if one_pass:
             scored = both.by_kernels(hidden, weight, bias, targets, temperature, 4)
         else:
-            scored = both.by_torch(hidden, weight, bias, targets, temperature, 4, None, None, both.PLAIN)[:2]
+            scored = both.by_torch(hidden, weight, bias, targets, temperature, 4, None, None, both.PLAIN, None, None)[:2]
         (scored[0] * torch.arange(9)).sum().add(scored[1].square().sum()).backward()
         weight.grad[torch.isinf(bias.detach())] = 0
         found.append([*(part.detach() for part in scored), hidden.grad, weight.grad, bias.grad])
         again = weight.grad.clone()
         lies = weight.grad.data_ptr()
         given = hidden, weight, bias, targets, temperature, 4
-        (both.by_kernels(*given) if one_pass else both.by_torch(*given, None, None, both.PLAIN))[0].sum().backward()
+        (both.by_kernels(*given) if one_pass else both.by_torch(*given, None, None, both.PLAIN, None, None))[0].sum().backward()
         assert weight.grad.data_ptr() == lies, "a gradient that is there is added to where it lies"
         assert not torch.equal(weight.grad, again)
     for one, other in zip(*found, strict=True):
