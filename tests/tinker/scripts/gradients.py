@@ -26,7 +26,7 @@ def datum(tokens: list[int], **inputs: object) -> types.Datum:
 
 
 def squares(data, logprobs):
-    loss = sum((one**2).sum() for one in logprobs)
+    loss = 0.1 * sum((one**2).sum() for one in logprobs)
     return loss, {}
 
 
