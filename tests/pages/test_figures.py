@@ -634,7 +634,18 @@ def reward_hacking() -> Figures:
     }
 
 
+def tinker() -> Figures:
+    ratio = results("tinker")["ratio"]
+    return {
+        "docs/tinker.md": [
+            f"takes {ratio['step']:.1f} times as long as with",
+            f"(rollouts {ratio['rollouts']:.1f}, update {ratio['training']:.1f})",
+        ]
+    }
+
+
 COMPUTED = (
+    tinker,
     front_page,
     reward_hacking,
     turn_learning,

@@ -19,7 +19,7 @@ from typing import Any
 from tests.served import free_port
 from tests.waiting import wait_until
 
-CLIENT = os.environ.get("TINKER_PYTHON", "")
+CLIENT = os.path.abspath(os.environ["TINKER_PYTHON"]) if os.environ.get("TINKER_PYTHON") else ""
 SCRIPTS = Path(__file__).parent / "scripts"
 START_S = 120
 SCRIPT_S = 400

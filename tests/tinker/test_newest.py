@@ -14,7 +14,7 @@ import pytest
 
 from tests.tinker.server import CLIENT, SCRIPTS, TinkerServer
 
-NEWEST = os.environ.get("NEWEST_TINKER_PYTHON", "")
+NEWEST = os.path.abspath(os.environ["NEWEST_TINKER_PYTHON"]) if os.environ.get("NEWEST_TINKER_PYTHON") else ""
 
 
 def surface(client: str, out: Path) -> dict[str, str]:
