@@ -232,9 +232,9 @@ class HFEngine(Engine):
         from atropos_engine_hf.adapters import read_adapter  # peft, which only adapters need
 
         async with self.paused(version):
-            self._held_adapters().put(POLICY, read_adapter(directory))
+            self._opened_adapters().put(POLICY, read_adapter(directory))
 
-    def _held_adapters(self) -> Adapters:
+    def _opened_adapters(self) -> Adapters:
         from atropos_engine_hf.adapters import Adapters
 
         if self._adapters is None:
@@ -271,7 +271,7 @@ class HFEngine(Engine):
     def _put(self, name: str, directory: Path) -> None:
         from atropos_engine_hf.adapters import read_adapter
 
-        held, stored = self._held_adapters(), read_adapter(directory)
+        held, stored = self._opened_adapters(), read_adapter(directory)
         if held.size_bytes + stored.size_bytes > self._options.adapters_gb * 1e9:
             raise DataError(
                 f"the adapter {name!r} has {stored.size_bytes / 1e6:,.1f} MB of weights, and engine 'hf' holds"
@@ -286,7 +286,7 @@ class HFEngine(Engine):
         queue = self._of(name)
         await queue.end()
         if self._named.pop(name, None) is not None:  # another call may have removed it meanwhile
-            self._held_adapters().remove(name)
+            self._opened_adapters().remove(name)
 
     async def sample_with(
         self,

@@ -1,6 +1,6 @@
 """The requests to one adapter: those that wait, and the batch of those that run.
 
-Each adapter has a batch of its own, and so has the model without one. Batches take turns, so what runs in one changes no result of
+Each adapter has its batch, and so has the model without one. Batches take turns, so what runs in one changes no result of
 another.
 """
 
@@ -62,7 +62,7 @@ class RequestQueue:
                 self._unused.set()
 
     async def end(self) -> None:
-        """Refuse new requests, and return when those in flight have ended. Each has a deadline of its own."""
+        """Refuse new requests, and return when those in flight have ended. Each has its deadline."""
         self._is_ending = True
         await self._unused.wait()
 
@@ -100,17 +100,17 @@ class KeysAndValues:
             self._first = None
         if not queue.waiting or self._first not in (None, queue):
             return 0
-        room = queue.batch.take(queue.waiting, _held(others))
+        room = queue.batch.take(queue.waiting, _bytes_of_batches(others))
         if not room and not queue.batch.rows:
             for other in others:
                 if not other.batch.rows:
                     other.batch.release()
-            room = queue.batch.take(queue.waiting, _held(others))
+            room = queue.batch.take(queue.waiting, _bytes_of_batches(others))
             self._first = None if room else queue
         elif room:
             self._first = None
         return room
 
 
-def _held(queues: list[RequestQueue]) -> int:
+def _bytes_of_batches(queues: list[RequestQueue]) -> int:
     return sum(queue.batch.size_bytes for queue in queues)

@@ -60,27 +60,23 @@ class Model:
             self.next_seq = max(self._results) + 1
         self.pending = {seq: entry for seq, entry in self._requests.items() if seq >= self.next_seq}
         self.pending_bytes = sum(entry.size for entry in self.pending.values())
+        if 0 not in self._requests and not self.next_seq:  # request 0 creates the adapter
+            self.accept(Kind.CREATE, 0, b"{}")
 
     @classmethod
     def create(cls, record: ModelRecord, models: Path) -> Model:
-        """Make the model's directory. The request with sequence id 0 creates the adapter."""
+        """Make the model's directory."""
         directory = models / folder_of(record.id)
         directory.mkdir(exist_ok=True)
         write_json(directory / ABOUT, asdict(record))
-        model = cls(record, directory)
-        if 0 not in model._requests:
-            model.accept(Kind.CREATE, 0, b"{}")
-        return model
+        return cls(record, directory)
 
     @classmethod
     def open(cls, directory: Path) -> Model:
         """Open a model that an earlier server left. Raises RunDirectoryError."""
         about = read_json(directory / ABOUT)
         record = ModelRecord(**{**about, "settings": AdapterSettings(**about["settings"])})
-        model = cls(record, directory)
-        if 0 not in model._requests and not model.next_seq:
-            model.accept(Kind.CREATE, 0, b"{}")
-        return model
+        return cls(record, directory)
 
     @property
     def id(self) -> str:

@@ -27,7 +27,7 @@ def lora_config(model: PeftModel, settings: AdapterSettings) -> LoraConfig:
         if isinstance(module, LoraLayer) and not isinstance(module, ParamWrapper) and module is not head
     ]
     chosen = [name for name in linear if (settings.mlp if _is_mlp(name) else settings.attention)]
-    targets = _short(chosen, [name for name, _ in base.named_modules()])
+    targets = _target_names(chosen, [name for name, _ in base.named_modules()])
     if settings.head:
         targets += [name for name, module in base.named_modules() if module is head]
     experts = sorted(own.target_parameters or ()) if settings.mlp else []
@@ -50,7 +50,7 @@ def _is_mlp(name: str) -> bool:
     return MLP.search(name) is not None
 
 
-def _short(chosen: list[str], present: list[str]) -> list[str]:
+def _target_names(chosen: list[str], present: list[str]) -> list[str]:
     """Return the last names of the chosen layers, as peft and vLLM know them, if these mean no other layer; else their paths."""
     last = {name.rpartition(".")[2] for name in chosen}
     meant = [name for name in present if name.rpartition(".")[2] in last]
