@@ -3,9 +3,9 @@
     python -m benchmarks.planted_bugs [FOLDER ...]
 
 `benchmarks/bugs/*.toml` holds them: what is wrong, the file, its text as it is and with the bug, and the tests that must
-notice. Each is planted alone, in a copy of this tree. It is an error where a bug's text does not stand in its file exactly once,
-where a folder has no bug, and where a test fails without any bug. Writes benchmarks/results/planted_bugs.json: the folders that
-were asked for, beside what is there of others.
+notice. Each is planted alone, in a copy of this tree. It is an error if a bug's text is not in its file exactly once, if a
+folder that was asked for has no bug, and if a test fails without any bug. Writes benchmarks/results/planted_bugs.json: the
+folders that were asked for, next to what is there of others.
 
 This process loads no module of ours until all is done: tests run in forks of it, which load the copy's.
 """
@@ -77,9 +77,9 @@ def all_folders() -> set[str]:
     return {"core", *core, *(path.parent.name for path in ROOT.glob("[lp]*s/*/pyproject.toml"))}
 
 
-def wrong(bugs: list[Bug]) -> list[str]:
-    """What is wrong with the bugs themselves."""
-    found = [f"{folder}: no bug is planted there" for folder in sorted(all_folders() - {bug.folder for bug in bugs})]
+def wrong(bugs: list[Bug], asked: set[str]) -> list[str]:
+    """What is wrong with the bugs themselves, and which of the folders that were asked for have none."""
+    found = [f"{folder}: no bug is planted there" for folder in sorted(asked - {bug.folder for bug in bugs})]
     for bug in bugs:
         file = ROOT / bug.file
         places = file.read_text().count(bug.old) if file.is_file() else 0
@@ -165,7 +165,7 @@ def main() -> None:
     if unknown := asked - all_folders():
         raise SystemExit(f"no folder {', '.join(sorted(unknown))}; there are {', '.join(sorted(all_folders()))}")
     bugs = read_bugs()
-    if errors := wrong(bugs):
+    if errors := wrong(bugs, asked):
         raise SystemExit("\n".join(errors))
     bugs = [bug for bug in bugs if bug.folder in asked]
     machine = described()

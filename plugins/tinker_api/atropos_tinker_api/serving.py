@@ -23,10 +23,10 @@ from atropos_http_server.answers import Refusals
 from atropos_http_server.body_limits import JSON_COST
 from atropos_http_server.body_limits import Limits as BodyLimits
 from atropos_http_server.connection_limits import Gate
+from atropos_http_server.loopback import is_loopback
 from atropos_http_server.server import ListenOptions, RunningServer, serve_in_loop
 from atropos_http_server.tokens import read_server_token
 from atropos_tinker_api.backends import Backends, backends
-from atropos_tinker_api.http.access import is_loopback
 from atropos_tinker_api.http.app import TinkerApp, refuse
 from atropos_tinker_api.service import Service
 from atropos_tinker_api.state.checkpoints import Checkpoints

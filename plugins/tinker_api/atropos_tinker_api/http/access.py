@@ -3,30 +3,15 @@
 from __future__ import annotations
 
 import hmac
-import ipaddress
 from collections.abc import Mapping
-from functools import lru_cache
-from urllib.parse import urlsplit
 
 from starlette.types import Scope
 
 from atropos_http_server.connection import SCOPE_KEY, Connection
+from atropos_http_server.loopback import OWN_SITES, names_this_machine
 from atropos_tinker_api.refused import Refused
 
 BEARER = b"bearer "
-OWN_SITES = (None, b"same-origin", b"none")  # a browser's values for a page of this server, or a typed address
-
-
-@lru_cache(256)
-def is_loopback(host: str) -> bool:
-    """Return True if a name or address means this machine, without asking a resolver."""
-    name = host.strip("[]").rstrip(".").lower()
-    if name == "localhost" or name.endswith(".localhost"):
-        return True
-    try:
-        return ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return False
 
 
 def check_access(scope: Scope, key: bytes | None) -> None:
@@ -46,7 +31,7 @@ def check_access(scope: Scope, key: bytes | None) -> None:
         connection.gate.count("user")
         raise Refused("another user of this machine runs this server, which has no key (--token-file).", status=403)
     host = (given.get(b"host") or b"localhost").decode("latin-1")
-    if not _names_this_machine(host):
+    if not names_this_machine(host):
         raise Refused(
             f"this server is only for this machine, and was called as {host[:100]!r}: start it with --host and --token-file.",
             status=403,
@@ -58,11 +43,3 @@ def _key(given: Mapping[bytes, bytes]) -> bytes:
     if authorization[: len(BEARER)].lower() == BEARER:
         return authorization[len(BEARER) :].strip()
     return given.get(b"x-api-key", b"")
-
-
-@lru_cache(256)
-def _names_this_machine(host: str) -> bool:
-    try:
-        return is_loopback(urlsplit(f"//{host}").hostname or "")
-    except ValueError:
-        return False

@@ -11,10 +11,11 @@ from atropos_core.interfaces import Engine, ModelInfo, Transport
 from atropos_http_server.answers import Refusals
 from atropos_http_server.body_limits import Limits
 from atropos_http_server.connection_limits import Gate
+from atropos_http_server.loopback import is_loopback
 from atropos_http_server.server import ListenOptions, RunningServer, serve_in_loop
 from atropos_http_server.tokens import read_server_token
 from atropos_trajectory_api.engine_http.routes import EngineRoutes, engine_app, is_upload
-from atropos_trajectory_api.http.access import Access, is_loopback
+from atropos_trajectory_api.http.access import Access
 from atropos_trajectory_api.http.answers import body_cost, refuse
 
 KEEP_ALIVE_S = 3600

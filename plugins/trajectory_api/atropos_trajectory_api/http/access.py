@@ -9,41 +9,18 @@ from __future__ import annotations
 import base64
 import binascii
 import hmac
-import ipaddress
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from functools import lru_cache, partial
-from urllib.parse import urlsplit
+from functools import partial
 
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from atropos_http_server.answers import Headers, header
 from atropos_http_server.connection import SCOPE_KEY, Connection
+from atropos_http_server.loopback import OWN_SITES, names_this_machine
 from atropos_trajectory_api.http.answers import answer, plain_error
 
 OPEN = "/health"
-OWN_SITES = (None, b"same-origin", b"none")  # a browser's values for a page of this server, or a typed address
-
-
-@lru_cache(256)
-def is_loopback(host: str) -> bool:
-    """True if a name or address means this machine, without asking a resolver."""
-    name = host.strip("[]").rstrip(".").lower()
-    if name == "localhost" or name.endswith(".localhost"):
-        return True
-    try:
-        return ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return False
-
-
-@lru_cache(256)
-def _names_this_machine(host: str) -> bool:
-    """True if a `Host` header names this machine."""
-    try:
-        return is_loopback(urlsplit(f"//{host}").hostname or "")
-    except ValueError:
-        return False
 
 
 class Access:
@@ -113,7 +90,7 @@ class Access:
         if connection is not None and not connection.may_call:
             return _other_user
         host = (given.get(b"host") or b"localhost").decode("latin-1")
-        if _names_this_machine(host):
+        if names_this_machine(host):
             return None
         return _refusing(
             403, "AccessRefused", f"this server is only for this machine, but was called as {host[:100]!r}.",

@@ -21,10 +21,10 @@ from atropos_core import console
 from atropos_core.errors import ConfigError, RunDirectoryError
 from atropos_core.storage.file_permissions import make_private, private_files
 from atropos_http_server.connection_limits import Gate
+from atropos_http_server.loopback import is_loopback
 from atropos_http_server.server import HttpServer
 from atropos_http_server.tls import tls_context
 from atropos_http_server.tokens import read_server_token
-from atropos_trajectory_api.http.access import is_loopback
 from atropos_trajectory_api.http.answers import REFUSALS
 from atropos_trajectory_api.options import ServeOptions
 from atropos_trajectory_api.server.app import App
