@@ -29,7 +29,8 @@ class Weighted(Component):
 class RewardComponent(Weighted):
     deadline_s: float = Field(60.0, gt=0, description="seconds for scoring one group")
     runs_in: Literal["here", "process"] | None = Field(
-        None, description="here, or in a child process; unset: the component's own default"
+        None,
+        description="process: in a child process; here: in the run's own process; unset: the component's own default",
     )
 
 
@@ -68,5 +69,5 @@ class TrainerComponent(ComponentOnDevices):
     machines: int = Field(
         1,
         ge=1,
-        description="machines that it spans, with these devices on each; more than one needs a launcher that has them",
+        description="number of machines, each with these devices; more than 1 requires a launcher that provides machines",
     )

@@ -46,7 +46,7 @@ class Section(NoBooleanIsANumber):
 class EngineComponent(ComponentOnDevices):
     replica: dict[str, dict[str, Any]] = Field(
         default_factory=dict,
-        description="more engines: each [engine.replica.NAME] lists only what differs from [engine] (devices, options)",
+        description="more engines: each [engine.replica.NAME] gives only the options that differ from [engine], not `use`",
     )
 
     def instances(self) -> dict[str, ComponentOnDevices]:
@@ -158,7 +158,7 @@ class TrainingSection(Section):
         None,
         gt=0,
         description="the largest difference between engine and trainer, in nats; above it the run stops. Unset: 0.5 for 16-bit "
-        "weights; for float32 1e-4, or 4 times the model's own rounding if that is larger",
+        "weights; for float32 1e-4, or 4 times the model's own rounding error if that is larger",
     )
 
 
@@ -269,16 +269,22 @@ class WatchSection(Section):
         description="seconds of silence before a line names the process and the call; half of that if the process is stopped",
     )
     least_s: float = Field(
-        Patience.least_s, gt=0, description="seconds of silence before it is given up and the run ends, and"
+        Patience.least_s,
+        gt=0,
+        description="seconds of silence after which the run gives up on it, unless `times` allows more",
     )
-    times: float = Field(Patience.times, ge=1, description="this multiple of the longest earlier call of the same kind")
+    times: float = Field(
+        Patience.times,
+        ge=1,
+        description="allow silence of this multiple of the longest earlier call of the same kind, if that is more than least_s",
+    )
 
     def patience(self) -> Patience:
         return Patience(**self.model_dump())
 
 
 class HubSection(Section):
-    size_mb: float = Field(256.0, gt=0, description="megabytes that groups waiting to be trained may take")
+    size_mb: float = Field(256.0, gt=0, description="megabytes that groups waiting to be trained on may take")
 
 
 class ApiSection(Section):
