@@ -56,9 +56,9 @@ NAVIGATION: Mapping[str, tuple[str, ...]] = {
     ),
     "Agents": ("agents.md", "agent-api.md", "agent-tokens.md", "agent-clients.md", "agent-sandboxes.md"),
     "More than one machine": ("launchers.md", "roles.md", "trajectory-api.md", "simulation.md"),
-    "Other people's environments": ("catalogue.md",),
-    "Other people's trainers": ("skyrl.md", "roll.md"),
-    "Other people's scripts": ("tinker.md",),
+    "Third-party environments": ("catalogue.md",),
+    "Third-party trainers": ("skyrl.md", "roll.md"),
+    "Third-party scripts": ("tinker.md",),
     "Coming from": tuple(f"coming-from/{name}.md" for name in ("trl", "atroposlib", "verifiers", "skyrl", "roll")),
     "Plugins": ("plugins.md", "hooks.md", "where-things-are.md"),
 }  # fmt: skip
