@@ -92,8 +92,9 @@ environments: $(patsubst %,.venv-%/stamp,view atroposlib real roll worlds ray sk
 	$(BIN)/python -m tools.other_pythons --install 3.13
 vllm: .venv-vllm/stamp ## install vLLM into .venv-vllm (2 GB)
 
-test-vllm: .venv-vllm/stamp .venv-real/stamp .venv-triton/stamp ## real vLLM servers: a quarter of an hour
-	REAL_PYTHON=.venv-real/bin/python TRITON_PYTHON=.venv-triton/bin/python $(call in,vllm) pytest tests/vllm -n 2 $(BY_FILE)
+test-vllm: .venv-vllm/stamp .venv-real/stamp .venv-triton/stamp .venv-tinker/stamp ## real vLLM servers: a quarter of an hour
+	REAL_PYTHON=.venv-real/bin/python TRITON_PYTHON=.venv-triton/bin/python TINKER_PYTHON=.venv-tinker/bin/python \
+	  $(call in,vllm) pytest tests/vllm -n 2 $(BY_FILE)
 test-vllm-short: .venv-vllm/stamp ## each bridge with one family of models, a kill and a planted fault: four minutes
 	$(call in,vllm) pytest $(patsubst %,tests/vllm/test_%.py,engine engine_role sleep_mode bridge_ipc bridge_lora bridge_checkpoint kills) \
 	  -n 2 $(BY_FILE) -k "not qwen and not server and not core and not trainer] and not adapters_that"

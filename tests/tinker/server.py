@@ -35,6 +35,7 @@ class TinkerServer:
     port: int = field(default_factory=free_port)
     process: subprocess.Popen[bytes] | None = None
     key: str = "tml-x"
+    start_s: float = START_S
 
     @property
     def url(self) -> str:
@@ -48,7 +49,7 @@ class TinkerServer:
         with (self.directory / "server.log").open("ab") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log, cwd=self.directory)
         if wait:
-            wait_until(self.is_open, f"the server answers; it said:\n{self.said()}", START_S)
+            wait_until(self.is_open, f"the server answers; it said:\n{self.said()}", self.start_s)
 
     def is_open(self) -> bool:
         assert self.process is not None
@@ -121,10 +122,12 @@ def ended(process: subprocess.Popen[bytes], out: Path, hint: str = "") -> Any:
 
 
 @contextmanager
-def tinker_server(directory: Path, model: str, *arguments: str, key: str = "tml-x") -> Iterator[TinkerServer]:
-    server = TinkerServer(directory, model, arguments, key=key)
-    server.start()
+def tinker_server(
+    directory: Path, model: str, *arguments: str, key: str = "tml-x", start_s: float = START_S
+) -> Iterator[TinkerServer]:
+    server = TinkerServer(directory, model, arguments, key=key, start_s=start_s)
     try:
+        server.start()
         yield server
     finally:
         if server.process is not None and server.process.poll() is None:

@@ -15,7 +15,7 @@ import psutil
 
 from atropos_core.interfaces import ModelInfo
 from atropos_core.processes.child import Child
-from atropos_core.processes.proxies import HostedEngine
+from atropos_core.processes.proxies import HostedAdapterEngine
 from atropos_core.types import Completion, Floats, Tokens
 
 
@@ -23,7 +23,7 @@ from atropos_core.types import Completion, Floats, Tokens
 class Hosted:
     """An open engine, and the processes behind it."""
 
-    engine: HostedEngine
+    engine: HostedAdapterEngine
     child: Child
     info: ModelInfo
     model: Path
@@ -82,7 +82,7 @@ async def start(
         },
     }  # fmt: skip
     child = await Child.start("engine", wanted, directory / "engine.log", threads=1, environment=environment)
-    engine = HostedEngine(child)
+    engine = HostedAdapterEngine(child)
     try:
         return Hosted(engine, child, await engine.open(), model)
     except BaseException:

@@ -103,15 +103,17 @@ def write_tokenizer(directory: Path, vocabulary: int = VOCABULARY, *, ends: bool
     (directory / "tokenizer_config.json").write_text(json.dumps(settings))
 
 
-def make_adapter(directory: Path, model: Path, *, rank: int = 4, alpha: float = 8.0, seed: int = 0) -> Path:
-    """A random peft adapter of every linear layer, far from doing nothing."""
+def make_adapter(
+    directory: Path, model: Path, *, rank: int = 4, alpha: float = 8.0, seed: int = 0, targets: Any = "all-linear"
+) -> Path:
+    """A random peft adapter, by default of every linear layer, far from doing nothing."""
     import torch
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
 
     torch.manual_seed(seed)
     base: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, local_files_only=True)
-    settings = LoraConfig(r=rank, lora_alpha=alpha, target_modules="all-linear", task_type="CAUSAL_LM")
+    settings = LoraConfig(r=rank, lora_alpha=alpha, target_modules=targets, task_type="CAUSAL_LM")
     adapted: Any = get_peft_model(base, settings)
     with torch.no_grad():
         for name, parameter in adapted.named_parameters():

@@ -1,4 +1,4 @@
-"""Choose the adapter of a request, and when an adapter can be removed. Each load has its own name, and is never in place.
+"""Choose the adapter of a request, and when an adapter can be removed. Each load has its own name in the server, and is never in place.
 
 Loading over a name in use mixes the two adapters, and a name that was used before meets its own cached prefixes.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,17 +25,19 @@ class Loaded:
     """One adapter in the server."""
 
     name: str
-    version: int
+    version: int | None  # of the policy; None: the adapter of a client
     number: int  # vLLM's own
     in_flight: int = 0
     aborted_at: float = float("-inf")  # time when a request was last given up
 
 
 class Adapters:
-    """At most `limit` adapters at once. The newest serves new requests; an older one is removed when nothing uses it."""
+    """At most `limit` adapters at once. The newest of the policy's serves new requests; an older one is removed when nothing uses it.
+    Named adapters of clients are next to them, each until its client removes it."""
 
     def __init__(self, api: Api, limit: int, *, drain_s: float, taken: Iterable[str]) -> None:
         self.current: Loaded | None = None  # None: the base model
+        self._named: dict[str, Loaded] = {}
         self._api = api
         self._limit = limit
         self._drain_s = drain_s
@@ -47,10 +49,18 @@ class Adapters:
         self._unloading: asyncio.Task[None] | None = None
         self._turn = asyncio.Lock()
 
+    def of(self, name: str | None) -> Loaded | None:
+        """Return the adapter of a client; None for the base model. Raises DataError for an unknown name."""
+        if name is not None and name not in self._named:
+            raise DataError(
+                f"engine 'vllm' has no adapter {name!r}. Its adapters: {', '.join(sorted(map(repr, self._named))) or 'none'}.",
+                remedy="Add it with add_adapter() first.",
+            )
+        return None if name is None else self._named[name]
+
     @asynccontextmanager
-    async def using(self) -> AsyncIterator[Loaded | None]:
-        """Yield the newest adapter, which stays until the block is left."""
-        taken = self.current
+    async def using(self, taken: Loaded | None) -> AsyncIterator[Loaded | None]:
+        """Yield this adapter, which stays until the block is left."""
         if taken is None:
             yield None
             return
@@ -69,25 +79,74 @@ class Adapters:
         uses it, and vLLM never has more than it can hold. Raises WeightsMismatch if vLLM refuses it, DeadlineExceeded if no
         older one drains."""
         async with self._turn:
-            if self._unloading is None:
-                self._unloading = asyncio.create_task(self._unload_unused(), name="unloading adapters")
+            self._begin_unloading()
             await self._wait_for_room()
-            if self._numbers is None:
-                self._numbers = await self._loaded_numbers()
-            name = self._new_name(version)
-            body = {"lora_name": name, "lora_path": str(directory.resolve())}
-            try:
-                await self._api.post("/v1/load_lora_adapter", body, deadline_s=LOAD_S)
-            except (DataError, Refused) as error:
-                raise WeightsMismatch(
-                    f"vLLM refuses the adapter in {directory}: {error}",
-                    remedy="If you started the server separately, start it for adapters of the trainer's rank.",
-                ) from error
-            before, self._numbers = self._numbers, await self._loaded_numbers()
-            (number,) = self._numbers - before
-            self.current = Loaded(name, version, number)
-            self._loaded.append(self.current)
+            self.current = await self._load(directory, f"policy-v{version}", version)
             self._unused.set()
+
+    async def add(self, directory: Path, name: str, check: Callable[[Loaded], Awaitable[None]]) -> None:
+        """Load the adapter of a client, which stays until `remove`. Raises DataError if the name is taken, or if the server holds as many
+        as it can; what `load` raises; and what `check` raises for the adapter, which is then unloaded."""
+        async with self._turn:
+            self._begin_unloading()
+            if not name or name in self._named:
+                raise DataError(
+                    f"engine 'vllm' already has an adapter {name!r}." if name else "an adapter needs a name.",
+                    remedy="Remove it first, or give the new one another name.",
+                )
+            if sum(map(self._is_kept, self._loaded)) >= self._limit:
+                raise DataError(
+                    f"the adapter {name!r} has no room: the vLLM server holds {self._limit} adapters already.",
+                    remedy="Remove adapters that are not used any more, or raise engine.max_cpu_loras (of a server with a url, its"
+                    " --max-cpu-loras).",
+                )
+            await self._wait_for_room()
+            loaded = await self._load(directory, "named", None)
+            try:
+                await check(loaded)
+            except BaseException:
+                await self._unload(loaded)
+                raise
+            self._named[name] = loaded
+
+    async def remove(self, name: str) -> None:
+        """Unload the adapter of a client once its requests in flight have ended. It has no new ones from now on. Raises DataError for an
+        unknown name."""
+        removed = self.of(name)
+        del self._named[name]
+        self._unused.set()
+        while removed in self._loaded:
+            self._check_unloading()
+            self._unloaded.clear()
+            await self._unloaded.wait()
+
+    def _begin_unloading(self) -> None:
+        if self._unloading is None:
+            self._unloading = asyncio.create_task(self._unload_unused(), name="unloading adapters")
+
+    async def _load(self, directory: Path, name: str, version: int | None) -> Loaded:
+        if self._numbers is None:
+            self._numbers = await self._loaded_numbers()
+        name = self._new_name(name)
+        body = {"lora_name": name, "lora_path": str(directory.resolve())}
+        try:
+            await self._api.post("/v1/load_lora_adapter", body, deadline_s=LOAD_S)
+        except (DataError, Refused) as error:
+            raise WeightsMismatch(
+                f"vLLM refuses the adapter in {directory}: {error}",
+                remedy="If you started the server separately, start it for adapters of the trainer's rank."
+                if version is not None
+                else None,
+            ) from error
+        before, self._numbers = self._numbers, await self._loaded_numbers()
+        (number,) = self._numbers - before
+        loaded = Loaded(name, version, number)
+        self._loaded.append(loaded)
+        return loaded
+
+    def _is_kept(self, loaded: Loaded) -> bool:
+        """True if requests may begin with it."""
+        return loaded is self.current or loaded in self._named.values()
 
     async def close(self, *, unload: bool) -> None:
         """With `unload`, for a server that keeps running, all our adapters are removed from it."""
@@ -105,7 +164,7 @@ class Adapters:
                     self._unloaded.clear()
                     await self._unloaded.wait()
         except TimeoutError:
-            oldest = self._loaded[0]
+            oldest = next((one for one in self._loaded if not self._is_kept(one)), self._loaded[0])
             raise DeadlineExceeded(
                 f"{oldest.in_flight} requests still sample with adapter {oldest.name!r} after {self._drain_s:g} s, and the"
                 f" server holds only {self._limit} adapters.",
@@ -124,11 +183,11 @@ class Adapters:
             while True:
                 await self._unused.wait()
                 self._unused.clear()
-                waits = [self._idle_in(old) for old in self._loaded if old is not self.current and not old.in_flight]
+                waits = [self._idle_in(old) for old in self._loaded if not self._is_kept(old) and not old.in_flight]
                 if waits and min(waits) > 0:
                     await asyncio.sleep(min(waits))
                 for old in list(self._loaded):
-                    if old is not self.current and not old.in_flight and self._idle_in(old) <= 0:
+                    if not self._is_kept(old) and not old.in_flight and self._idle_in(old) <= 0:
                         await self._unload(old)
                         self._unloaded.set()
                         self._unused.set()  # look again: another may be waiting for its time
@@ -154,10 +213,10 @@ class Adapters:
         listed = (await self._api.post("/collective_rpc", {"method": "list_loras"}))["results"]
         return {int(number) for number in re.findall(r"\d+", str(listed[0]))}  # "{1, 2}", or "set()"
 
-    def _new_name(self, version: int) -> str:
-        name, again = f"policy-v{version}", 1
+    def _new_name(self, kind: str) -> str:
+        name, again = kind, 1
         while name in self._names:
             again += 1
-            name = f"policy-v{version}-{again}"
+            name = f"{kind}-{again}"
         self._names.add(name)
         return name

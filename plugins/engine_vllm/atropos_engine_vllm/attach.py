@@ -11,7 +11,14 @@ from atropos_core.errors import DataError, FitError
 from atropos_core.plugins.provider import RunContext
 from atropos_core.types import MOST_KEPT, MOST_TIES
 from atropos_engine_vllm.api import Api, Refused
-from atropos_engine_vllm.command import EXTENSION, WHOLE_PROMPTS, announced_adapters, possible_rank
+from atropos_engine_vllm.command import (
+    EXTENSION,
+    WHOLE_PROMPTS,
+    announced_adapters,
+    holds_adapters,
+    named_adapters,
+    possible_rank,
+)
 from atropos_engine_vllm.generate import PATH
 from atropos_engine_vllm.model import read_config, text_config
 from atropos_engine_vllm.router_replay import ASKED, FLAG, VARIABLES, records_experts
@@ -23,6 +30,7 @@ SHAPE = (  # vLLM may silently load weights of another shape
     "architectures", "vocab_size", "hidden_size", "num_hidden_layers", "intermediate_size", "num_attention_heads",
     "num_key_value_heads", "head_dim",
 )  # fmt: skip
+NAMED_RANK = 32  # of a Tinker client by default
 _ADAPTERS = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
 
 
@@ -33,6 +41,7 @@ class Attached:
     served: str
     dtype: str
     lora_slots: int  # adapters at once; 0: none
+    lora_rank: int  # the highest; 0: none
 
 
 async def check_attached(api: Api, context: RunContext, config: Mapping[str, Any]) -> Attached:
@@ -47,7 +56,7 @@ async def check_attached(api: Api, context: RunContext, config: Mapping[str, Any
         ) from error
     check_supported(number, f"the server at {api.url} is {number}", f"Start a server of vLLM {SUPPORTED} there.")
     start = _how_to_start(context)
-    needed = (*_NEEDED, *(_ADAPTERS if announced_adapters(context) else ()))
+    needed = (*_NEEDED, *(_ADAPTERS if holds_adapters(context) else ()))
     routes = set((await api.get("/openapi.json"))["paths"])
     if missing := [route for route in needed if route not in routes]:
         raise FitError(f"the vLLM server at {api.url} does not offer {', '.join(missing)}.", remedy=start)
@@ -75,15 +84,22 @@ async def check_attached(api: Api, context: RunContext, config: Mapping[str, Any
     models = (await api.get("/v1/models"))["data"]
     base = next(card for card in models if not card.get("parent"))
     _check_same_model(api.url, Path(base["root"]), config)
-    slots = 0
-    if adapters := announced_adapters(context):
-        lora, rank = info["lora_config"], adapters["rank"]
+    slots = most_rank = 0
+    if holds_adapters(context):
+        lora, rank = info["lora_config"], announced_adapters(context).get("rank", 1)
         if lora is None or lora["max_loras"] < 2 or lora["max_lora_rank"] < rank:
             raise FitError(
                 f"the vLLM server at {api.url} does not hold two adapters of rank {rank} at once.", remedy=start
             )
-        slots = lora["max_cpu_loras"] or lora["max_loras"]
-    return Attached(served=base["id"], dtype=str(served["dtype"]).removeprefix("torch."), lora_slots=slots)
+        slots, most_rank = lora["max_cpu_loras"] or lora["max_loras"], lora["max_lora_rank"]
+    if named_adapters(context) and info["device_config"]["device"] == "cpu" and not served["enforce_eager"]:
+        raise FitError(
+            f"the vLLM server at {api.url} is compiled: on a CPU it computes rows without an adapter with the adapter of others.",
+            remedy=start,
+        )
+    return Attached(
+        served=base["id"], dtype=str(served["dtype"]).removeprefix("torch."), lora_slots=slots, lora_rank=most_rank
+    )
 
 
 def _check_same_model(url: str, root: Path, config: Mapping[str, Any]) -> None:
@@ -105,9 +121,13 @@ def _how_to_start(context: RunContext) -> str:
     flags += [f"--max-logprobs {MOST_KEPT + MOST_TIES}"]
     if context.devices[0] == "cpu":
         flags += [WHOLE_PROMPTS]
-    if lora := announced_adapters(context):
+    if holds_adapters(context):
+        rank = announced_adapters(context).get("rank", NAMED_RANK)
         variables += ["VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"]
-        flags += ["--enable-lora", "--max-loras 2", f"--max-lora-rank {possible_rank(lora['rank'])}"]
+        flags += ["--enable-lora", "--max-loras 2", f"--max-lora-rank {possible_rank(rank)}"]
+    if named_adapters(context):
+        flags += [f"--max-cpu-loras {4 * named_adapters(context)}"]
+        flags += ["--enforce-eager"] if context.devices[0] == "cpu" else []
     if records_experts(context):
         variables += [f"{name}={value}" for name, value in VARIABLES.items()]
         flags += [FLAG]

@@ -49,20 +49,40 @@ def flags(options: VLLMOptions, context: RunContext, dtype: str) -> list[str]:
         made += ["--worker-cls", SLEEPING["cpu" if on_cpu else "cuda"], *([] if on_cpu else ["--enable-sleep-mode"])]
     if options.max_model_len is not None:
         made += ["--max-model-len", str(options.max_model_len)]
-    if lora := announced_adapters(context):
-        rank = possible_rank(lora["rank"])
-        made += ["--enable-lora", "--max-loras", str(options.max_loras), "--max-lora-rank", str(rank)]
-        made += ["--max-cpu-loras", str(options.lora_slots)]
-    elif options.changed("max_loras"):
-        raise ConfigError(
-            f"{context.label}.max_loras has no effect: this engine receives no adapters.",
-            remedy="Remove it, or train adapters: [trainer.lora] with --bridge lora.",
-        )
+    if holds_adapters(context):
+        rank = max(announced_adapters(context).get("rank", 1), options.max_lora_rank if named_adapters(context) else 1)
+        made += ["--enable-lora", "--max-loras", str(options.max_loras), "--max-lora-rank", str(possible_rank(rank))]
+        made += ["--max-cpu-loras", str(options.lora_slots(named_adapters(context)))]
+    _refuse_idle(options, context)
     if router_replay.records_experts(context):
         made += [router_replay.FLAG]
     if transfer := _transfer(context):
         made += ["--weight-transfer-config", json.dumps({"backend": transfer})]
     return made + options.extra_args
+
+
+def _refuse_idle(options: VLLMOptions, context: RunContext) -> None:
+    """Raises ConfigError for options of adapters that have no effect here, or that named adapters do not work with."""
+    label = context.label or "engine"
+    if not holds_adapters(context):
+        for name in ("max_loras", "max_cpu_loras", "max_lora_rank"):
+            if options.changed(name):
+                raise ConfigError(
+                    f"{label}.{name} has no effect: this engine receives no adapters.",
+                    remedy="Remove it, or train adapters: [trainer.lora] with --bridge lora.",
+                )
+    elif not named_adapters(context):
+        if options.changed("max_lora_rank"):
+            raise ConfigError(
+                f"{label}.max_lora_rank has no effect: this engine only receives the trainer's adapter, whose rank is trainer.lora.rank.",
+                remedy="Remove it.",
+            )
+    elif context.devices[0] == "cpu" and options.enforce_eager is False:
+        raise ConfigError(
+            f"{label}.enforce_eager = false does not work with named adapters on a CPU: compiled, vLLM computes rows without an adapter"
+            " with the adapter of others.",
+            remedy="Leave it out: eager is the default on a CPU.",
+        )
 
 
 def _caches_prefixes(options: VLLMOptions, context: RunContext) -> bool:
@@ -109,7 +129,7 @@ def environment(options: VLLMOptions, context: RunContext, scratch: Path, key: s
         made |= {"CUDA_VISIBLE_DEVICES": _visible(context.devices)}
     if router_replay.records_experts(context):
         made |= router_replay.VARIABLES
-    if announced_adapters(context):
+    if holds_adapters(context):
         made |= {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"}
     if transfer := _transfer(context):
         made |= {"ATROPOS_WEIGHT_TRANSFER": transfer, "ATROPOS_WEIGHT_TRANSPORT": str(context.transport)}
@@ -124,6 +144,15 @@ def _transfer(context: RunContext) -> str | None:
 def announced_adapters(context: RunContext) -> dict[str, Any]:
     """The trainer's announcement of its adapters, if they travel to this engine."""
     return dict(context.announced.get("lora", {})) if context.transport == "adapter" else {}
+
+
+def named_adapters(context: RunContext) -> int:
+    """How many named adapters clients are going to use at a time; 0: none."""
+    return int(context.announced.get("named_adapters", 0)) if context.transport == "adapter" else 0
+
+
+def holds_adapters(context: RunContext) -> bool:
+    return bool(announced_adapters(context)) or named_adapters(context) > 0
 
 
 def possible_rank(rank: int) -> int:

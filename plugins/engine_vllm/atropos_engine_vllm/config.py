@@ -83,13 +83,25 @@ class VLLMOptions(Options):
     max_loras: int = Field(
         4,
         ge=2,
-        description="adapters (one a version) in one batch, if the trainer trains adapters; more wait",
+        description="different adapters in one batch: versions of a trainer's, or named adapters of clients; more wait",
+    )
+    max_cpu_loras: int | None = Field(
+        None,
+        ge=2,
+        description="adapters that the server keeps in memory; default: 16, or four times `--adapters` of `atropos tinker`",
+    )
+    max_lora_rank: int = Field(
+        32,
+        ge=1,
+        le=512,
+        description="largest rank of named adapters; vLLM reserves memory for max_loras of this rank. A trainer's own adapter has"
+        " its own rank",
     )
 
-    @property
-    def lora_slots(self) -> int:
-        """Adapters that the server keeps in memory, enough to publish a version without waiting for old ones to drain."""
-        return max(16, self.max_loras)
+    def lora_slots(self, named: int = 0) -> int:
+        """Adapters that the server keeps in memory. Without named ones: enough to publish a version without waiting for old ones
+        to drain."""
+        return self.max_cpu_loras or max(4 * named or 16, self.max_loras)
 
     extra_args: list[str] = Field([], description='more flags of `vllm serve`, such as ["--block-size", "32"]')
 
@@ -108,6 +120,14 @@ class VLLMOptions(Options):
         ours |= {flag for flag in flags if flag.startswith("--") and any(one.startswith(flag) for one in _OURS)}
         if taken := sorted(ours):
             raise ValueError(f"extra_args: {', '.join(taken)} is set by the engine: use its options")
+        return self
+
+    @model_validator(mode="after")
+    def _check_adapters(self) -> VLLMOptions:
+        if self.max_cpu_loras is not None and self.max_cpu_loras < self.max_loras:
+            raise ValueError(
+                f"max_cpu_loras = {self.max_cpu_loras} is less than max_loras = {self.max_loras}: those of a batch are in memory too"
+            )
         return self
 
     @model_validator(mode="after")

@@ -6,10 +6,15 @@ loads them. tests/pages holds this table to benchmarks/results/models.json.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 
 from atropos_core.errors import FitError
+from atropos_core.models.model_size import read
+from atropos_core.plugins.provider import RunContext
+from atropos_engine_vllm.command import announced_adapters, holds_adapters
+from atropos_engine_vllm.config import VLLMOptions
 from atropos_engine_vllm.model import read_config, text_config
 
 LIMIT = 1e-3  # of the spread of the logits
@@ -42,3 +47,22 @@ def refuse_differing(directory: Path, device: str) -> None:
                 if kind in INEXACT_IN_HF
                 else "Use `--engine hf`, which compares its own decoding with transformers.",
             )
+
+
+def refuse_adapted_experts(options: VLLMOptions, context: RunContext) -> None:
+    """Raises FitError if adapters of a mixture would come that vLLM would not run, or the trainer's adapter is of experts: in peft's
+    form, vLLM would leave these out."""
+    if not holds_adapters(context) or (size := read(context.model)) is None or not size.experts():
+        return
+    if options.url is None and context.devices[0] == "cpu":
+        raise FitError(
+            "engine 'vllm' does not run adapters of a mixture of experts on a CPU: vLLM has the kernels only for GPUs. The model in"
+            f" {context.model} is a mixture.",
+            remedy="Use `--engine hf`, or a GPU.",
+        )
+    if {"all-linear", "gate_up_proj", "down_proj"} & set(announced_adapters(context).get("targets", ())):
+        linear = sorted({name.removesuffix(".weight").rpartition(".")[2] for name in size.linear()})
+        raise FitError(
+            f"engine 'vllm' does not take adapters of experts, and trainer.lora.targets chooses those of the model in {context.model}.",
+            remedy=f"--set trainer.lora.targets='{json.dumps(linear)}' adapts the other layers. Or use `--engine hf`.",
+        )

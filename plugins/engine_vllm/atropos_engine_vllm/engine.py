@@ -22,12 +22,14 @@ from atropos_core.plugins.provider import RunContext
 from atropos_core.rollouts.tokenizer import fingerprint
 from atropos_core.types import Completion, Floats, Sampling, Tokens, TopK, tokens
 from atropos_engine_vllm import generate, model
-from atropos_engine_vllm.adapters import Adapters
+from atropos_engine_vllm.adapters import Adapters, Loaded
 from atropos_engine_vllm.api import Api, Refused
 from atropos_engine_vllm.attach import check_attached
-from atropos_engine_vllm.command import SERVED, announced_adapters
+from atropos_engine_vllm.command import SERVED, announced_adapters, named_adapters
 from atropos_engine_vllm.config import VLLMOptions
+from atropos_engine_vllm.differing import refuse_adapted_experts, refuse_differing
 from atropos_engine_vllm.managed_server import ManagedServer
+from atropos_engine_vllm.named_adapters import NamedAdapters
 from atropos_engine_vllm.reload import METHOD
 from atropos_engine_vllm.router_replay import check_replay, records_experts
 from atropos_engine_vllm.versions import check_installed, installed
@@ -64,6 +66,8 @@ class VLLMEngine(Engine):
         self.version = 0
         self.worker_devices = context.devices
         self._adapter: Path | None = None  # the model to open, if it is an adapter over a base
+        if named_adapters(context):
+            self._check_named(options, context)
         if adapter := model.adapter_config(context.model):
             self._adapter = context.model
             base = Path(adapter["base_model_name_or_path"])
@@ -74,6 +78,7 @@ class VLLMEngine(Engine):
         self._server: ManagedServer | None = None
         self._api: Api | None = None
         self._adapters: Adapters | None = None
+        self._named: NamedAdapters | None = None
         self._resumes = False  # True for a server that is not ours, once we have paused it
         self._running = asyncio.Event()  # cleared while paused
         self._weights = asyncio.Lock()  # locked while paused, and by a rescoring
@@ -85,11 +90,24 @@ class VLLMEngine(Engine):
         self._stops = model.ends_of(context.model, self._config)
         self._served = SERVED
 
+    @staticmethod
+    def _check_named(options: VLLMOptions, context: RunContext) -> None:
+        """A run checks these before it starts an engine; named adapters come without one."""
+        if model.adapter_config(context.model):
+            raise FitError(
+                f"engine 'vllm' is to open the adapter {context.model}, and adds no adapters over it.",
+                remedy="Open its base model, and add both as named adapters.",
+            )
+        if options.url is None:
+            refuse_differing(context.model, context.devices[0])
+        refuse_adapted_experts(options, context)
+
     async def open(self) -> ModelInfo:
         """Raises ConfigError or FitError for impossible options, ProcessDied or DeadlineExceeded if no server comes up."""
         options, context = self._options, self._context
         on_cpu = context.devices[0] == "cpu"
-        dtype, slots = model.dtype(self._config, options.dtype, on_cpu), options.lora_slots
+        dtype, slots = model.dtype(self._config, options.dtype, on_cpu), options.lora_slots(named_adapters(context))
+        most_rank, raise_rank = options.max_lora_rank, "Raise engine.max_lora_rank."
         try:
             if options.url is None:
                 self._server = ManagedServer.start(options, context, dtype)
@@ -104,6 +122,7 @@ class VLLMEngine(Engine):
                 self._api = Api(options.url, key, self._lost, patience=context.patience)
                 found = await check_attached(self._api, context, self._config)
                 dtype, self._served, slots = found.dtype, found.served, found.lora_slots
+                most_rank, raise_rank = found.lora_rank, "Start the server with a higher --max-lora-rank."
                 self._resumes = True
                 await self._api.post("/pause?mode=keep&clear_cache=true")
                 await self.load_weights(context.model)  # another run may have left other weights there
@@ -114,6 +133,9 @@ class VLLMEngine(Engine):
             with waiting("vLLM to sample a first token"):
                 await self._warm_up()
             self._adapters = Adapters(self._api, slots, drain_s=DRAIN_S, taken=await self._names())
+            if named_adapters(context):
+                self._named = NamedAdapters(self._api, self._adapters, context.model, most_rank, raise_rank)
+                await self._named.open()
         except BaseException as error:
             try:
                 await self.close()
@@ -155,11 +177,23 @@ class VLLMEngine(Engine):
     async def sample(
         self, prompt: Tokens, n: int, sampling: Sampling, seeds: Sequence[int], deadline_s: float
     ) -> list[Completion]:
+        return await self._sample(lambda adapters: adapters.current, prompt, n, sampling, seeds, deadline_s)
+
+    async def _sample(
+        self,
+        choose: Callable[[Adapters], Loaded | None],
+        prompt: Tokens,
+        n: int,
+        sampling: Sampling,
+        seeds: Sequence[int],
+        deadline_s: float,
+    ) -> list[Completion]:
         generate.check(prompt, n, sampling, seeds, self._vocabulary, self._longest)
         try:
             async with asyncio.timeout(deadline_s), asyncio.TaskGroup() as group:
                 tasks = [
-                    group.create_task(self._continue(prompt, sampling, int(seed), deadline_s)) for seed in seeds[:n]
+                    group.create_task(self._continue(choose, prompt, sampling, int(seed), deadline_s))
+                    for seed in seeds[:n]
                 ]
         except TimeoutError:
             done = sum(task.done() and not task.cancelled() for task in tasks)
@@ -171,30 +205,51 @@ class VLLMEngine(Engine):
             raise several.exceptions[0] from None
         return [task.result() for task in tasks]
 
-    async def _continue(self, prompt: Tokens, sampling: Sampling, seed: int, deadline_s: float) -> Completion:
+    async def _continue(
+        self,
+        choose: Callable[[Adapters], Loaded | None],
+        prompt: Tokens,
+        sampling: Sampling,
+        seed: int,
+        deadline_s: float,
+    ) -> Completion:
         await self._running.wait()
         assert self._adapters is not None, "open() has made it before it lets anything run"
-        async with self._adapters.using() as adapter, self._with_cache():
+        async with self._adapters.using(choose(self._adapters)) as adapter, self._with_cache():
             await self._running.wait()  # a pause may have come before the cache was there
-            version = adapter.version if adapter else self.version
-            body = generate.request(prompt, sampling, seed, self._stops, f"v{version}", self._vocabulary)
+            body = generate.request(prompt, sampling, seed, self._stops, self._salt(adapter), self._vocabulary)
             body["model"] = adapter.name if adapter else self._served
             answer = await self._opened.post(generate.PATH, body, deadline_s=deadline_s)
         routed_after = len(prompt) if records_experts(self._context) else None
         return generate.completion(answer, sampling, adapter.version if adapter else None, routed_after=routed_after)
 
+    def _salt(self, adapter: Loaded | None) -> str:
+        """Requests share cached prefixes only under the same weights."""
+        if adapter is not None and adapter.version is None:
+            return adapter.name
+        return f"v{self.version if adapter is None else adapter.version}"
+
     async def logprobs(self, sequences: Sequence[Tokens], temperature: float = 1.0) -> list[Floats]:
         """Score all under one version of the weights: a `pause` waits for it. Temperature 0 counts as 1, as in sampling.
         Raises NotImplementedError for any other: vLLM scores a prompt by the model's own distribution."""
-        return await self._scored(sequences, temperature, 0, generate.scores)
+        self._check_unadapted()
+        return await self._scored(None, sequences, temperature, 0, generate.scores)
 
     async def top_logprobs(self, sequences: Sequence[Tokens], k: int, temperature: float = 1.0) -> list[TopK]:
         """Like `logprobs`, with the same NotImplementedError. A server gives at most 20, unless `extra_args` has a higher
         --max-logprobs."""
-        return await self._scored(sequences, temperature, k, lambda answer, _: generate.top_logprobs(answer, k))
+        self._check_unadapted()
+        return await self._scored(None, sequences, temperature, k, lambda answer, _: generate.top_logprobs(answer, k))
+
+    def _check_unadapted(self) -> None:
+        if announced_adapters(self._context):
+            raise NotImplementedError(
+                "engine 'vllm' does not score prompts with adapters (vLLM's CPU kernels fail): have the trainer score it"
+            )
 
     async def _scored(
         self,
+        adapter: Loaded | None,
         sequences: Sequence[Tokens],
         temperature: float,
         likeliest: int,
@@ -202,24 +257,23 @@ class VLLMEngine(Engine):
     ) -> list[T]:
         if temperature not in (0.0, 1.0):
             raise NotImplementedError(
-                f"vLLM scores a prompt only at temperature 1, but {temperature:g} was requested: have the trainer score it"
-            )
-        if announced_adapters(self._context):
-            raise NotImplementedError(
-                "engine 'vllm' does not score prompts with adapters (vLLM's CPU kernels fail): have the trainer score it"
+                f"vLLM scores given tokens only at temperature 1, but {temperature:g} was requested: sample at temperature 1, or have"
+                " the trainer score it"
             )
         if any(len(sequence) >= self._longest for sequence in sequences):
             raise NotImplementedError(
                 f"vLLM scores prompts of up to {self._longest - 1} tokens here (it samples one more token after each)"
             )
-        async with self._weights, self._with_cache():
+        assert self._adapters is not None, "open() has made it before it lets anything run"
+        async with self._adapters.using(adapter), self._weights, self._with_cache():
             limit = asyncio.Semaphore(SCORED_AT_ONCE)
 
             async def score(sequence: Tokens) -> T:
                 if len(sequence) < 2:
                     return read({"prompt_logprobs": [None] * len(sequence)}, sequence)
                 async with limit:
-                    body = generate.scoring_request(sequence, f"v{self.version}", likeliest) | {"model": self._served}
+                    body = generate.scoring_request(sequence, self._salt(adapter), likeliest)
+                    body["model"] = adapter.name if adapter else self._served
                     return read(await self._opened.post(generate.PATH, body, deadline_s=WEIGHTS_S), sequence)
 
             return list(await asyncio.gather(*(score(sequence) for sequence in sequences)))
@@ -264,6 +318,53 @@ class VLLMEngine(Engine):
             raise AtroposError("engine 'vllm' is not open: call open() first")
         await self._adapters.load(directory, version)
         self.version = version
+
+    # -- named adapters
+
+    async def add_adapter(self, directory: Path, name: str) -> None:
+        """Raises DataError if the name is taken, if the directory has no adapter of this model, or if vLLM cannot apply all of it."""
+        await self._named_adapters.add(directory, name)
+
+    async def remove_adapter(self, name: str) -> None:
+        await self._named_adapters.remove(name)
+
+    async def sample_with(
+        self,
+        name: str | None,
+        prompt: Tokens,
+        n: int,
+        sampling: Sampling,
+        seeds: Sequence[int],
+        deadline_s: float,
+    ) -> list[Completion]:
+        adapter = self._named_adapters.of(name)
+        async with self._named_adapters.using(adapter):
+            return await self._sample(lambda _: adapter, prompt, n, sampling, seeds, deadline_s)
+
+    async def logprobs_with(
+        self, name: str | None, sequences: Sequence[Tokens], temperature: float = 1.0
+    ) -> list[Floats]:
+        """Raises NotImplementedError as `logprobs` does."""
+        adapter = self._named_adapters.of(name, scores=True)
+        return await self._scored(adapter, sequences, temperature, 0, generate.scores)
+
+    async def top_logprobs_with(
+        self, name: str | None, sequences: Sequence[Tokens], k: int, temperature: float = 1.0
+    ) -> list[TopK]:
+        """Raises NotImplementedError as `logprobs` does."""
+        adapter = self._named_adapters.of(name, scores=True)
+        k = min(k, self._vocabulary)
+        return await self._scored(
+            adapter, sequences, temperature, k, lambda answer, _: generate.top_logprobs(answer, k)
+        )
+
+    @property
+    def _named_adapters(self) -> NamedAdapters:
+        if self._named is None:
+            raise NotImplementedError(
+                "this engine was started without room for named adapters: only `atropos tinker` announces them"
+            )
+        return self._named
 
     async def transfer_weights(
         self, stage: Literal["init", "start", "update", "finish"], info: Mapping[str, Any], deadline_s: float

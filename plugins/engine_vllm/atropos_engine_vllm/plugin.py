@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,7 +38,7 @@ def sizes(options: VLLMOptions, workload: Workload, free: Collection[str]) -> Se
 
 def check(options: VLLMOptions, workload: Workload) -> None:
     from atropos_core.errors import ConfigError
-    from atropos_engine_vllm.differing import refuse_differing
+    from atropos_engine_vllm.differing import refuse_adapted_experts, refuse_differing
     from atropos_engine_vllm.memory import check_share
     from atropos_engine_vllm.router_replay import check_replay
     from atropos_torch_models.model_directory import check_weights
@@ -62,31 +61,7 @@ def check(options: VLLMOptions, workload: Workload) -> None:
     if options.url is None:
         refuse_differing(context.model, context.devices[0])
     check_replay(options, context)
-    _refuse_adapted_experts(options, context)
-
-
-def _refuse_adapted_experts(options: VLLMOptions, context: RunContext) -> None:
-    """Raises FitError if the trainer publishes adapters of a mixture that vLLM would not run, or adapters of experts: in peft's form, it
-    would leave these out."""
-    from atropos_core.errors import FitError
-    from atropos_core.models.model_size import read
-    from atropos_engine_vllm.command import announced_adapters
-
-    adapters = announced_adapters(context)
-    if not adapters or (size := read(context.model)) is None or not size.experts():
-        return
-    if options.url is None and context.devices[0] == "cpu":
-        raise FitError(
-            "engine 'vllm' does not run adapters of a mixture of experts on a CPU: vLLM has the kernels only for GPUs. The model in"
-            f" {context.model} is a mixture.",
-            remedy="Use `--engine hf`, or a GPU.",
-        )
-    if {"all-linear", "gate_up_proj", "down_proj"} & set(adapters.get("targets", ())):
-        linear = sorted({name.removesuffix(".weight").rpartition(".")[2] for name in size.linear()})
-        raise FitError(
-            f"engine 'vllm' does not take adapters of experts, and trainer.lora.targets chooses those of the model in {context.model}.",
-            remedy=f"--set trainer.lora.targets='{json.dumps(linear)}' adapts the other layers. Or use `--engine hf`.",
-        )
+    refuse_adapted_experts(options, context)
 
 
 def dtype(options: VLLMOptions, workload: Workload) -> str:

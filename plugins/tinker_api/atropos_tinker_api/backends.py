@@ -34,15 +34,16 @@ class Backends:
 
 @asynccontextmanager
 async def backends(
-    config: RunConfig, model: ResolvedModel, plugins: Plugins, directory: Path
+    config: RunConfig, model: ResolvedModel, plugins: Plugins, directory: Path, adapters: int
 ) -> AsyncIterator[Backends]:
-    """Start both, open them, and end them after the block. Raises FitError for components that cannot serve adapters."""
+    """Start both, open them, and end them after the block. `adapters`: how many the engine is to hold. Raises FitError for components
+    that cannot serve adapters."""
     parts = {
         kind: resolve_component(plugins.registry, kind, kind, getattr(config, kind)) for kind in ("trainer", "engine")
     }
     children: list[Child] = []
     try:
-        starting = [_start(one, config, model.directory, directory) for one in parts.values()]
+        starting = [_start(one, config, model.directory, directory, adapters) for one in parts.values()]
         started = await asyncio.gather(*starting, return_exceptions=True)
         children += [one for one in started if isinstance(one, Child)]
         raise_first(started)
@@ -69,7 +70,7 @@ async def _check(call: Callable[[str], Awaitable[None]], named: str, what: str, 
         raise FitError(f"{named} cannot {what} here: {error}", remedy=f"Use {fix}.") from error
 
 
-async def _start(resolved: ResolvedComponent, config: RunConfig, model: Path, directory: Path) -> Child:
+async def _start(resolved: ResolvedComponent, config: RunConfig, model: Path, directory: Path, adapters: int) -> Child:
     placed = resolved.component
     threads = getattr(placed, "threads", None) or cpu_threads(model)
     devices = resolved.devices
@@ -77,10 +78,11 @@ async def _start(resolved: ResolvedComponent, config: RunConfig, model: Path, di
         directory=directory,
         model=model,
         seed=config.seed,
-        deterministic=config.deterministic or devices == ("cpu",),
+        deterministic=config.deterministic or (resolved.offer.kind == "trainer" and devices == ("cpu",)),
         patience=config.watch.patience(),
         transport="adapter",  # the base model stays as it is
         transports=("adapter",),
+        announced={"named_adapters": adapters},
         devices=devices,
         threads=threads,
         label=resolved.label,

@@ -114,7 +114,7 @@ async def _serve(
     directory: ServerDirectory,
     key: bytes | None,
 ) -> None:
-    async with backends(config, model, plugins, directory.path) as parts:
+    async with backends(config, model, plugins, directory.path, options.adapters) as parts:
         tokenizer = await asyncio.to_thread(ChatTokenizer, model.directory)
         service = _service(options, model.directory, directory, parts, parts.info, tokenizer)
         app = TinkerApp(service, key)

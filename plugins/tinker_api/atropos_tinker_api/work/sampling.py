@@ -116,6 +116,8 @@ class SamplingWork:
             raise
         except DataError as error:
             return Kind.FAILED, error_body(said(error), "user")
+        except NotImplementedError as error:  # of an engine that cannot score this
+            return Kind.FAILED, error_body(str(error), "user")
         except (DeadlineExceeded, AtroposError) as error:
             return Kind.FAILED, error_body(f"{type(error).__name__}: {said(error)}", "server")
 
