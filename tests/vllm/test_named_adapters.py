@@ -117,7 +117,7 @@ async def test_samples_and_scores_with_each_adapter_are_those_of_pefts_model(
 ) -> None:
     """The last slot of a batch has an adapter then, so that rows of the base model are next to it."""
     worst = await check(served.engine, served.model, adapters)
-    print(f"five adapters and the base model at once: {worst:.1e} nats off")
+    print(f"four adapters and the base model at once: {worst:.1e} nats off")
     assert worst <= CLOSE
     base = oracle(served.model, served.model, PROMPTS[0])
     for name, directory in adapters.items():
