@@ -123,6 +123,12 @@ def test_an_empty_list_of_stops_goes_past_the_models_own_ends(found: dict[str, A
     assert found["past_ends"] == [8]
 
 
+def test_stops_of_a_request_are_in_addition_to_the_models_own_ends(found: dict[str, Any]) -> None:
+    tokens, reason = found["own_ends"]["none"]
+    assert reason == "stop" and 1 < len(tokens) < 40
+    assert found["own_ends"]["an id"] == found["own_ends"]["a text"] == [tokens, reason]
+
+
 def test_lists_name_what_there_is(found: dict[str, Any], tiny: str) -> None:
     run = found["run_by_path"]
     assert found["models"] == [tiny] and found["info"] == [tiny, True, 4, True]

@@ -179,6 +179,11 @@ async def serve_in_loop(
     return running
 
 
+def check_port(host: str, port: int, options: ListenOptions) -> None:
+    """Raises the ConfigError of `serve_in_loop`, before anything has been started that takes time."""
+    _bind(host, port, options).close()
+
+
 def _bind(host: str, port: int, options: ListenOptions) -> socket.socket:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]

@@ -46,6 +46,17 @@ def tinker(
         int,
         typer.Option(min=1, help="Most adapters in the trainer's memory, and in the engine's; others wait on disk."),
     ] = 16,
+    snapshots: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="Most snapshots on disk of one session (save_weights_and_get_sampling_client); the one that was used longest ago goes.",
+        ),
+    ] = 32,
+    snapshot_hours: Annotated[
+        float,
+        typer.Option(min=0.001, help="Hours after the last request of a session until its snapshots are removed."),
+    ] = 24.0,
     body_mb: Annotated[float, typer.Option(min=0.01, help="Most megabytes of one request.")] = 64.0,
     queue_mb: Annotated[
         float, typer.Option(min=0.01, help="Most megabytes of training requests that wait for the trainer.")
@@ -81,5 +92,7 @@ def tinker(
         queue_bytes=int(queue_mb * 1e6),
         request_s=request_s,
         connections=connections,
+        snapshots=snapshots,
+        snapshot_hours=snapshot_hours,
     )
     serve(options, loaded.config, resolved, plugins)

@@ -24,7 +24,7 @@ from atropos_http_server.body_limits import JSON_COST
 from atropos_http_server.body_limits import Limits as BodyLimits
 from atropos_http_server.connection_limits import Gate
 from atropos_http_server.loopback import is_loopback
-from atropos_http_server.server import ListenOptions, RunningServer, serve_in_loop
+from atropos_http_server.server import ListenOptions, RunningServer, check_port, serve_in_loop
 from atropos_http_server.tokens import read_server_token
 from atropos_tinker_api.backends import Backends, backends
 from atropos_tinker_api.http.app import TinkerApp, refuse
@@ -37,11 +37,13 @@ from atropos_tinker_api.state.sessions import Sessions
 from atropos_tinker_api.work.operations import Limits
 from atropos_tinker_api.work.sampling import SamplingWork
 from atropos_tinker_api.work.saving import Saving
+from atropos_tinker_api.work.tidying import tidy
 from atropos_tinker_api.work.training import Training
 
 KEY = b"tml-"  # how a key begins that the official client accepts
 GRACE_S = 2  # for answers in progress at the end
 KEEP_ALIVE_S = 600  # a connection between two calls
+LISTEN = ListenOptions("--host", "--port")
 REFUSALS = Refusals(
     refuse,
     request_s="`atropos tinker --request-s`",
@@ -64,6 +66,8 @@ class ServeOptions:
     queue_bytes: int
     request_s: float
     connections: int
+    snapshots: int
+    snapshot_hours: float
 
 
 def serve(options: ServeOptions, config: RunConfig, model: ResolvedModel, plugins: Plugins) -> None:
@@ -114,6 +118,7 @@ async def _serve(
     directory: ServerDirectory,
     key: bytes | None,
 ) -> None:
+    check_port(_host(options), options.port, LISTEN)
     async with backends(config, model, plugins, directory.path, options.adapters) as parts:
         tokenizer = await asyncio.to_thread(ChatTokenizer, model.directory)
         service = _service(options, model.directory, directory, parts, parts.info, tokenizer)
@@ -123,11 +128,17 @@ async def _serve(
             _say(options, running, service)
             for one in service.models.all():
                 service.training.wake(one)
-            await watched(service.training.run(), parts.children)
+            await watched(_work(service, options.snapshot_hours * 3600), parts.children)
         finally:
             await running.close()
             await service.sampling.close()
             service.models.close()
+
+
+async def _work(service: Service, silent_s: float) -> None:
+    """Raises what ends the server."""
+    tidying = tidy(service.sessions, service.samplers, service.checkpoints, silent_s)
+    await asyncio.gather(service.training.run(), tidying)
 
 
 def _service(
@@ -140,7 +151,7 @@ def _service(
 ) -> Service:
     limits = Limits(info.vocabulary, context_tokens(model))
     checkpoints = Checkpoints(directory.models)
-    samplers = Samplers(directory.samplers, checkpoints)
+    samplers = Samplers(directory.samplers, checkpoints, options.snapshots)
     return Service(
         model=model,
         names=tuple(dict.fromkeys((*options.names, str(model)))),
@@ -174,13 +185,17 @@ async def _listen(options: ServeOptions, app: TinkerApp, key: bytes | None) -> R
     return await serve_in_loop(
         limits,
         gate,
-        options.host.strip("[]"),
+        _host(options),
         options.port,
         stop=stop,
         grace_s=GRACE_S,
         keep_alive_s=KEEP_ALIVE_S,
-        options=ListenOptions("--host", "--port"),
+        options=LISTEN,
     )
+
+
+def _host(options: ServeOptions) -> str:
+    return options.host.strip("[]")
 
 
 def _say(options: ServeOptions, running: RunningServer, service: Service) -> None:

@@ -22,7 +22,7 @@ Made = Callable[..., ServeOptions]
 def options(**more: object) -> ServeOptions:
     plain = {
         "names": (), "directory": Path("x"), "host": "127.0.0.1", "port": 0, "token_file": None, "adapters": 1,
-        "body_bytes": 1, "queue_bytes": 1, "request_s": 1.0, "connections": 1,
+        "body_bytes": 1, "queue_bytes": 1, "request_s": 1.0, "connections": 1, "snapshots": 1, "snapshot_hours": 1.0,
     }  # fmt: skip
     return ServeOptions(**{**plain, **more})
 

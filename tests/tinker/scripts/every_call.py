@@ -119,6 +119,12 @@ found["computed_last"] = named.compute_logprobs(types.ModelInput.from_ints(TOKEN
 found["snapshot"] = snapshot.compute_logprobs(types.ModelInput.from_ints(TOKENS)).result()
 greedy = types.SamplingParams(max_tokens=8, temperature=0.0, stop=[])
 found["past_ends"] = [len(one.tokens) for one in base.sample(prompt, 1, greedy).result().sequences]
+asked = types.ModelInput.from_ints(tokenizer.encode("<|user|>What is 45 + 37?<|assistant|>"))
+found["own_ends"] = {}
+for name, stop in {"none": None, "an id": [7], "a text": ["zzz"]}.items():
+    greedy = types.SamplingParams(max_tokens=40, temperature=0.0, stop=stop)
+    [one] = base.sample(asked, 1, greedy).result().sequences
+    found["own_ends"][name] = [one.tokens, one.stop_reason]
 words = types.SamplingParams(max_tokens=12, seed=1, stop=["1", "2"])
 found["stopped"] = [one.stop_reason for one in base.sample(prompt, 2, words).result().sequences]
 clone = tinker.SamplingClient.from_sampler_handle(named.get_sampler_handle())

@@ -54,7 +54,7 @@ class SessionRoutes:
         given = call.fields()
         reason = {"reason": given.fields("reason").text("type", most=50), "detail": given.text_or_none("detail")}
         self._service.sessions.finish(id, reason)
-        self._service.samplers.drop_session(id)
+        self._service.samplers.remove_of({id})
         return answer({})
 
     async def show(self, call: Call) -> Answer:

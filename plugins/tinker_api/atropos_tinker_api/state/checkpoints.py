@@ -85,6 +85,11 @@ class Checkpoints:
         (directory / ABOUT).unlink(missing_ok=True)  # first: without it, the directory is not a checkpoint
         shutil.rmtree(directory, ignore_errors=True)
 
+    def expired(self) -> list[Path]:
+        """Return the directories of checkpoints whose time to live is over. Changes nothing, so it may run in a thread."""
+        found = [file.parent for kind in TYPES for file in self._models.glob(f"*/{kind}/[!.]*/{ABOUT}")]
+        return [directory for directory in found if Checkpoint(**read_json(directory / ABOUT)).is_expired]
+
     def expire(self, checkpoint: Checkpoint, ttl_seconds: int | None) -> None:
         replace(checkpoint, expires=expiry(ttl_seconds)).write(self.directory_of(checkpoint))
 

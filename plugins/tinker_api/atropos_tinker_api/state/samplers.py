@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections import OrderedDict
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from atropos_core.storage.atomic import appearing
-from atropos_tinker_api.refused import Refused, unknown
+from atropos_tinker_api.refused import Refused
 from atropos_tinker_api.state.checkpoints import Checkpoint, Checkpoints, folder_of
 from atropos_tinker_api.state.directory import read_json, write_json
 
@@ -27,13 +28,16 @@ class Sampler:
 
 
 class Samplers:
-    """All sampling sessions of the server."""
+    """All sampling sessions of the server. One session has at most `most_snapshots` with saved weights: a new one replaces the one that was
+    used longest ago."""
 
-    def __init__(self, directory: Path, checkpoints: Checkpoints) -> None:
+    def __init__(self, directory: Path, checkpoints: Checkpoints, most_snapshots: int) -> None:
         self._directory = directory
         self._checkpoints = checkpoints
-        found = (read_json(path) for path in directory.glob(f"*/{ABOUT}"))
-        self._samplers = {one["id"]: Sampler(**one) for one in found}
+        self._most = most_snapshots
+        found = sorted(directory.glob(f"*/{ABOUT}"), key=lambda path: path.stat().st_mtime_ns)
+        samplers = (Sampler(**read_json(path)) for path in found)
+        self._samplers = OrderedDict((one.id, one) for one in samplers)  # the last used one last
 
     def id_of(self, session_id: str, seq: int) -> str:
         return f"{session_id}:sample:{seq}"
@@ -63,15 +67,26 @@ class Samplers:
             yield weights
             write_json(directory / ABOUT, asdict(sampler))
         self._samplers[id] = sampler
+        self._samplers.move_to_end(id)
+        session = session_of(id)
+        own = [one.id for one in self._samplers.values() if one.has_own and session_of(one.id) == session]
+        for oldest in own[: -self._most]:
+            self._remove(oldest)
 
     def find(self, id: str) -> Sampler:
-        """Raises Refused."""
+        """Return a sampling session that is about to be used. Raises Refused."""
         if id not in self._samplers:
-            raise unknown("sampling session", id)
+            raise Refused(
+                f"this server has no sampling session {id[:200]!r}. A snapshot is removed when its session is finished or silent for "
+                "long (--snapshot-hours), and when the session has newer ones (--snapshots).",
+                status=404,
+            )
+        self._samplers.move_to_end(id)
         return self._samplers[id]
 
     def weights(self, sampler: Sampler) -> Path | None:
-        """Return the directory of its adapter, None for the base model. Raises Refused if the checkpoint was deleted."""
+        """Return the directory of its adapter, None for the base model. Raises Refused if it was removed, or its checkpoint deleted."""
+        self.find(sampler.id)
         if sampler.has_own:
             return self._directory / folder_of(sampler.id) / "adapter"
         if sampler.path is None:
@@ -83,12 +98,18 @@ class Samplers:
         return self._checkpoints.find(path)
 
     def of_session(self, session_id: str) -> list[str]:
-        return [id for id in self._samplers if id.startswith(f"{session_id}:")]
+        return [id for id in self._samplers if session_of(id) == session_id]
 
-    def drop_session(self, session_id: str) -> list[str]:
-        """Remove the sampling sessions of a finished session, with the weights that only they have. Return their ids."""
-        dropped = self.of_session(session_id)
-        for id in dropped:
-            del self._samplers[id]
-            shutil.rmtree(self._directory / folder_of(id), ignore_errors=True)
-        return dropped
+    def remove_of(self, sessions: Collection[str]) -> None:
+        """Remove the sampling sessions of these sessions, with the weights that only they have."""
+        for id in [id for id in self._samplers if session_of(id) in sessions]:
+            self._remove(id)
+
+    def _remove(self, id: str) -> None:
+        del self._samplers[id]
+        shutil.rmtree(self._directory / folder_of(id), ignore_errors=True)
+
+
+def session_of(id: str) -> str:
+    """Return the session of a sampling session."""
+    return id.partition(":")[0]

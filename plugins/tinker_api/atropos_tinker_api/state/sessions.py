@@ -35,6 +35,7 @@ class Sessions:
         self._directory = directory
         found = (read_json(path) for path in directory.glob("*.json"))
         self._sessions = {one["id"]: Session(**{**one, "tags": tuple(one["tags"])}) for one in found}
+        self._heard = dict.fromkeys(self._sessions, time.monotonic())
 
     def create(
         self, tags: tuple[str, ...], user_metadata: Mapping[str, Any] | None, display_name: str | None
@@ -57,7 +58,13 @@ class Sessions:
         session = self.find(id)
         if session.finished is not None:
             raise Refused(f"session {id} is finished: create a new one.", status=410)
+        self._heard[id] = time.monotonic()
         return session
+
+    def over(self, silent_s: float) -> set[str]:
+        """Return the sessions that are finished, or whose clients have sent nothing for so long; since a restart, if that was later."""
+        since = time.monotonic() - silent_s
+        return {one.id for one in self._sessions.values() if one.finished is not None or self._heard[one.id] < since}
 
     def finish(self, id: str, reason: Mapping[str, Any]) -> None:
         """The first reason stays. Raises Refused."""
@@ -71,3 +78,4 @@ class Sessions:
     def _write(self, session: Session) -> None:
         write_json(self._directory / f"{session.id}.json", asdict(session))
         self._sessions[session.id] = session
+        self._heard.setdefault(session.id, time.monotonic())
