@@ -36,6 +36,7 @@ class TinkerServer:
     process: subprocess.Popen[bytes] | None = None
     key: str = "tml-x"
     start_s: float = START_S
+    before: tuple[str, ...] = ()  # a command that runs the one after it
 
     @property
     def url(self) -> str:
@@ -43,7 +44,7 @@ class TinkerServer:
 
     def start(self, *, wait: bool = True) -> None:
         command = [
-            sys.executable, "-m", "atropos_core", "tinker", "--model", self.model, "--dir", str(self.directory / "server"),
+            *self.before, sys.executable, "-m", "atropos_core", "tinker", "--model", self.model, "--dir", str(self.directory / "server"),
             "--port", str(self.port), *self.arguments,
         ]  # fmt: skip
         with (self.directory / "server.log").open("ab") as log:
