@@ -596,6 +596,8 @@ plugins/engine_vllm/tests/test_options.py::test_a_server_on_gpus_has_them_alone
   engine vllm: memory_share
 plugins/engine_vllm/tests/test_options.py::test_what_trainer_and_bridge_tell_reaches_the_server
   engine vllm: max_loras
+plugins/engine_vllm/tests/test_named_adapters.py::test_the_options_of_adapters_become_flags
+  engine vllm: max_cpu_loras max_lora_rank
 plugins/env_atroposlib/tests/test_environment.py::test_what_a_run_file_says_reaches_the_environment
   environment atroposlib: config datasets items evaluates
 plugins/env_atroposlib/tests/test_environment.py::test_no_group_for_so_many_items_in_turn_is_a_failure

@@ -69,7 +69,9 @@ def _refuse_idle(options: VLLMOptions, context: RunContext) -> None:
             if options.changed(name):
                 raise ConfigError(
                     f"{label}.{name} has no effect: this engine receives no adapters.",
-                    remedy="Remove it, or train adapters: [trainer.lora] with --bridge lora.",
+                    remedy="Remove it: named adapters come only with `atropos tinker`."
+                    if name == "max_lora_rank"
+                    else "Remove it, or train adapters: [trainer.lora] with --bridge lora.",
                 )
     elif not named_adapters(context):
         if options.changed("max_lora_rank"):
