@@ -14,6 +14,7 @@ HERE = "tests/pages/test_commands.py::"
 CHAT_CLIENT = "libs/chat_client/tests/test_chat_client.py::test_the_example_of_the_readme"
 LIBRARY = "tests/pages/test_library_pages.py::"
 TINKER = "tests/tinker/test_page.py::"
+TINKER_VLLM = "tests/vllm/test_tinker.py::test_clients_sample_from_snapshots_while_training_continues"
 TINKER_RUN = "tests/tinker/test_atropos_run.py::test_the_command_of_the_page_trains"
 TAKING = "tests/pages/test_serve_agent_page.py::test_the_command_the_loop_and_the_calls_of_the_page"
 MULTI_TURN = "tests/pages/test_multi_turn_page.py::"
@@ -136,6 +137,8 @@ EXECUTED = (
     ("docs/tinker.md", "pip install 'atropos-plugin-tinker-client", TINKER_RUN),
     ("plugins/tinker_client/README.md", "pip install", TINKER_RUN),
     ("docs/tinker.md", "export TINKER_BASE_URL", TINKER + "test_the_script_of_the_page_runs_with_the_variables_of_the_page"),
+    ("docs/tinker.md", "atropos tinker --model Qwen/Qwen3-0.6B --engine vllm", TINKER_VLLM),
+    ("plugins/engine_vllm/README.md", "atropos tinker --model Qwen/Qwen3-0.6B --engine vllm", TINKER_VLLM),
     ("docs/tinker.md", "import tinker", TINKER + "test_the_script_of_the_page_runs_with_the_variables_of_the_page"),
     ("docs/tinker.md", "(umask 077", TINKER + "test_the_key_of_the_page_opens_the_server_for_others"),
     ("docs/trajectory-api.md", "pip install", HERE + "test_the_calls_by_hand_do_what_the_page_says"),

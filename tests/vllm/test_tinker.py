@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,9 @@ pytestmark = [
 ]
 
 CLOSE = 1e-4
+REPOSITORY = Path(__file__).parents[2]
+PAGES = ("docs/tinker.md", "plugins/engine_vllm/README.md")
+COMMAND = re.compile(r"^atropos tinker --model \S+ (--engine vllm --set engine\.max_lora_rank=(\d+))$", re.M)
 
 
 def gap(found: Sequence[float], expected: Any) -> float:
@@ -38,10 +42,12 @@ def check(found: Any, tokens: list[int], prompt: list[int], model: Path, adapter
 
 
 def test_clients_sample_from_snapshots_while_training_continues(tmp_path: Path) -> None:
+    """With the command of the pages, on a tiny model."""
     model = make_model(tmp_path / "deep/model", "qwen3")
-    arguments = ("--engine", "vllm", "--set", "engine.kv_cache_gb=0.25", "--set", "engine.max_lora_rank=8")
+    [(command, rank)] = {found for page in PAGES for found in COMMAND.findall((REPOSITORY / page).read_text())}
+    arguments = (*command.split(), "--set", "engine.kv_cache_gb=0.25")
     with tinker_server(tmp_path, str(model), *arguments, start_s=300) as server:
-        found = server.run("snapshots.py", str(model), 16, out=tmp_path / "found.json")
+        found = server.run("snapshots.py", str(model), int(rank) + 1, out=tmp_path / "found.json")
         files: dict[str, Path | None] = {name: server.adapter(path) for name, path in found["files"].items()}
         files["base"] = None
         worst = 0.0
@@ -56,5 +62,5 @@ def test_clients_sample_from_snapshots_while_training_continues(tmp_path: Path) 
         assert worst <= CLOSE
         scores = [found["after"][name]["scored"][1:] for name in files]
         assert min(gap(one, other) for at, one in enumerate(scores) for other in scores[:at]) > 0.05, "all differ"
-        assert "has rank 16" in found["refused"] and "engine.max_lora_rank" in found["refused"]
+        assert f"has rank {int(rank) + 1}" in found["refused"] and "engine.max_lora_rank" in found["refused"]
         assert "only at temperature 1" in found["warm"]
