@@ -7,6 +7,7 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 from atropos_core.errors import ConfigError, RunDirectoryError
@@ -15,6 +16,7 @@ from atropos_tinker_api.state.directory import ServerDirectory
 from plugins.tinker_api.tests.requests import Client
 from tests.raw_http import Connection, request
 from tests.tinker.server import TinkerServer, tinker_server
+from tests.waiting import has_ended, wait_until
 
 Made = Callable[..., ServeOptions]
 
@@ -63,6 +65,33 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path, tiny: str) -> None:
         server.start(wait=False)
         assert server.process is not None and server.process.wait(120) == 2
     assert "another process has that port" in server.said() and "--port" in server.said()
+
+
+def test_a_port_that_is_taken_while_the_model_loads_is_named_and_no_process_is_left(tmp_path: Path, tiny: str) -> None:
+    server = TinkerServer(tmp_path, tiny)
+    server.start(wait=False)
+    assert server.process is not None
+    process = psutil.Process(server.process.pid)
+    wait_until(lambda: len(process.children()) >= 2, "trainer and engine are started", 120)
+    children = process.children(recursive=True)
+    for one in children:
+        one.suspend()
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", server.port))
+        taken.listen()
+        for one in children:
+            one.resume()
+        assert server.process.wait(120) == 2
+    assert server.said().count("another process has that port") == 1 and "Traceback" not in server.said()
+    assert all(has_ended(one.pid) for one in children)
+
+
+def test_a_directory_of_another_server_is_refused_before_anything_is_started(server: TinkerServer, tiny: str) -> None:
+    second = TinkerServer(server.directory, tiny)
+    second.start(wait=False)
+    assert second.process is not None and second.process.wait(120) == 1
+    assert server.said().count("another server uses") == 1 and "Traceback" not in server.said()
+    assert server.call("GET", "healthz")[0] == 200
 
 
 def test_with_a_key_only_its_callers_are_served_under_each_name_of_the_model(tmp_path: Path, tiny: str) -> None:
