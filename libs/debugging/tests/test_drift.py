@@ -17,7 +17,7 @@ from atropos_debugging.drift import change_point, drifts, effective_steps, stude
 from tests.conftest import TOY
 from tests.e2e.runs import finish
 
-STEPS, HONEST = 30, 6
+STEPS, HONEST, MORE = 30, 3, 6
 RUN = (
     "--model", "toy", "--deterministic", "--steps", str(STEPS), "--set", "trainer.learning_rate=20.0",
     "--set", "evaluation.problems=0", "--set", "training.groups_per_step=8", "--set", "training.group_size=8",
@@ -25,32 +25,24 @@ RUN = (
 )  # fmt: skip
 
 
+def run(folder: Path, name: str, seed: int, *flags: str) -> None:
+    environment = folder / ("other/sevens.py:Sevens" if name == "reward" else "sevens.py:Sevens")
+    where = ("--env", str(environment), "--dir", str(folder / name), "--seed", str(seed))
+    finish(folder / name, "run", *RUN, *where, *flags)
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Six honest seeds, and three runs with a planted difference."""
+    """Three honest seeds, and three runs with a planted difference."""
     folder = tmp_path_factory.mktemp("seeds")
     (folder / "sevens.py").write_text(TOY)
     (folder / "other").mkdir()
     (folder / "other/sevens.py").write_text(TOY.replace('count("7") / 8', 'count("7") / 4'))
-    planted = {
-        "rate": ("--set", "trainer.learning_rate=100.0"), "temperature": ("--set", "sampling.temperature=0.15"), "reward": (),
-    }  # fmt: skip
-    honest: dict[str, tuple[str, ...]] = {str(number): () for number in range(HONEST)}
-    for name, flags in {**honest, **planted}.items():
-        seed = int(name) + 1 if name in honest else 9 + list(planted).index(name)
-        environment = folder / ("other/sevens.py:Sevens" if name == "reward" else "sevens.py:Sevens")
-        finish(
-            folder / name,
-            "run",
-            *RUN,
-            "--env",
-            str(environment),
-            "--dir",
-            str(folder / name),
-            "--seed",
-            str(seed),
-            *flags,
-        )
+    for number in range(HONEST):
+        run(folder, str(number), number + 1)
+    run(folder, "rate", 9, "--set", "trainer.learning_rate=100.0")
+    run(folder, "temperature", 10, "--set", "sampling.temperature=0.15")
+    run(folder, "reward", 11)
     return folder
 
 
@@ -60,10 +52,21 @@ def compared(capsys: pytest.CaptureFixture[str], a: Path, b: Path) -> tuple[int,
     return code, json.loads(capsys.readouterr().out)
 
 
+def alarms(capsys: pytest.CaptureFixture[str], runs: Path, seeds: int) -> list[tuple[int, int]]:
+    pairs = combinations(range(seeds), 2)
+    return [(a, b) for a, b in pairs if compared(capsys, runs / str(a), runs / str(b))[0]]
+
+
+def test_runs_of_honest_seeds_are_not_said_to_differ(runs: Path, capsys):
+    assert not alarms(capsys, runs, HONEST)
+
+
+@pytest.mark.long
 def test_at_most_one_of_fifteen_pairs_of_honest_seeds_is_said_to_differ(runs: Path, capsys):
-    pairs = list(combinations(range(HONEST), 2))
-    alarms = [(a, b) for a, b in pairs if compared(capsys, runs / str(a), runs / str(b))[0]]
-    assert len(alarms) <= 1, alarms
+    for number in range(HONEST, MORE):
+        run(runs, str(number), number + 1)
+    found = alarms(capsys, runs, MORE)
+    assert len(found) <= 1, found
 
 
 @pytest.mark.parametrize("name", ["rate", "temperature", "reward"])

@@ -42,7 +42,7 @@ class HubModel(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.loop = asyncio.new_event_loop()
-        self.directory = tempfile.TemporaryDirectory()
+        self.directory = tempfile.TemporaryDirectory() if self.on_disk else None
         self.clock = Clock()
         self.store: JournalStore | None = None
         self.dropped: list[int] = []
@@ -55,7 +55,7 @@ class HubModel(RuleBasedStateMachine):
         self.waiting: dict[asyncio.Task[int], tuple[bytes, Label]] = {}  # in the order of their coming
 
     def made(self) -> Hub[bytes]:
-        if self.on_disk:
+        if self.directory is not None:
             self.store = JournalStore(Path(self.directory.name), sync="never", segment_bytes=1500)
         return Hub(
             Limits(ROOM),
@@ -312,7 +312,8 @@ class HubModel(RuleBasedStateMachine):
         self.loop.close()
         if self.store:
             self.store.close()
-        self.directory.cleanup()
+        if self.directory is not None:
+            self.directory.cleanup()
 
 
 class HubOnDiskModel(HubModel):
