@@ -637,11 +637,12 @@ def reward_hacking() -> Figures:
 
 
 def tinker() -> Figures:
-    ratio = results("tinker")["ratio"]
+    found = results("tinker")
+    large, tiny = (found[name]["ratio"] for name in ("pretrained", "tiny"))
     return {
         "docs/tinker.md": [
-            f"takes {ratio['step']:.1f} times as long as with",
-            f"(rollouts {ratio['rollouts']:.1f}, update {ratio['training']:.1f})",
+            f"it takes {large['step']:.2f} times as long (rollouts {large['rollouts']:.2f}, update {large['training']:.2f})",
+            f"it takes {tiny['step']:.1f} times as long (rollouts {tiny['rollouts']:.1f}, update {tiny['training']:.1f})",
         ]
     }
 
