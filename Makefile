@@ -98,8 +98,8 @@ test-vllm: .venv-vllm/stamp .venv-real/stamp .venv-triton/stamp .venv-tinker/sta
 test-vllm-short: .venv-vllm/stamp ## each bridge with one family of models, a kill and a planted fault: four minutes
 	$(call in,vllm) pytest $(patsubst %,tests/vllm/test_%.py,engine engine_role sleep_mode bridge_ipc bridge_lora bridge_checkpoint kills) \
 	  -n 2 $(BY_FILE) -k "not qwen and not server and not core and not trainer] and not adapters_that"
-test-atroposlib: .venv/test.stamp .venv-atroposlib/stamp ## the trajectory API with the clients and the server of atroposlib 0.4.0: three minutes
-	$(PYTEST_ENV) ATROPOSLIB_PYTHON=.venv-atroposlib/bin/python $(BIN)/python -m pytest tests/atroposlib tests/pages/test_their_names.py
+test-atroposlib: .venv/test.stamp .venv-atroposlib/stamp ## the trajectory API with the clients and the server of atroposlib 0.4.0: two minutes
+	$(PYTEST_ENV) ATROPOSLIB_PYTHON=.venv-atroposlib/bin/python $(BIN)/python -m pytest -n 2 $(BY_FILE) tests/atroposlib tests/pages/test_their_names.py
 test-environments: .venv/test.stamp $(SWEEP) ## environment files of atroposlib's shapes; ATROPOSLIB_SOURCE=CHECKOUT adds its own files
 	$(PYTEST) -n 2 plugins/env_atroposlib/tests
 	$(if $(SWEEP),.venv-environments/bin/python -m benchmarks.atroposlib_environments,@echo "ATROPOSLIB_SOURCE names no checkout: the 119 files of atroposlib were not tried")
