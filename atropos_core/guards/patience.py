@@ -112,7 +112,7 @@ class Seen:
         if before is None or seconds <= 0:
             return "it runs"
         share = (self.cpu_s - before.cpu_s) / seconds
-        return f"it computes (CPU at {share:.0%})" if share > 0.05 else "it uses no CPU time: it waits, or hangs"
+        return f"it is busy (CPU at {share:.0%})" if share > 0.05 else "it uses no CPU time: it is waiting or hanging"
 
 
 def look_at(pid: int) -> Seen | None:

@@ -176,7 +176,7 @@ class Child:
         if not self._needed:
             return "The call has its own deadline."
         if bound_s is None:
-            return "It is the first such call: its own deadline holds."
+            return "It is the first call of its kind, so only its own deadline applies."
         return f"It is given up after {bound_s:.0f} s (watch.least_s, watch.times)."
 
     def _given_up(self, silent_s: float, state: str, usual_s: float) -> ProcessSilent:
