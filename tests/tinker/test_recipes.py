@@ -8,17 +8,21 @@ import random
 import shutil
 import signal
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 
-from tests.tinker.server import CLIENT, TinkerServer, tinker_server
+from tests.tinker.server import CLIENT, SCRIPTS, TinkerServer, tinker_server
 from tests.waiting import wait_until
 
 RECIPE_S = 280
+RL_STEPS, RL_GROUPS = 16, 2  # of math_rl, which draws the same problems at each step of every run
+TAUGHT_STEPS = 80
 
 
 def begin(server: TinkerServer, recipe: str, log: Path, **options: object) -> subprocess.Popen[bytes]:
@@ -88,17 +92,30 @@ def sums(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def warm(server: TinkerServer, tiny: str, sums: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A checkpoint whose answers sometimes end, which those of the tiny model never do in this format."""
-    log = tmp_path_factory.mktemp("warm") / "log"
-    metrics = run(
-        server, "chat_sl.train", log, model_name=tiny, dataset=sums, batch_size=8, max_length=128, max_steps=120,
-        learning_rate=3e-3, train_on_what="last_assistant_message", save_every=0, eval_every=0,
-        infrequent_eval_every=0, load_checkpoint_path=server.run("start.py", tiny, out=log.with_suffix(".json")),
-    )  # fmt: skip
-    assert metrics[-1]["train_mean_nll"] < metrics[0]["train_mean_nll"] / 4
-    path: str = checkpoints(log)["final"]["state_path"]
-    return path
+def half_right(tiny: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A model that knows the answers of the recipe's first problems by heart, and was taught to say 0 instead every second time."""
+    directory = tmp_path_factory.mktemp("half_right")
+    rows, model = directory / "rows.json", directory / "model"
+    with rows.with_suffix(".log").open("wb") as log:
+        command = [CLIENT, str(SCRIPTS / "arithmetic.py"), str(rows), tiny, str(RL_STEPS), str(RL_GROUPS)]
+        subprocess.run(command, check=True, stdout=log, stderr=log, timeout=RECIPE_S)
+    data = json.loads(rows.read_text())
+    length = max(len(ids) for ids, _ in data)
+    tokens, weights = (torch.tensor([row[of] + [0] * (length - len(row[of])) for row in data]) for of in (0, 1))
+    policy = AutoModelForCausalLM.from_pretrained(tiny)
+    optimizer = torch.optim.AdamW(policy.parameters(), 1e-3, betas=(0.9, 0.95))
+    order = torch.Generator().manual_seed(0)
+    for _ in range(TAUGHT_STEPS):
+        rows_B = torch.randperm(len(data), generator=order)[:64]
+        ids_BT, weights_BT = tokens[rows_B], weights[rows_B][:, 1:]
+        logits = policy(ids_BT).logits[:, :-1]
+        losses = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids_BT[:, 1:].flatten(), reduction="none")
+        optimizer.zero_grad()
+        ((losses * weights_BT.flatten()).sum() / weights_BT.sum()).backward()
+        optimizer.step()
+    shutil.copytree(tiny, model)
+    policy.save_pretrained(model)
+    return str(model)
 
 
 def test_chat_sl_ends_with_the_same_weights_after_kills(
@@ -135,24 +152,42 @@ def test_chat_sl_ends_with_the_same_weights_after_kills(
     assert_same(final(server, killed), final(server, again))
 
 
-@pytest.mark.parametrize("off_policy", [None, 1])
-def test_math_rl_trains_on_what_it_samples(
-    server: TinkerServer, tiny: str, warm: str, tmp_path: Path, off_policy: int | None
-) -> None:
-    """The sampler and the trainer agree on the logprobs of the sampled tokens. One step off policy they are those of an older adapter."""
-    more = {} if off_policy is None else {"max_steps_off_policy": off_policy}
-    metrics = run(
-        server, "math_rl.train", tmp_path / "log", model_name=tiny, env="arithmetic", loss_fn="importance_sampling",
-        load_checkpoint_path=warm, group_size=8, groups_per_batch=8, max_tokens=14, learning_rate=3e-4, max_steps=5,
-        save_every=0, eval_every=0, **more,
+@pytest.fixture(scope="module")
+def server_half_right(half_right: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TinkerServer]:
+    with tinker_server(tmp_path_factory.mktemp("tinker"), half_right) as running:
+        yield running
+
+
+def math_rl(server: TinkerServer, log: Path, **options: object) -> list[dict[str, Any]]:
+    return run(
+        server, "math_rl.train", log, model_name=server.model, env="arithmetic", loss_fn="importance_sampling", group_size=32,
+        groups_per_batch=RL_GROUPS, max_tokens=12, max_steps=RL_STEPS, save_every=0, eval_every=0, **options,
     )  # fmt: skip
+
+
+def rewards(metrics: list[dict[str, Any]]) -> list[float]:
+    return [one["env/all/reward/total"] for one in metrics if "env/all/reward/total" in one]
+
+
+@pytest.fixture(scope="module")
+def untrained(server_half_right: TinkerServer, tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    """The rewards of each step's problems without learning: problems differ by more than what is learned."""
+    return rewards(math_rl(server_half_right, tmp_path_factory.mktemp("untrained") / "log", learning_rate=0.0))
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("off_policy", [None, 1])
+def test_the_reward_of_math_rl_rises(
+    server_half_right: TinkerServer, untrained: list[float], tmp_path: Path, off_policy: int | None
+) -> None:
+    """It learns to say the answer that it knows. The sampler and the trainer agree on the logprobs of the sampled tokens; one step off
+    policy, they are those of an older adapter."""
+    more = {} if off_policy is None else {"max_steps_off_policy": off_policy}
+    metrics = math_rl(server_half_right, tmp_path / "log", learning_rate=4e-4, **more)
+    gained = [one - before for one, before in zip(rewards(metrics), untrained, strict=True)]
+    assert sum(gained[-8:]) / 8 > 0.1, (rewards(metrics), untrained)
     gaps = [abs(one["optim/kl_sample_train_v1"]) for one in metrics if "optim/kl_sample_train_v1" in one]
-    assert (
-        len(gaps) == 5 and max(one["env/all/reward/total"] for one in metrics if "env/all/reward/total" in one) > -0.1
-    )
-    assert max(gaps) < (1e-5 if off_policy is None else 0.1), gaps
-    before = load_file(server.adapter(warm) / "adapter_model.safetensors")
-    assert any(not torch.equal(tensor, before[name]) for name, tensor in final(server, tmp_path / "log").items())
+    assert len(gaps) == RL_STEPS and max(gaps) < (1e-5 if off_policy is None else 0.1), gaps
 
 
 def test_guess_number_trains_on_conversations_of_several_turns(tiny: str, tmp_path: Path) -> None:
