@@ -406,6 +406,8 @@ SEEN_IN = {
     "plugins/tinker_api/tests/test_command.py::test_components_without_adapters_are_refused_by_name": "tinker --trainer --engine",
     "plugins/tinker_api/tests/test_command.py::test_a_port_that_is_taken_is_named": "tinker --port",
     "plugins/tinker_api/tests/test_command.py::test_few_connections_and_slow_requests_are_turned_away": "tinker --connections --request-s",
+    "plugins/tinker_api/tests/test_removal.py::test_the_snapshots_of_a_session_are_bounded_and_the_used_ones_stay": "tinker --snapshots",
+    "plugins/tinker_api/tests/test_removal.py::test_a_silent_session_loses_its_snapshots_and_nothing_else": "tinker --snapshot-hours",
     "plugins/tinker_api/tests/test_hostile.py::test_a_body_beyond_the_bound_is_refused": "tinker --body-mb",
     "tests/tinker/server.py::start": "tinker --model --dir",
     "plugins/trainer_grpo/tests/test_plan_command.py::test_what_an_eight_billion_model_needs_of_a_small_card_and_of_a_large_one":
