@@ -104,14 +104,12 @@ def half_right(tiny: str, tmp_path_factory: pytest.TempPathFactory) -> str:
     tokens, weights = (torch.tensor([row[of] + [0] * (length - len(row[of])) for row in data]) for of in (0, 1))
     policy = AutoModelForCausalLM.from_pretrained(tiny)
     optimizer = torch.optim.AdamW(policy.parameters(), 1e-3, betas=(0.9, 0.95))
-    order = torch.Generator().manual_seed(0)
+    targets, of_the_answer = tokens[:, 1:].flatten(), weights[:, 1:].flatten()
     for _ in range(TAUGHT_STEPS):
-        rows_B = torch.randperm(len(data), generator=order)[:64]
-        ids_BT, weights_BT = tokens[rows_B], weights[rows_B][:, 1:]
-        logits = policy(ids_BT).logits[:, :-1]
-        losses = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids_BT[:, 1:].flatten(), reduction="none")
+        logits = policy(tokens).logits[:, :-1].flatten(0, 1)
+        losses = torch.nn.functional.cross_entropy(logits, targets, reduction="none")
         optimizer.zero_grad()
-        ((losses * weights_BT.flatten()).sum() / weights_BT.sum()).backward()
+        ((losses * of_the_answer).sum() / of_the_answer.sum()).backward()
         optimizer.step()
     shutil.copytree(tiny, model)
     policy.save_pretrained(model)
