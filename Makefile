@@ -204,7 +204,7 @@ bench-models-vllm: .venv-vllm/stamp ## which families of models vLLM samples exa
 	$(call in,vllm) benchmarks.models_vllm
 bench-bridges: .venv-vllm/stamp ## three bridges on the same work, with vLLM
 	$(call in,vllm) benchmarks.bridges
-bench-tinker: .venv/test.stamp .venv-tinker/stamp ## a training step over the Tinker protocol next to the same of `atropos run`: two minutes
+bench-tinker: .venv/test.stamp .venv-tinker/stamp ## a training step over the Tinker protocol next to the same of `atropos run`: seven minutes
 	$(OFFLINE) TINKER_PYTHON=.venv-tinker/bin/python $(BIN)/python -m benchmarks.tinker
 bench-api: .venv/test.stamp .venv-atroposlib/stamp ## the trajectory API and atroposlib's server on the same bytes, with and without journal
 	$(BIN)/python -m benchmarks.api
