@@ -122,7 +122,8 @@ def configure(
     weights: bool = True,
     preset: bool = True,
 ) -> tuple[Loaded, ResolvedModel, Plugins]:
-    """Merge defaults, rules that follow the model, its preset, the file and flags, each overriding the one before.
+    """Merge defaults, rules that follow the model, what the trainer works with, the model's preset, the file and flags, each
+    overriding the one before.
 
     `saved`: a run's directory, whose saved file lists all components. `flags`: values of flags that only this command has, by
     path. `uses`: the sections that the command reads, if not all. Without `download`, a model of the hub is not fetched; without
@@ -130,7 +131,7 @@ def configure(
     preset has no rules. Raises ConfigError for a --set that this command does not read: a run file may serve several commands, but
     a flag is only for this one."""
     from atropos_core.config import run_file as config
-    from atropos_core.config.rules import RULE, follow_model
+    from atropos_core.config.rules import RULE, follow_model, follow_trainer
     from atropos_core.errors import ConfigError
     from atropos_core.plugins.manager import load_plugins
 
@@ -181,6 +182,9 @@ def configure(
     layers.append(config.Layer(config.FLAG, config.anchored(given, Path())))
     layers = [_with_model(layer) for layer in layers]
     loaded = config.load(layers)
+    if saved is None and (with_trainer := follow_trainer(loaded.config, plugins.registry)):
+        layers.insert(0, config.Layer(f"trainer {loaded.config.trainer.use!r}", with_trainer))
+        loaded = config.load(layers)
     if preset and not resolved.preset and saved is None:
         rules = config.Layer(RULE, follow_model(loaded.config, resolved.directory, plugins.registry))
         loaded = config.load([rules, *layers])

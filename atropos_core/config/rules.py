@@ -1,5 +1,5 @@
-"""Values that follow from a model's size and kind, for what neither the user nor the model's preset sets. docs/defaults.md has the
-table and the published runs behind it."""
+"""Values for what neither the user nor the model's preset sets. They follow from the model's size and kind (docs/defaults.md has the
+table and the published runs behind it), and from the trainer."""
 
 from __future__ import annotations
 
@@ -39,6 +39,16 @@ def follow_model(config: RunConfig, directory: Path, registry: Registry) -> dict
     if trainer := _of_trainer(config, width, registry):
         values["trainer"] = trainer
     return values
+
+
+def follow_trainer(config: RunConfig, registry: Registry) -> dict[str, Any]:
+    """Return the engine and the bridge that the trainer works with, in the form of a run file."""
+    try:
+        provider = registry.find("trainer", config.trainer.use).provider
+    except AtroposError:
+        return {}  # planning the run says what is wrong
+    found = provider.goes_with if isinstance(provider, TrainerProvider) else {}
+    return {kind: {"use": name} for kind, name in found.items()}
 
 
 def reply_tokens(width: int, thinks: bool, context: int) -> int:

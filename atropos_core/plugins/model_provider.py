@@ -133,3 +133,5 @@ class TrainerProvider(DeviceProvider["Trainer"]):
     # merges the adapter saved in one directory into a whole model in another, empty directory
     merge: Callable[[Path, Path], None] | None = None
     several_machines: bool = False  # it may be `OverMachines`
+    # the engine and the bridge that it works with, for a run that names none: kind -> name
+    goes_with: Mapping[str, str] = field(default_factory=dict)

@@ -28,8 +28,8 @@ SHARED = [
     "--set", "checkpoint.keep=9", "--set", "trainer.loss=grpo", "--set", "trainer.eps=1e-4", "--set", "trainer.betas=[0.9,0.95]",
 ]  # fmt: skip
 AT_THE_SERVER = [
-    "--trainer", "tinker", "--engine", "tinker", "--bridge", "tinker", "--set", "trainer.dtype=float32", "--set", "trainer.rank=8",
-    "--set", "trainer.train_head=false", "--set", "trainer.learning_rate=1e-3",
+    "--trainer", "tinker", "--set", "trainer.dtype=float32", "--set", "trainer.rank=8", "--set", "trainer.train_head=false",
+    "--set", "trainer.learning_rate=1e-3",
 ]  # fmt: skip
 HERE = [
     "--trainer", "grpo", "--engine", "hf", "--bridge", "lora", "--set", "trainer.lora.rank=8", "--set", "trainer.lora.alpha=32",

@@ -72,6 +72,7 @@ def atropos_trainers() -> Iterable[TrainerProvider]:
         idle=idle,
         dtype=lambda options, workload: str(options.dtype),
         announces=lambda options: {"tinker/dtype": options.dtype},
+        goes_with={"engine": "tinker", "bridge": "tinker"},
         requires=frozenset({"tinker"}),
         extra="sdk",
         runs_in="process",
