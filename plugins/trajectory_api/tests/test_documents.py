@@ -55,7 +55,7 @@ def test_the_table_of_metrics_has_every_family():
 
 def test_the_example_client_runs_leases_and_commits(tmp_path):
     [source] = re.findall(r"```python\n(.*?)```", PAGE, re.S)
-    [said] = re.findall(r"`python example.py \S+` says (.*?)\. ", PAGE)
+    [said] = re.findall(r"`python example.py \S+` prints (.*?)\. ", PAGE)
     (tmp_path / "example.py").write_text(source)
     with serving(atropos_serve("--dir", str(tmp_path / "api")), tmp_path / "serve.log") as server:
         ended = subprocess.run(
