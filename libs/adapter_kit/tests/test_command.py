@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from tests.conftest import plant
 
 ADAPTER = """
@@ -41,7 +43,7 @@ def on_paper(tmp_path):
     site = tmp_path / "site"
     site.mkdir()
     plant(site, "adapter_paper", ADAPTER)
-    return {"PYTHONPATH": str(site)}
+    return {"PYTHONPATH": os.pathsep.join([str(site), *filter(None, [os.environ.get("PYTHONPATH")])])}
 
 
 def test_the_list_shows_adapters_and_the_package_that_each_is_from(atropos, tmp_path):

@@ -16,8 +16,18 @@ import pytest
 from atropos_core.interfaces import Finding
 from atropos_core.plugins.manager import load_plugins
 from atropos_doctor import machine_checks as doctor
+from tests.conftest import plant
 
 NOBODY = 65534
+OFFER = """
+from atropos_core import hookimpl
+from atropos_core.plugins.provider import Options, Provider
+
+
+@hookimpl
+def atropos_adapters():
+    yield Provider("twice", "an adapter that two packages have", Options, dict)
+"""
 
 
 def only(findings: list[Finding], subject: str) -> Finding:
@@ -122,3 +132,12 @@ def test_a_blocked_plugin_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
     blocked = EntryPoint("env_gone", "atropos_env_gone.plugin", "atropos")
     found = doctor.check_plugins(load_plugins([blocked]))
     assert [finding.ok for finding in found] == [True, None]
+
+
+def test_a_component_that_two_plugins_offer_is_named_with_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("adapter_one", "adapter_other"):
+        plant(tmp_path, name, OFFER)
+    [found] = [finding for finding in doctor.check_plugins() if finding.ok is False]
+    assert "adapter 'twice' is offered by both adapter_one and adapter_other" in found.detail
+    assert "ATROPOS_DISABLE_PLUGINS=adapter_" in found.remedy
