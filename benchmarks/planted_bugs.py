@@ -3,7 +3,7 @@
     python -m benchmarks.planted_bugs [FOLDER ...]
 
 `benchmarks/bugs/*.toml` holds them: what is wrong, the file, its text as it is and with the bug, and the tests that must
-notice. Each is planted alone, in a copy of this tree. It is an error if a bug's text is not in its file exactly once, if a
+notice. They are planted one at a time, in a copy of this tree. It is an error if a bug's text is not in its file exactly once, if a
 folder that was asked for has no bug, and if a test fails without any bug. Writes benchmarks/results/planted_bugs.json: the
 folders that were asked for, next to what is there of others.
 
@@ -77,8 +77,8 @@ def all_folders() -> set[str]:
     return {"core", *core, *(path.parent.name for path in ROOT.glob("[lp]*s/*/pyproject.toml"))}
 
 
-def wrong(bugs: list[Bug], asked: set[str]) -> list[str]:
-    """What is wrong with the bugs themselves, and which of the folders that were asked for have none."""
+def errors_in(bugs: list[Bug], asked: set[str]) -> list[str]:
+    """Return one sentence for each bug that cannot be planted, and for each folder in `asked` without a bug."""
     found = [f"{folder}: no bug is planted there" for folder in sorted(asked - {bug.folder for bug in bugs})]
     for bug in bugs:
         file = ROOT / bug.file
@@ -165,7 +165,7 @@ def main() -> None:
     if unknown := asked - all_folders():
         raise SystemExit(f"no folder {', '.join(sorted(unknown))}; there are {', '.join(sorted(all_folders()))}")
     bugs = read_bugs()
-    if errors := wrong(bugs, asked):
+    if errors := errors_in(bugs, asked):
         raise SystemExit("\n".join(errors))
     bugs = [bug for bug in bugs if bug.folder in asked]
     machine = described()

@@ -190,7 +190,7 @@ async def test_stop_ids_and_seeds_act_as_without_an_adapter(served: Hosted) -> N
     assert (cut.tokens.tolist(), cut.finish) == (whole.tokens[: first + 1].tolist(), "stop")
 
 
-async def test_what_cannot_be_added_or_asked_is_one_error_with_its_fix(
+async def test_an_adapter_that_cannot_be_used_is_refused_with_one_error_and_its_fix(
     served: Hosted, adapters: dict[str | None, Path], tmp_path: Path
 ) -> None:
     engine = served.engine

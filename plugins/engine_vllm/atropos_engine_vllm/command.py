@@ -149,7 +149,7 @@ def announced_adapters(context: RunContext) -> dict[str, Any]:
 
 
 def named_adapters(context: RunContext) -> int:
-    """How many named adapters clients are going to use at a time; 0: none."""
+    """Return how many named adapters clients will use at once; 0: none."""
     return int(context.announced.get("named_adapters", 0)) if context.transport == "adapter" else 0
 
 

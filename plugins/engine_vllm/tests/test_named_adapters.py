@@ -228,7 +228,7 @@ def test_each_row_gets_the_output_of_its_own_adapter_or_none(scale: float) -> No
 
 @dataclass(frozen=True)
 class Adapter:
-    """What is read of vLLM's LoRARequest."""
+    """The part of vLLM's LoRARequest that the worker reads."""
 
     lora_int_id: int
 

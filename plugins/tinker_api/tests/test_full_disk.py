@@ -16,7 +16,7 @@ from tests.waiting import has_ended
 
 MOUNTED = 'mount -t tmpfs -o size=8m none "$0" && exec "$@"'
 TOKENS = [index % 90 for index in range(1000)]
-LONG = datum(TOKENS, target_tokens=TOKENS, weights=[0.01] * 1000)  # takes more than what is left of a page
+LONG = datum(TOKENS, target_tokens=TOKENS, weights=[0.01] * 1000)  # larger than the rest of a page
 PAGE = 4096
 
 

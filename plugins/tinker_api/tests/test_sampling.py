@@ -26,7 +26,7 @@ class Unscored:
         return [Completion(made, np.zeros(1, np.float32), np.zeros(1, np.int32), "length", sampling.temperature)] * n
 
     async def top_logprobs_with(self, name: Any, sequences: Any, k: int, temperature: float) -> Any:
-        raise NotImplementedError(f"given tokens are scored only at temperature 1, and not at {temperature:g}")
+        raise NotImplementedError(f"given tokens are scored only at temperature 1: {temperature:g} was requested")
 
 
 async def test_what_an_engine_does_not_score_is_refused_with_its_reason(tiny: str, tmp_path: Path) -> None:
@@ -45,7 +45,7 @@ async def test_what_an_engine_does_not_score_is_refused_with_its_reason(tiny: st
         found = await work.result(id, 30.0)
         assert found is not None and found[0] == expected
     assert json.loads(found[1]) == {
-        "error": "given tokens are scored only at temperature 1, and not at 0.5",
+        "error": "given tokens are scored only at temperature 1: 0.5 was requested",
         "category": "user",
     }
     await work.close()

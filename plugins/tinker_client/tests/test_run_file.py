@@ -1,4 +1,4 @@
-"""What a run of trainer `tinker` uses where the user names nothing."""
+"""The engine and the bridge of a run with trainer `tinker`."""
 
 from __future__ import annotations
 
