@@ -77,7 +77,7 @@ def test_the_commands_beside_the_readme_example_run(typed):
     (typed.folder / "sums.py").write_text(the_block("README.md", "import random").text)
     check, run, new = the_block("README.md", "atropos check ./sums.py").commands
     assert "fulfills its contract" in typed.type(check)
-    [end] = re.findall(r"The run ends with `(held-out accuracy .*?)`", _page("README.md"))
+    [end] = re.findall(r"`(held-out accuracy .*?)`", _page("README.md"))
     assert re.search(alike(end), re.sub(r"[ \t]+", " ", typed.type(run.replace("--steps 40", "--steps 2") + SMALL)))
     typed.type(new)
     assert list(typed.folder.glob("**/pyproject.toml"))
