@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -264,22 +264,29 @@ def killed(folder: Path, kinds: Sequence[str], *, tell: Callable[[str], None] = 
         scene.close()
 
 
+@contextlib.contextmanager
+def filled(disk: Path) -> Iterator[None]:
+    """The disk has no room until this ends."""
+    ballast = disk / "ballast"
+    with contextlib.suppress(OSError):  # full
+        ballast.write_bytes(bytes(os.statvfs(disk).f_blocks * os.statvfs(disk).f_frsize))
+    yield
+    ballast.unlink()
+
+
 def full_disk(folder: Path, disk: Path) -> Outcome:
     """As `killed`, with the server's directory on `disk`: it is full for a while, in which the server is killed twice."""
     scene = Scene(folder, disk / "api")
     since = time.monotonic()
-    ballast = disk / "ballast"
     try:
         scene.open()
-        with contextlib.suppress(OSError):  # full
-            ballast.write_bytes(bytes(os.statvfs(disk).f_blocks * os.statvfs(disk).f_frsize))
-        scene.wait("the disk was never full", PROGRESS_S, lambda: bool(scene.lines("http", "full")))
-        for _ in range(2):
-            time.sleep(random.uniform(0.2, 1.0))
-            scene.fault("server")
-            time.sleep(1.0)
-            assert scene.is_up(), "on a full disk as well"
-        ballast.unlink()
+        with filled(disk):
+            scene.wait("the disk was never full", PROGRESS_S, lambda: bool(scene.lines("http", "full")))
+            for _ in range(2):
+                time.sleep(random.uniform(0.2, 1.0))
+                scene.fault("server")
+                time.sleep(1.0)
+                assert scene.is_up(), "on a full disk as well"
         scene.wait_for_progress()
         scene.finish()
         return scene.outcome(["server on a full disk"] * 2, time.monotonic() - since)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import subprocess
 import time
@@ -12,13 +13,16 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.e2e.api_faults import PRODUCERS, Scene, full_disk, killed
+from atropos_trajectory_api.legacy.retries import SLOT_S
+from tests.e2e.api_faults import PRODUCERS, Scene, filled, full_disk, killed
 from tests.e2e.api_programs import GROUP
 from tests.e2e.api_units import old_unit
 from tests.e2e.role_kills import GROUPS, KINDS, killed_roles
 from tests.old_payloads import environment, trainer
 
 DISK_MB = 48
+LONG = 20_000  # tokens of a group: more than fit into the last page of a file on a full disk
+MINUTE_S = 60
 REPEATED_AFTER_S = 12  # longer than any slot in which the server looks for what it stored last
 
 
@@ -62,6 +66,27 @@ def test_an_old_post_that_was_stored_and_not_answered_counts_once_however_late_i
         scene.close()
 
 
+def test_a_piece_counts_once_though_the_journal_was_written_long_before_it(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    client = httpx.Client(base_url=scene.url, timeout=30, trust_env=False)
+    try:
+        scene.start_server()
+        client.post("/register", content=trainer(GROUP))
+        client.get("/batch")
+        env_id = client.post("/register-env", content=environment("pieces", GROUP)).json()["env_id"]
+        piece = old_unit(1, 1, 32, env_id)
+        assert client.post("/scored_data", json=piece).json()["buffer_size"] == 1
+        scene.kill("server")
+        for path in (tmp_path / "api/journal").rglob("*"):
+            os.utime(path, (time.time() - MINUTE_S, time.time() - MINUTE_S))
+        scene.start_server()
+        assert client.post("/scored_data", json=piece).json()["buffer_size"] == 1, "its answer may have been lost"
+        assert client.post("/scored_data", json=piece).json()["buffer_size"] == 2, "the next one is meant"
+    finally:
+        client.close()
+        scene.close()
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     where = tmp_path / "disk"
@@ -71,6 +96,32 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         pytest.skip("this user may not mount a small tmpfs, so a full disk cannot be made")
     yield where
     subprocess.run(["umount", str(where)], check=True)
+
+
+@pytest.mark.parametrize("sequences", [1, GROUP])
+def test_what_a_full_disk_refused_first_counts_once_if_the_server_is_killed_after_it(
+    sequences: int, tmp_path: Path, small_disk: Path
+) -> None:
+    scene = Scene(tmp_path, small_disk / "api")
+    client = httpx.Client(base_url=scene.url, timeout=30, trust_env=False)
+    try:
+        scene.start_server()
+        client.post("/register", content=trainer(GROUP))
+        client.get("/batch")
+        env_id = client.post("/register-env", content=environment("old", GROUP)).json()["env_id"]
+        body = old_unit(1, sequences, LONG // sequences, env_id)
+        with filled(small_disk):
+            time.sleep(SLOT_S - time.time() % SLOT_S)  # so that what is refused and what is stored share a slot
+            assert [client.post("/scored_data", json=body).status_code for _ in range(3)] == [503] * 3
+        answer = client.post("/scored_data", json=body)
+        assert answer.status_code == 200
+        scene.kill("server")
+        scene.start_server()
+        assert client.post("/scored_data", json=body).json() == answer.json(), "its answer may have been lost"
+        assert client.get("/status").json()["queue_size"] == (1 if sequences == GROUP else 0)
+    finally:
+        client.close()
+        scene.close()
 
 
 @pytest.mark.slow

@@ -141,6 +141,20 @@ def test_only_what_a_killed_server_stored_last_counts_as_sent_again() -> None:
     assert late.take(digest(b"list"), 3) == 0, "no client retries for so long"
 
 
+def test_a_file_whose_time_is_just_before_the_slot_of_its_key_counts_as_stored_last() -> None:
+    stored = {Retries(lambda _: False, clock=lambda: 1035.0).new_key(digest(b"body"))}
+    after = Retries(stored.__contains__, killed_at=1034.998, clock=lambda: 1040.0)
+    assert after.take(digest(b"body"), 1) == 1
+
+
+def test_a_body_that_was_refused_before_it_was_stored_is_found_under_the_first_key_of_its_slot() -> None:
+    before = Retries(lambda _: False, clock=lambda: 1031.0)
+    first, second = before.new_key(digest(b"body")), before.new_key(digest(b"body"))
+    before.give_back(first)
+    assert before.new_key(digest(b"body")) == first != second
+    assert before.new_key(digest(b"body")) not in (first, second)
+
+
 def test_equal_bodies_of_one_moment_have_keys_of_their_own() -> None:
     retries = Retries(lambda _: False, clock=lambda: 7.0)
     assert len({retries.new_key(digest(b"x")) for _ in range(5)}) == 5

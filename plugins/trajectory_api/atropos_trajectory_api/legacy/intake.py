@@ -108,6 +108,7 @@ class Intake:
             try:
                 self._service.try_put(one.frame, Checked(None, label), key=key)
             except (StoreFull, HubClosed):
+                self.retries.give_back(key)
                 return None
             self._note_whole(one)
             self.latest = one.frame
@@ -148,7 +149,10 @@ class Intake:
                 else:
                     replies.append({"status": "received"})
             except (HubFull, HubClosed, GoneAway, asyncio.CancelledError):
-                if kept := max(stored, item + any(self._has(one, key) for key in keys)):
+                not_stored = [key for key in keys if not self._has(one, key)]
+                for key in not_stored:
+                    self.retries.give_back(key)
+                if kept := max(stored, item + (len(not_stored) < len(keys))):
                     self.retries.remember(body_digest, kept)
                 raise
         connection = scope.get(SCOPE_KEY)
@@ -316,8 +320,9 @@ class Intake:
         self, group: OldGroup, frame: bytes, key_of: Callable[[bool], str], receive: Receive | None, until: float
     ) -> None:
         label = self._label(group, frame)
+        key = key_of(False)
         try:
-            await self._service.put(frame, Checked(None, label), key=key_of(False), deadline_s=0.0)
+            await self._service.put(frame, Checked(None, label), key=key, deadline_s=0.0)
         except StoreFull:
             raise
         except HubFull:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections import Counter
 from collections.abc import Callable
+from itertools import count
 
 REMEMBERED_S = 300.0
 MOST = 10_000
@@ -43,16 +43,22 @@ class Retries:
         self._started = clock()
         self._stored: dict[str, tuple[int, float]] = {}
         self._seen: set[str] = set()  # from before this process
-        self._slot, self._in_slot = 0, Counter[str]()
+        self._slot, self._in_slot = 0, set[str]()
 
     def new_key(self, body_digest: str, item: int = 0, *, held: bool = False) -> str:
         """A key for one group that is stored now, or, if `held`, when there is room."""
         slot = int(self._clock() / SLOT_S)
         if slot != self._slot:
-            self._slot, self._in_slot = slot, Counter()
+            self._slot, self._in_slot = slot, set()
         what = _what(body_digest, item, held)
-        self._in_slot[what] += 1
-        return _key(slot, what, self._in_slot[what] - 1)
+        key = next(key for number in count() if (key := _key(slot, what, number)) not in self._in_slot)
+        self._in_slot.add(key)
+        return key
+
+    def give_back(self, key: str) -> None:
+        """Nothing was stored under this key. It has to be the next one for an equal body: the next server looks only for the first
+        of a slot."""
+        self._in_slot.discard(key)
 
     def remember(self, body_digest: str, items: int) -> None:
         self._stored.pop(body_digest, None)
@@ -84,7 +90,8 @@ class Retries:
         for item in reversed(range(items)):
             for held, slots in ((False, 2), (True, self._held_slots)):
                 what = _what(body_digest, item, held)
-                if any(self._knows(_key(self._killed_slot - back, what, 0)) for back in range(slots)):
+                # a file's time may be some milliseconds before the clock's: the key may be from the slot after it
+                if any(self._knows(_key(self._killed_slot - back, what, 0)) for back in range(-1, slots)):
                     return item + 1
         return 0
 
@@ -93,5 +100,5 @@ def _what(body_digest: str, item: int, held: bool) -> str:
     return f"{body_digest}-{item}{'-held' if held else ''}"
 
 
-def _key(slot: int, what: str, count: int) -> str:
-    return f"old-{slot}-{what}-{count}"
+def _key(slot: int, what: str, number: int) -> str:
+    return f"old-{slot}-{what}-{number}"

@@ -169,8 +169,9 @@ async def _same_host(service: Service, options: ServeOptions, app: App, stack: c
 
 
 def _killed_at(directory: Path) -> float:
-    """The time at which a killed server last wrote to its journal."""
-    times = [path.stat().st_mtime for path in (directory / "journal").rglob("*") if path.is_file()]
+    """The time at which a killed server last stored something: a group in its journal, or a piece of one."""
+    kept = (path for part in ("journal", "pieces") for path in (directory / part).rglob("*"))
+    times = [path.stat().st_mtime for path in kept if path.is_file()]
     return max(times, default=(directory / RUNNING).stat().st_mtime)
 
 
