@@ -44,6 +44,8 @@ def _transport_to(
 ) -> Transport:
     bridge, trainer, launcher = single["bridge"], single["trainer"], single["launcher"]
     possible = {transport for transport in allowed if _carries(transport, engine.devices, trainer.devices)}
+    on_one_gpu = allowed >= ONE_MACHINE - ONE_ENGINE and _share_gpu(engine.devices, trainer.devices)
+    possible -= {"broadcast"} if on_one_gpu else set()
     shared = bridge.transports & engine.transports & trainer.transports & possible
     if shared:
         return next(transport for transport in get_args(Transport) if transport in shared)
@@ -58,7 +60,12 @@ def _transport_to(
         f"bridge {bridge.component.use!r} does not fit: it carries {_list(bridge.transports)}; engine {engine.component.use!r} takes "
         f"{_list(engine.transports - WITH_EVERY_ENGINE)} and trainer {trainer.component.use!r} gives {_list(trainer.transports)} "
         f"({engine.label}.devices = {', '.join(engine.devices)}; trainer.devices = {', '.join(trainer.devices)})."
-        + _why_not(allowed, launcher.component.use),
+        + _why_not(allowed, launcher.component.use)
+        + (
+            " Each process of a broadcast needs a GPU of its own."
+            if on_one_gpu and "broadcast" in bridge.transports
+            else ""
+        ),
         remedy=advice,
     )
 
@@ -89,6 +96,11 @@ def _carries(transport: Transport, engine: tuple[str, ...], trainer: tuple[str, 
     whole = len(trainer) == 1
     on_gpu = whole and engine == trainer and engine[0].startswith("cuda")
     return {"posix_shm": engine == trainer == ("cpu",), "cuda_ipc": on_gpu, "copy": whole}.get(transport, True)
+
+
+def _share_gpu(engine: tuple[str, ...], trainer: tuple[str, ...]) -> bool:
+    """True if the trainer's first process, which broadcasts, is on a GPU of the engine's. NCCL joins no two processes on one GPU."""
+    return trainer[0].startswith("cuda") and trainer[0] in engine
 
 
 def _transports_by_default(offer: Offer) -> frozenset[Transport]:

@@ -34,17 +34,19 @@ class Group:
         self.device = device if where["backend"] == "nccl" else torch.device("cpu")
         try:
             self._group = self._meet(where, rank, listening)
-        except RuntimeError as error:
+            if rank == 0:
+                self.tell(where["number"])
+            else:
+                self.expect(where["number"], "meets")
+        except WeightsMismatch:
+            raise
+        except (RuntimeError, AtroposError) as error:  # NCCL looks at the devices only in the first broadcast
             at = f"{where['host']}:{where['port']} over {where['backend']}"
             raise FitError(
                 f"rank {rank} of {where['size']} cannot join the others at {at}: {error}",
                 remedy="Each process must reach the trainer's machine and the other engines', and on a GPU have one of its own. Or use "
                 "--bridge checkpoint, or on one machine --bridge ipc.",
             ) from error
-        if rank == 0:
-            self.tell(where["number"])
-        else:
-            self.expect(where["number"], "meets")
 
     def tell(self, number: int) -> None:
         self.broadcast(torch.tensor([number], dtype=torch.int64, device=self.device))

@@ -9,12 +9,15 @@ import random
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from atropos_bridge_nccl import BROKE_OFF
 from atropos_bridge_nccl.bridge import NcclBridge
 from atropos_bridge_nccl.config import NcclBridgeOptions
 from atropos_bridge_nccl.plugin import build
@@ -190,6 +193,27 @@ async def test_an_end_that_never_comes_is_an_error_at_the_deadline(tmp_path: Pat
     }
     with pytest.raises(FitError, match=rf"rank 0 of 2 cannot join the others at 127.0.0.1:{opened['port']} over gloo"):
         await trainer.call("join", where)
+
+
+def test_a_first_broadcast_that_fails_names_where_the_ends_were_to_meet() -> None:
+    """As NCCL's does if two processes are on one GPU."""
+    import torch
+
+    from atropos_bridge_nccl.group import Group
+    from atropos_torch_models.network import LOOPBACK, listen
+
+    listening, cpu = listen(LOOPBACK), torch.device("cpu")
+    host, port = listening.getsockname()[:2]
+    where = {"host": host, "port": port, "size": 2, "backend": "gloo", "number": 1, "deadline_s": 2.0}
+    silent = Group.__new__(Group)
+    silent._timeout = timedelta(seconds=2)
+    with ThreadPoolExecutor(1) as others:
+        meeting = others.submit(silent._meet, where, 0, listening)
+        with pytest.raises(
+            FitError, match=rf"rank 1 of 2 cannot join the others at {host}:{port} over gloo: {BROKE_OFF}"
+        ):
+            Group(where, 1, cpu)
+        meeting.result()
 
 
 def test_falling_further_behind_than_staleness_allows_is_refused(tmp_path: Path) -> None:

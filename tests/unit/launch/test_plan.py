@@ -153,6 +153,29 @@ def test_shared_memory_is_for_the_cpu_alone(devices, carries, transport):
     assert made.transports == (transport,)
 
 
+def test_a_broadcast_needs_a_gpu_for_each_process():
+    wide = [offer("wide", carrying("broadcast", "checkpoint"), several_devices=True)]
+    parts = {**ENDS, "engines": wide, "trainers": wide}
+    of = {"engine__use": "wide", "trainer__use": "wide", "bridge__use": "wire", "bridge__carries": ["broadcast"]}
+
+    def on(engine, trainer):
+        return plan(installed(**parts), **of, engine__devices=engine, trainer__devices=trainer)
+
+    for engine in (["cuda:0"], ["cuda:1", "cuda:0"]):
+        with pytest.raises(
+            FitError, match=r"trainer.devices = cuda:0\). Each process of a broadcast needs a GPU of its own"
+        ) as caught:
+            on(engine, ["cuda:0"])
+        assert caught.value.remedy == "Use --bridge saver."
+    for engine, trainer in (
+        (["cuda:1"], ["cuda:0"]),
+        (["cuda:0"], ["cpu"]),
+        (["cpu"], ["cpu"]),
+        (["cuda:1"], ["cuda:0", "cuda:1"]),
+    ):
+        assert on(engine, trainer).transports == ("broadcast",), "the trainer's first process sends"
+
+
 def test_cuda_ipc_wants_both_ends_on_cuda():
     parts: dict[str, Any] = {
         "engine__use": "gpu",
