@@ -23,6 +23,7 @@ from atropos_core.plugins.provider import ResolvedModel
 from atropos_core.training.batch import to_batch
 from atropos_core.training.parts import Parts
 from atropos_core.types import Batch, Completion, Draw, Episode, Metrics, Rollout, Sampling, ScoredGroup, Task, Tokens
+from tests.vllm.hosted import DEVICE
 
 DEADLINE_S = 120.0
 GROUP = 8
@@ -104,8 +105,8 @@ def group_of(number: int, prompt: Tokens, completions: Sequence[Completion], adv
 def plan_of(model: Path, bridge: str, changes: dict[str, Any] | None = None) -> Plan:
     """`changes` are over sections: {"engine": {...}, "trainer": {...}, "bridge": {...}, "training": {...}}."""
     values: dict[str, Any] = {
-        "engine": {"use": "vllm", "threads": 1},
-        "trainer": {"use": "grpo", "threads": 1, "learning_rate": 1e-2, "max_grad_norm": 10.0},
+        "engine": {"use": "vllm", "threads": 1, "devices": [DEVICE]},
+        "trainer": {"use": "grpo", "threads": 1, "devices": [DEVICE], "learning_rate": 1e-2, "max_grad_norm": 10.0},
         "bridge": {"use": bridge},
         "environment": {"none": {"use": "atropos_testing.samples:TwoSums"}},
         "sink": {},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -17,6 +18,9 @@ from atropos_core.interfaces import ModelInfo
 from atropos_core.processes.child import Child
 from atropos_core.processes.proxies import HostedAdapterEngine
 from atropos_core.types import Completion, Floats, Tokens
+from tests.vllm.processes import SIGNS, vllm_processes
+
+DEVICE = os.environ.get("TEST_DEVICE", "cpu")  # of engine and trainer; a GPU is "cuda:0"
 
 
 @dataclass
@@ -40,25 +44,11 @@ class Hosted:
 
     @property
     def processes(self) -> dict[str, psutil.Process]:
-        """engine, guard, server, core, worker: each the only one of its name."""
+        """engine, and those of `vllm_processes`."""
         engine = psutil.Process(self.child.process.pid)
-        found = {"engine": engine}
-        for process in engine.children(recursive=True):
-            command = process.cmdline()
-            for name, sign in SIGNS.items():
-                if any(part.startswith(sign) for part in command):
-                    assert name not in found
-                    found[name] = process
+        found = {"engine": engine, **vllm_processes(engine)}
         assert set(found) == {"engine", *SIGNS}, [process.cmdline() for process in engine.children(recursive=True)]
         return found
-
-
-SIGNS = {
-    "guard": "atropos_engine_vllm.guard",
-    "server": "atropos_engine_vllm.server_main",
-    "core": "VLLM::EngineCore",
-    "worker": "VLLM::Worker",
-}
 
 
 async def start(
@@ -77,7 +67,7 @@ async def start(
         "name": "vllm",
         "options": options,
         "context": {
-            "directory": directory, "model": model, "transport": transport, "devices": ("cpu",), "threads": 1,
+            "directory": directory, "model": model, "transport": transport, "devices": (DEVICE,), "threads": 1,
             "announced": dict(announced or {}),
         },
     }  # fmt: skip

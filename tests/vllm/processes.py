@@ -9,19 +9,28 @@ from pathlib import Path
 
 import psutil
 
-from tests.vllm.hosted import SIGNS
-
 ROLES = ("worker", "core", "server", "guard")
+SIGNS = {
+    "guard": "atropos_engine_vllm.guard",
+    "server": "atropos_engine_vllm.server_main",
+    "core": "VLLM::EngineCore",
+    "worker": "VLLM::Worker",
+}
 
 
-def vllm_processes(supervisor: psutil.Process) -> dict[str, psutil.Process]:
-    """guard, server, core and worker of a run's only engine."""
-    return {
-        name: process
-        for process in supervisor.children(recursive=True)
-        for name, sign in SIGNS.items()
-        if any(part.startswith(sign) for part in process.cmdline())
-    }
+def vllm_processes(above: psutil.Process) -> dict[str, psutil.Process]:
+    """guard, server, core and worker of the only engine below this process. On one GPU vLLM starts no process for its worker,
+    which then lives in the core: both names are the core's."""
+    found: dict[str, psutil.Process] = {}
+    for process in above.children(recursive=True):
+        command = process.cmdline()
+        for name, sign in SIGNS.items():
+            if any(part.startswith(sign) for part in command):
+                assert name not in found, f"{found[name]} and {process} are both {name}"
+                found[name] = process
+    if "core" in found:
+        found.setdefault("worker", found["core"])
+    return found
 
 
 def segments(processes: Iterable[psutil.Process]) -> set[str]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from transformers import AutoModelForCausalLM
 from atropos_core.types import Completion, Sampling, tokens
 from tests.vllm.hosted import Hosted, count, difference, start
 from tests.vllm.models import make_model
+from tests.vllm.triton import interpreter
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
@@ -33,35 +33,12 @@ RANDOM = np.random.default_rng(0)
 PROMPTS = [
     tokens(RANDOM.integers(3, 160, length)) for length in (90, 37)
 ]  # longer than a block, so that a part is cached
-BACKEND = """
-from triton.backends.{0} import {1}
-
-
-class Interpreted({1}):
-    is_active = staticmethod(lambda: True)
-    supports_target = staticmethod(lambda target: False)
-
-
-Interpreted.__abstractmethods__ = frozenset()  # the interpreter calls none of them
-"""
 
 
 @pytest.fixture(scope="module")
 def triton(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The environment of a server that finds a Triton with a backend for CPUs: its interpreter."""
-    find = "import triton, numpy; print(triton.__file__, numpy.__file__)"  # it does not run with any numpy
-    found = subprocess.run([os.environ["TRITON_PYTHON"], "-c", find], check=True, capture_output=True, text=True)
-    folder = tmp_path_factory.mktemp("triton")
-    for package in (Path(name).parent for name in found.stdout.split()):
-        for part in package.parent.glob(f"{package.name}*"):
-            (folder / part.name).symlink_to(part)
-    (backend := folder / "interpreted_backend").mkdir()
-    for module, base in (("driver", "DriverBase"), ("compiler", "BaseBackend")):
-        (backend / f"{module}.py").write_text(BACKEND.format(module, base))
-    (metadata := folder / "interpreted_backend-0.dist-info").mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: interpreted-backend\nVersion: 0\n")
-    (metadata / "entry_points.txt").write_text("[triton.backends]\ncpu = interpreted_backend\n")
-    return {"PYTHONPATH": f"{folder}:{os.environ.get('PYTHONPATH', '')}", "TRITON_INTERPRET": "1"}
+    return interpreter(os.environ["TRITON_PYTHON"], tmp_path_factory.mktemp("triton"))
 
 
 @pytest.fixture(scope="module")
