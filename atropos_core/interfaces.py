@@ -221,6 +221,11 @@ class Engine(ABC):
         """Called when the next thing to happen is an update. The engine may free memory that only sampling needs; requests
         in flight must not be lost. The default keeps the memory."""
 
+    async def step_metrics(self) -> Metrics:
+        """Return numbers of what was sampled since the last call, by short names. They appear under the engine's path in the run
+        file, as in `engine/NAME`. Called once after each step, if the provider's `measures` is true for the engine's options."""
+        return {}
+
     @asynccontextmanager
     async def paused(self, version: int) -> AsyncIterator[None]:
         """Pause the engine inside the block and resume it at `version`. After an exception it stays paused."""

@@ -20,6 +20,7 @@ from atropos_core.launch.plan import Plan
 from atropos_core.launchers import Launcher
 from atropos_core.models.model_size import cpu_threads
 from atropos_core.observe.profile import Profile
+from atropos_core.plugins.model_provider import EngineProvider
 from atropos_core.plugins.provider import RunContext
 from atropos_core.processes.child import CALL_DEADLINE_S, Child
 from atropos_core.processes.endpoints import LocalEndpoint
@@ -188,6 +189,12 @@ class Builder:
             rewards=[reward.result() for reward in rewards],
             engines=engines,
             engine=one,
+            measured={
+                resolved.label.replace(".", "/"): engine.result()
+                for engine, resolved in zip(starting, self.plan.engines, strict=True)
+                if isinstance(provider := resolved.offer.provider, EngineProvider)
+                and provider.measures(resolved.options)
+            },
             trainer=TimedTrainer(trainer.result(), profile),
             bridge=bridge,
             curriculum=self._build_in_process(single["curriculum"]),

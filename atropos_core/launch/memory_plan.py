@@ -147,6 +147,7 @@ def workloads(
                 device_bytes=available or {},
                 temperature=max(config.sampling.temperature, config.evaluation.temperature),
                 truncated=config.sampling.record().truncated,
+                min_p=max(config.sampling.min_p, config.evaluation.min_p),
                 takes_turns=takes_turns(config),
                 shares_devices=any(used[device] > 1 for device in context.devices),
             ),

@@ -60,6 +60,7 @@ class Workload:
     truncated: bool = False  # the run's sampling uses top_p, top_k or min_p
     takes_turns: bool = False  # nothing is sampled during an update
     shares_devices: bool = True  # another component of the run uses one of its GPUs
+    min_p: float = 0.0  # the highest of the run's sampling and evaluations
 
 
 class SizeChoice(NamedTuple):
@@ -116,6 +117,7 @@ class EngineProvider(DeviceProvider["Engine"]):
 
     # what it keeps in memory in addition to the model's own weights, for the start of a run; "" if nothing of size
     keeps: Callable[[Any, Workload], str] = lambda options, workload: ""
+    measures: Callable[[Any], bool] = lambda options: False  # its `step_metrics` has numbers for a run's metrics
 
 
 @dataclass(frozen=True, kw_only=True)

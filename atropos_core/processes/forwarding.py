@@ -75,6 +75,9 @@ class ForwardingEngine(Forwarding, Engine):
     async def release_cache(self) -> None:
         await self.forward(Engine.release_cache)
 
+    async def step_metrics(self) -> Metrics:
+        return await self.forward(Engine.step_metrics)
+
     async def close(self) -> None:
         await self.forward(Engine.close)
 

@@ -37,6 +37,7 @@ DEADLINES_S = {  # of other calls
     "pause": CALL_DEADLINE_S,
     "resume": CALL_DEADLINE_S,
     "release_cache": CALL_DEADLINE_S,
+    "step_metrics": CALL_DEADLINE_S,
     **dict.fromkeys(
         ("logprobs", "top_logprobs", "rounding", "step", "supervised_step", "token_values", "save", "restore"),
         STEP_DEADLINE_S,

@@ -218,7 +218,8 @@ class Loop:
         metrics |= await self._evaluation_when_due()
         metrics |= gathered.counts() | staleness(gathered.kept, gathered.version)
         metrics |= {"policy/version": float(self.progress.version)} | step_speed(began, ready, trained, metrics)
-        metrics |= self._parts.metrics() | stage_times(self._profile, gathered.leased)
+        metrics |= self._parts.metrics() | await self._unless_broken(self._parts.engine_metrics())
+        metrics |= stage_times(self._profile, gathered.leased)
         if self._parts.workers is not None:
             metrics |= self._parts.workers.step_ended(metrics)
         await self._look_and_record(gathered, metrics)
@@ -368,6 +369,7 @@ class Loop:
         metrics |= {
             **supervised,
             **await self._compared(evaluation),
+            **await self._unless_broken(self._parts.engine_metrics()),
             "policy/probe_shift_nats": 0.0,
             "bridge/publish_s": 0.0,
             "bridge/bytes_copied": 0.0,

@@ -60,6 +60,9 @@ class Parts:
     children: list[Child]
     tasks: Mapping[str, Mapping[Split, int]] = field(default_factory=dict)  # how many each environment has
     launcher: Launcher = field(default_factory=LocalLauncher)  # which started them
+    measured: Mapping[str, Engine] = field(
+        default_factory=dict
+    )  # engines that have metrics, by the start of the metrics' names
     warmup: WarmStart | None = None  # None once it is done
     workers: RunWorkers | None = None  # of the launcher, which ends them
     opened: list[Closable] = field(default_factory=list)  # what the run opened on top of these; closed first
@@ -85,6 +88,14 @@ class Parts:
             for label, part in self.by_label().items()
             if isinstance(part, Measured)
             for name, value in part.metrics().items()
+        }
+
+    async def engine_metrics(self) -> Metrics:
+        """Return the engines' metrics since the last call: `engine/NAME`. Calls only engines that have some."""
+        return {
+            f"{path}/{name}": float(value)
+            for path, engine in self.measured.items()
+            for name, value in (await engine.step_metrics()).items()
         }
 
     async def close(self) -> list[Exception]:

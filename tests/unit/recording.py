@@ -71,6 +71,10 @@ class RecordingEngine(Recorder, Engine):
     async def release_cache(self) -> None:
         self.note("release_cache")
 
+    async def step_metrics(self) -> Metrics:
+        self.note("step_metrics")
+        return {"drafted_tokens": 3.0}
+
     async def add_adapter(self, directory: Path, name: str) -> None:
         self.note("add_adapter", directory, name)
 

@@ -48,6 +48,7 @@ ENGINE: Mapping[str, tuple[Any, ...]] = {  # arguments other than the defaults, 
     "load_weights": (Path("/weights"),),
     "load_adapter": (Path("/adapter"), 12),
     "release_cache": (),
+    "step_metrics": (),
     "close": (),
 }
 OF_ADAPTERS: Mapping[str, tuple[Any, ...]] = {

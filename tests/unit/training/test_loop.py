@@ -379,3 +379,26 @@ def test_only_the_first_step_of_a_process_or_an_unusually_long_one_is_shown_as_w
     assert unusual_s(None) is None  # as soon as any wait
     assert unusual_s(2.0) == 60.0
     assert unusual_s(40.0) == 200.0
+
+
+@pytest.mark.parametrize("measured", [False, True])
+def test_only_an_engine_with_metrics_of_its_own_is_asked_for_them_once_a_step(tmp_path, measured):
+    async def main() -> tuple[Life, int]:
+        one = life(weather(evaluate_every=2), tmp_path)
+        parts, asked = one.loop._parts, 0
+
+        async def counted() -> dict[str, float]:
+            nonlocal asked
+            asked += 1
+            return {"drafted_tokens": float(asked)}
+
+        parts.engine.step_metrics = counted  # type: ignore[method-assign]
+        parts.measured = {"engine/replica/second": parts.engine} if measured else {}
+        await one.run(None)
+        return one, asked
+
+    one, asked = virtual_time.run(main())
+    found = [step.get("engine/replica/second/drafted_tokens") for step in one.record.steps]
+    steps = len(one.record.steps)
+    assert asked == (steps if measured else 0)
+    assert found == (list(range(1, steps + 1)) if measured else [None] * steps)
