@@ -22,7 +22,7 @@ TORCH = "torch==2.13.0"
 PYTHONS = ("3.12", "3.13")  # beside the one that this runs in
 LEFT_OUT = {
     "torch", "torchvision", "torchaudio", "torchcodec", "opencv-python-headless", "anthropic", "mistral-common", "depyf",
-    "intel-openmp", "numba", "lm-format-enforcer", "setuptools", "opentelemetry-exporter-otlp",
+    "intel-openmp", "lm-format-enforcer", "setuptools", "opentelemetry-exporter-otlp",
 }  # fmt: skip
 ALONE = ["xgrammar==0.2.8"]  # its requirements name packages that are left out
 BESIDE = [

@@ -598,6 +598,8 @@ plugins/engine_vllm/tests/test_options.py::test_what_trainer_and_bridge_tell_rea
   engine vllm: max_loras
 plugins/engine_vllm/tests/test_named_adapters.py::test_the_options_of_adapters_become_flags
   engine vllm: max_cpu_loras max_lora_rank
+plugins/engine_vllm/tests/test_speculation.py::test_a_server_speculates_only_if_the_option_says_so
+  engine vllm: speculation speculative_tokens prompt_lookup_min prompt_lookup_max
 plugins/env_atroposlib/tests/test_environment.py::test_what_a_run_file_says_reaches_the_environment
   environment atroposlib: config datasets items evaluates
 plugins/env_atroposlib/tests/test_environment.py::test_no_group_for_so_many_items_in_turn_is_a_failure

@@ -152,6 +152,7 @@ EXECUTED = (
     ("plugins/adapter_roll/README.md", "env_type: atropos", "tests/roll/test_adapter.py::test_"),
     ("plugins/adapter_skyrl/README.md", "atropos adapter skyrl", "tests/skyrl/test_entrypoint.py::test_"),
     ("plugins/bridge_delta/README.md", "atropos engine", "tests/e2e/test_delta.py::test_a_run_trains_an_engine_elsewhere"),
+    ("plugins/engine_vllm/README.md", "atropos run --model tiny", "tests/vllm/test_speculation_runs.py::test_the_run_of_the_page_"),
     ("plugins/engine_vllm/README.md", "pip install", "tests/dist/test_installed.py::test_a_new_plugin"),
     ("plugins/env_atroposlib/README.md", "atropos eval --env", "plugins/env_atroposlib/tests/test_commands.py::test_evaluate_is"),
     ("plugins/launcher_ray/README.md", "pip install", "tests/ray/test_runs.py::test_the_same_run_file_here_and_on_the_cluster"),

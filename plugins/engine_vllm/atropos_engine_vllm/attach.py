@@ -22,6 +22,7 @@ from atropos_engine_vllm.command import (
 from atropos_engine_vllm.generate import PATH
 from atropos_engine_vllm.model import read_config, text_config
 from atropos_engine_vllm.router_replay import ASKED, FLAG, VARIABLES, records_experts
+from atropos_engine_vllm.speculation import check_served
 from atropos_engine_vllm.versions import SUPPORTED, check_supported
 
 _SLOW_S = 120.0  # /server_info inspects the whole machine
@@ -42,6 +43,7 @@ class Attached:
     dtype: str
     lora_slots: int  # adapters at once; 0: none
     lora_rank: int  # the highest; 0: none
+    speculates: bool
 
 
 async def check_attached(api: Api, context: RunContext, config: Mapping[str, Any]) -> Attached:
@@ -81,6 +83,7 @@ async def check_attached(api: Api, context: RunContext, config: Mapping[str, Any
         )
     if records_experts(context) and not info.get("aux_output_config", {}).get("enable_return_routed_experts"):
         raise FitError(f"{ASKED}, and the vLLM server at {api.url} does not record them.", remedy=start)
+    speculates = check_served(info.get("speculative_config"), api.url, start)
     models = (await api.get("/v1/models"))["data"]
     base = next(card for card in models if not card.get("parent"))
     _check_same_model(api.url, Path(base["root"]), config)
@@ -98,7 +101,11 @@ async def check_attached(api: Api, context: RunContext, config: Mapping[str, Any
             remedy=start,
         )
     return Attached(
-        served=base["id"], dtype=str(served["dtype"]).removeprefix("torch."), lora_slots=slots, lora_rank=most_rank
+        served=base["id"],
+        dtype=str(served["dtype"]).removeprefix("torch."),
+        lora_slots=slots,
+        lora_rank=most_rank,
+        speculates=speculates,
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from atropos_core.errors import ConfigError, FitError
 from atropos_core.plugins.provider import RunContext
 from atropos_core.types import MOST_KEPT, MOST_TIES
-from atropos_engine_vllm import router_replay
+from atropos_engine_vllm import router_replay, speculation
 from atropos_engine_vllm.access import KEY_VARIABLE
 from atropos_engine_vllm.config import VLLMOptions
 from atropos_engine_vllm.model import keeps_state, read_config
@@ -56,6 +56,7 @@ def flags(options: VLLMOptions, context: RunContext, dtype: str) -> list[str]:
     _refuse_idle(options, context)
     if router_replay.records_experts(context):
         made += [router_replay.FLAG]
+    made += speculation.flags(options)
     if transfer := _transfer(context):
         made += ["--weight-transfer-config", json.dumps({"backend": transfer})]
     return made + options.extra_args
@@ -131,6 +132,8 @@ def environment(options: VLLMOptions, context: RunContext, scratch: Path, key: s
         made |= {"CUDA_VISIBLE_DEVICES": _visible(context.devices)}
     if router_replay.records_experts(context):
         made |= router_replay.VARIABLES
+    if options.speculation is not None:
+        made |= speculation.VARIABLES
     if holds_adapters(context):
         made |= {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"}
     if transfer := _transfer(context):

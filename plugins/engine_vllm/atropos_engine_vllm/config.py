@@ -47,6 +47,11 @@ _OURS = (  # flags that the engine sets itself: it relies on them, or has an opt
     "--data-parallel-size",
     "--api-server-count",
     "--enable-return-routed-experts",
+    "--speculative-config",
+    "-sc",
+    "--spec-method",
+    "--spec-model",
+    "--spec-tokens",
 )
 
 
@@ -103,6 +108,18 @@ class VLLMOptions(Options):
         to drain."""
         return self.max_cpu_loras or max(4 * named or 16, self.max_loras)
 
+    speculation: Literal["ngram"] | None = Field(
+        None,
+        description="propose tokens that followed the same tokens earlier in the request, and check several in one step; what is"
+        " sampled has the same distribution. Faster if replies repeat their prompt",
+    )
+    speculative_tokens: int = Field(4, ge=1, le=128, description="tokens that are proposed at once, with `speculation`")
+    prompt_lookup_min: int = Field(
+        2, ge=1, description="fewest last tokens that must occur earlier, with `speculation`"
+    )
+    prompt_lookup_max: int = Field(
+        4, ge=1, description="most last tokens that are looked for earlier, with `speculation`"
+    )
     extra_args: list[str] = Field([], description='more flags of `vllm serve`, such as ["--block-size", "32"]')
 
     @field_validator("url")
@@ -127,6 +144,16 @@ class VLLMOptions(Options):
         if self.max_cpu_loras is not None and self.max_cpu_loras < self.max_loras:
             raise ValueError(
                 f"max_cpu_loras = {self.max_cpu_loras} is less than max_loras = {self.max_loras}: those of a batch are in memory too"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_speculation(self) -> VLLMOptions:
+        names = ("speculative_tokens", "prompt_lookup_min", "prompt_lookup_max")
+        self.refuse_idle(self.speculation is not None, 'without speculation = "ngram"', *names)
+        if self.prompt_lookup_min > self.prompt_lookup_max:
+            raise ValueError(
+                f"prompt_lookup_min = {self.prompt_lookup_min} is more than prompt_lookup_max = {self.prompt_lookup_max}: lower it"
             )
         return self
 

@@ -20,7 +20,7 @@ from atropos_core.errors import AtroposError, DataError, DeadlineExceeded, FitEr
 from atropos_core.interfaces import Engine, ModelInfo
 from atropos_core.plugins.provider import RunContext
 from atropos_core.rollouts.tokenizer import fingerprint
-from atropos_core.types import Completion, Floats, Sampling, Tokens, TopK, tokens
+from atropos_core.types import Completion, Floats, Metrics, Sampling, Tokens, TopK, tokens
 from atropos_engine_vllm import generate, model
 from atropos_engine_vllm.adapters import Adapters, Loaded
 from atropos_engine_vllm.api import Api, Refused
@@ -32,6 +32,8 @@ from atropos_engine_vllm.managed_server import ManagedServer
 from atropos_engine_vllm.named_adapters import NamedAdapters
 from atropos_engine_vllm.reload import METHOD
 from atropos_engine_vllm.router_replay import check_replay, records_experts
+from atropos_engine_vllm.speculation import DraftCounts, check_numba, check_request, check_speculation, has_numba
+from atropos_engine_vllm.speculation_worker import OPEN
 from atropos_engine_vllm.versions import check_installed, installed
 
 T = TypeVar("T")
@@ -62,7 +64,10 @@ class VLLMEngine(Engine):
             )
         if options.url is None:
             check_installed(context.devices[0], installed())
+        if options.speculation is not None:
+            check_numba(has_numba())
         check_replay(options, context)
+        check_speculation(options, context)
         self.version = 0
         self.worker_devices = context.devices
         self._adapter: Path | None = None  # the model to open, if it is an adapter over a base
@@ -89,6 +94,8 @@ class VLLMEngine(Engine):
         self._config = model.read_config(context.model)
         self._stops = model.ends_of(context.model, self._config)
         self._served = SERVED
+        self._speculates = options.speculation is not None
+        self._drafts = DraftCounts()
 
     @staticmethod
     def _check_named(options: VLLMOptions, context: RunContext) -> None:
@@ -123,6 +130,7 @@ class VLLMEngine(Engine):
                 found = await check_attached(self._api, context, self._config)
                 dtype, self._served, slots = found.dtype, found.served, found.lora_slots
                 most_rank, raise_rank = found.lora_rank, "Start the server with a higher --max-lora-rank."
+                self._speculates = found.speculates
                 self._resumes = True
                 await self._api.post("/pause?mode=keep&clear_cache=true")
                 await self.load_weights(context.model)  # another run may have left other weights there
@@ -130,6 +138,8 @@ class VLLMEngine(Engine):
             self._longest = int((await self._names())[self._served]["max_model_len"])
             self._vocabulary = int(model.text_config(self._config)["vocab_size"])
             await self._api.post("/update_weight_version", {"new_version": str(self.version)})
+            if self._speculates:
+                await self._api.post("/collective_rpc", {"method": OPEN})
             with waiting("vLLM to sample a first token"):
                 await self._warm_up()
             self._adapters = Adapters(self._api, slots, drain_s=DRAIN_S, taken=await self._names())
@@ -189,6 +199,8 @@ class VLLMEngine(Engine):
         deadline_s: float,
     ) -> list[Completion]:
         generate.check(prompt, n, sampling, seeds, self._vocabulary, self._longest)
+        if self._speculates:
+            check_request(sampling)
         try:
             async with asyncio.timeout(deadline_s), asyncio.TaskGroup() as group:
                 tasks = [
@@ -403,6 +415,12 @@ class VLLMEngine(Engine):
             yield
         finally:
             self._computing -= 1
+
+    async def step_metrics(self) -> Metrics:
+        """Return how many proposed tokens were accepted; nothing without `speculation`."""
+        if self._options.speculation is None:
+            return {}
+        return self._drafts.since_last(await self._opened.get("/metrics"))
 
     async def close(self) -> None:
         api, self._api = self._api, None

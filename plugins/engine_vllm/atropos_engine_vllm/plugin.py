@@ -41,6 +41,7 @@ def check(options: VLLMOptions, workload: Workload) -> None:
     from atropos_engine_vllm.differing import refuse_adapted_experts, refuse_differing
     from atropos_engine_vllm.memory import check_share
     from atropos_engine_vllm.router_replay import check_replay
+    from atropos_engine_vllm.speculation import check_speculation
     from atropos_torch_models.model_directory import check_weights
 
     context = workload.context
@@ -61,7 +62,12 @@ def check(options: VLLMOptions, workload: Workload) -> None:
     if options.url is None:
         refuse_differing(context.model, context.devices[0])
     check_replay(options, context)
+    check_speculation(options, context, workload.min_p)
     refuse_adapted_experts(options, context)
+
+
+def measures(options: VLLMOptions) -> bool:
+    return options.speculation is not None
 
 
 def dtype(options: VLLMOptions, workload: Workload) -> str:
@@ -122,6 +128,7 @@ def atropos_engines() -> Iterable[EngineProvider]:
         dtype=dtype,
         announces=announces,
         idle=idle,
+        measures=measures,
         several_devices=True,
         requires=frozenset({"aiohttp"}),
         runs_in="process",

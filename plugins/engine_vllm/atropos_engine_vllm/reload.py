@@ -9,12 +9,13 @@ from __future__ import annotations
 from typing import Any
 
 from atropos_engine_vllm.adapter_worker import AdapterWorker
+from atropos_engine_vllm.speculation_worker import SpeculationWorker
 from atropos_torch_models.vllm_experts import pack_again
 
 METHOD = "atropos_reload"
 
 
-class Reloading(AdapterWorker):
+class Reloading(AdapterWorker, SpeculationWorker):
     """A mixin for vLLM's worker class; `/collective_rpc` calls it by METHOD."""
 
     reload_weights: Any  # the worker's own
