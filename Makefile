@@ -96,8 +96,8 @@ test-vllm: .venv-vllm/stamp .venv-real/stamp .venv-triton/stamp .venv-tinker/sta
 	REAL_PYTHON=.venv-real/bin/python TRITON_PYTHON=.venv-triton/bin/python TINKER_PYTHON=.venv-tinker/bin/python \
 	  $(call in,vllm) pytest tests/vllm -n 2 $(BY_FILE)
 test-vllm-short: .venv-vllm/stamp ## each bridge with one family of models, a kill and a planted fault: four minutes
-	$(call in,vllm) pytest $(patsubst %,tests/vllm/test_%.py,engine engine_role sleep_mode bridge_ipc bridge_lora bridge_checkpoint kills) \
-	  -n 2 $(BY_FILE) -k "not qwen and not server and not core and not trainer] and not adapters_that"
+	$(call in,vllm) pytest $(patsubst %,tests/vllm/test_%.py,engine engine_role sleep_mode bridge_ipc bridge_lora bridge_checkpoint kills gpu_checks) \
+	  -n 2 $(BY_FILE) -k "not qwen and not server and not core and not trainer] and not adapters_that and not another_check"
 test-atroposlib: .venv/test.stamp .venv-atroposlib/stamp ## the trajectory API with the clients and the server of atroposlib 0.4.0: two minutes
 	$(PYTEST_ENV) ATROPOSLIB_PYTHON=.venv-atroposlib/bin/python $(BIN)/python -m pytest -n 2 $(BY_FILE) tests/atroposlib tests/pages/test_their_names.py
 test-environments: .venv/test.stamp $(SWEEP) ## environment files of atroposlib's shapes; ATROPOSLIB_SOURCE=CHECKOUT adds its own files
@@ -196,8 +196,11 @@ bench: .venv/run.stamp .venv-trl/stamp ## start-up, a whole run, losses and the 
 	$(call each,$(OFFLINE) $(BIN)/python -m,quickstart losses trainer overlap plan)
 bench-real: .venv/test.stamp .venv-real/stamp .venv-trl/stamp ## the pretrained model SmolLM2-135M next to TRL's trainer, and what it learns under three seeds: half an hour
 	$(call each,$(OFFLINE) $(BIN)/python -m,real_model real_learning)
-gpu: ## on an idle CUDA device: checks, speed and memory of updates; GPU_PYTHON=PYTHON has torch for it, and nothing is installed
-	$(or $(GPU_PYTHON),$(PYTHON)) -m benchmarks.gpu
+ON_GPU := $(or $(GPU_PYTHON),$(PYTHON)) -m benchmarks.gpu
+gpu: ## on an idle CUDA device: vLLM with each bridge if it is installed, and engine hf with ipc; GPU_PYTHON=PYTHON has torch, and nothing is installed
+	$(ON_GPU) --only vllm ipc
+bench-gpu: ## on an idle CUDA device: speed, memory and gradients of updates; GPU_PYTHON as for `make gpu`
+	$(ON_GPU) --only training
 bench-models: .venv/test.stamp ## every family of models: exact ways, bridges, LoRA, resume; and what the slower ways cost: half an hour
 	$(call each,$(OFFLINE) $(BIN)/python -m,models models_bridges layouts)
 bench-models-vllm: .venv-vllm/stamp ## which families of models vLLM samples exactly on a CPU; writes benchmarks/results/models.json

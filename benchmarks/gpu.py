@@ -1,11 +1,13 @@
-"""The checks of tests/gpu and their figures, with nothing installed but torch and transformers.
+"""The checks of tests/gpu and their figures, with nothing installed but torch and transformers; those of engine "vllm" also need vLLM, and
+our packages installed next to it.
 
     python -m benchmarks.gpu [--device cuda:0] [--parameters 3e9] [--small] [--only NAME ...] [--commit HASH] [--out FILE]
 
-Run in the root of a checkout, on a machine where nothing else uses the GPU. `--device cpu --parameters 50e6 --small` goes
-through the same code over POSIX shared memory. On a GPU it writes benchmarks/results/gpu.json, where the checks that `--only` leaves out
-stay as they were; each names its commit and its machine. The file is written after each check, and where the command is ended (SIGINT,
-SIGTERM) with what the one that ran had found. Ends with 1 where a check fails.
+NAME is a check, or a group of checks: vllm, ipc or training. Run in the root of a checkout, on a machine where nothing else uses the GPU.
+`--device cpu --parameters 50e6 --small` goes through the same code over POSIX shared memory. On a GPU it writes
+benchmarks/results/gpu.json. The checks that `--only` leaves out stay in it as they were; each names its commit and its machine. The file is
+written after each check. If the command is ended (SIGINT, SIGTERM), it also has what the check that ran had found. Ends with 1 if a check
+fails.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from benchmarks.machine import RESULTS, described
 from tests.gpu.pair import SOURCES, Setting
@@ -26,12 +28,16 @@ from tests.gpu.pair import SOURCES, Setting
 
 def arguments() -> argparse.Namespace:
     from tests.gpu.checks import CHECKS
+    from tests.gpu.report import Group
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--parameters", type=float, default=3e9, help="of the model whose size is looked at")
     parser.add_argument("--small", action="store_true", help="the updates of training_*: on a tiny model, 256 tokens")
-    parser.add_argument("--only", nargs="+", choices=[check.name for check in CHECKS], metavar="NAME")
+    names = [*get_args(Group), *(check.name for check in CHECKS)]
+    parser.add_argument(
+        "--only", nargs="+", choices=names, metavar="NAME", help="of checks, or of a group: vllm, ipc, training"
+    )
     parser.add_argument("--commit", help="that the checkout is of, where it came without its repository")
     parser.add_argument("--out", type=Path, help="where the figures go; on a GPU benchmarks/results/gpu.json")
     return parser.parse_args()
@@ -63,14 +69,15 @@ async def run(
     setting = Setting(options.device, options.parameters, options.small)
     results: dict[str, Any] = {}
     for check in CHECKS:
-        if options.only and check.name not in options.only:
+        if options.only and not {check.name, check.group} & {*options.only}:
             continue
         print(check.name, flush=True)
         report = Report(lambda line: print(line, flush=True))
         began = time.perf_counter()
         failure: str | None = "the command was ended while this ran"
         try:
-            await within(check.run(setting, report), check.deadline_s, check.name)
+            deadline_s = check.deadline_s * (3 if options.device == "cpu" else 1)
+            await within(check.run(setting, report), deadline_s, check.name)
             report.settle()
             failure = None
         except CheckFailed as error:

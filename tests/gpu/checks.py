@@ -9,8 +9,8 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Awaitable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,31 +19,23 @@ import numpy as np
 
 from atropos_core.errors import AtroposError, ProcessDied
 from atropos_core.guards.deadlines import within
-from atropos_core.types import Batch, Completion, Floats, Sampling, Tokens, tokens
+from atropos_core.types import Batch, Completion, Sampling, Tokens, tokens
 from tests.gpu import head as at_head
-from tests.gpu import models
+from tests.gpu import models, vllm_checks
 from tests.gpu.memory import Memory
-from tests.gpu.pair import Pair, Setting, started
-from tests.gpu.report import Report
+from tests.gpu.pair import Pair, Setting, ids, started
+from tests.gpu.publishing import publishes
+from tests.gpu.report import Check, Report, gap, most
 from tests.gpu.training import PUBLISHED, Work, measured, measured_trl
 from tests.gpu.trees import compared
+from tests.gpu.two_ranks import two_ranks
 
 UPDATES = 5
-PUBLISHES = 20
 BOUND = {"float32": 1e-4, "bfloat16": 0.1}  # nats; a run stops at 1e-4 and 0.5 (training.max_logprob_diff)
 UNSLOTH_S = 240  # it compiles what it trains; all checks together should take 25 minutes at most
 LONG: dict[str, Any] = {"tokens": 65_536, "sequences": 1, "offloading": True, "warm": 0, "steps": 1}
 NAMED = {"beside_gib": "contexts of this process and of the checks'", "predicted_gib": "`atropos plan` says"}
 CONTEXT_BYTES = 64e6  # what a device may still count some time after a process has ended
-
-
-@dataclass(frozen=True)
-class Check:
-    """`run` raises nothing for a figure out of bounds: Report.settle does."""
-
-    name: str
-    run: Callable[[Setting, Report], Awaitable[None]]
-    deadline_s: float
 
 
 async def updates(setting: Setting, report: Report, dtype: str) -> None:
@@ -56,7 +48,7 @@ async def updates(setting: Setting, report: Report, dtype: str) -> None:
             await pair.connect()
             addresses = await pair.ask_engine("addresses")
             random = np.random.default_rng(1)
-            probe = [_ids(random, models.VOCABULARY, 64)]
+            probe = [ids(random, models.VOCABULARY, 64)]
             before = await pair.trainer.logprobs(probe)
             worst: list[float] = []
             means: list[float] = []
@@ -72,7 +64,7 @@ async def updates(setting: Setting, report: Report, dtype: str) -> None:
                 off = np.concatenate(
                     [np.abs(row[-len(c.tokens) :] - c.logprobs) for row, c in zip(scored, made, strict=True)]
                 )
-                worst.append(_most(off))
+                worst.append(most(off))
                 means.append(float(off.mean()))
                 if version < UPDATES:
                     batch = _batch(prompts, made, version + 1, random)
@@ -85,8 +77,8 @@ async def updates(setting: Setting, report: Report, dtype: str) -> None:
             ours = await pair.engine.logprobs(probe)
             report.at_most(f"{dtype}: largest logprob difference, after each update", max(worst), BOUND[dtype], "nats")
             report.note(f"{dtype}: mean logprob difference", statistics.mean(means), "nats")
-            report.at_most(f"{dtype}: engine's probe against the trainer's", _gap(ours, after), BOUND[dtype], "nats")
-            report.at_least(f"{dtype}: the probe moved by", _gap(after, before), 0.5, "nats")
+            report.at_most(f"{dtype}: engine's probe against the trainer's", gap(ours, after), BOUND[dtype], "nats")
+            report.at_least(f"{dtype}: the probe moved by", gap(after, before), 0.5, "nats")
             report.note(f"{dtype}: publish, slowest of {UPDATES}", max(publishes), "s")
             report.holds(f"{dtype}: nothing copied", copied == 0, f"{copied} bytes")
             report.holds(
@@ -104,13 +96,13 @@ async def graphs(setting: Setting, report: Report) -> None:
             await pair.ask_engine("graph", 48)
             addresses = await pair.ask_engine("addresses")
             old = await pair.ask_engine("replay")
-            report.at_most("replay against eager, before", _most(old - await pair.ask_engine("eager")), 1e-4)
+            report.at_most("replay against eager, before", most(old - await pair.ask_engine("eager")), 1e-4)
             for version in (1, 2):
                 async with pair.bridge.writing(version):
                     await pair.scale(1.25)
                 new, eager = await pair.ask_engine("replay"), await pair.ask_engine("eager")
-                report.at_most(f"replay against eager, after write {version}", _most(new - eager), 1e-4)
-                report.at_least(f"replay against the one before write {version}", _most(new - old), 1e-2)
+                report.at_most(f"replay against eager, after write {version}", most(new - eager), 1e-4)
+                report.at_least(f"replay against the one before write {version}", most(new - old), 1e-2)
                 old = new
             report.holds("no parameter of the engine's moved", addresses == await pair.ask_engine("addresses"))
 
@@ -130,7 +122,7 @@ async def one_copy(setting: Setting, report: Report) -> None:
                 await pair.connect()
                 await pair.scale(1.0)  # and touches every page
                 shared = memory.used_bytes()
-                await _publishes(setting, pair, report)
+                await publishes(setting, pair, report)
             resident, added, highest = (
                 (used - since) / size for used, since in ((shared, bare), (shared, loaded), (memory.peak_bytes, bare))
             )
@@ -143,67 +135,6 @@ async def one_copy(setting: Setting, report: Report) -> None:
                 report.at_most("what moving and attaching added", added, 0.05, "copies")
             report.at_most("resident once attached", resident, 1.1 + slack, "copies")
             report.at_most("highest, from loading to the last publish", highest, 1.25 + slack, "copies")
-
-
-async def _publishes(setting: Setting, pair: Pair, report: Report) -> None:
-    random = np.random.default_rng(2)
-    probe = [_ids(random, 8000, 32)]
-    before = await pair.engine.logprobs(probe)
-    # Twice: what is made lazily is there before the clock runs, on a GPU the kernels of each shape, a second for the first pass of some.
-    first = await _published_under_load(pair, random, range(1, PUBLISHES + 1))
-    found = await _published_under_load(pair, random, range(PUBLISHES + 1, 2 * PUBLISHES + 1))
-    after = await pair.engine.logprobs(probe)
-    slowest = f"publish, slowest of {PUBLISHES} (pause, version, resume)"
-    report.note("publish, slowest before every kernel had run", max(first.outside), "s")
-    if setting.device == "cpu":  # a pause waits for the pass that computes: on a busy machine, that is what it measures
-        report.note(slowest, max(found.outside), "s")
-    else:
-        report.at_most(slowest, max(found.outside), 0.5, "s")
-    report.note("publish, median", statistics.median(found.outside), "s")
-    report.note("publish, slowest by the bridge's own clock", max(found.own), "s")
-    report.note("one write into every parameter, median (not counted)", statistics.median(found.writes), "s")
-    copied = first.bytes_copied + found.bytes_copied
-    report.holds("nothing copied", copied == 0, f"{copied} bytes")
-    made = first.made + found.made
-    report.holds("requests in flight came to their end", all(len(c.tokens) == 48 for c in made), f"{len(made)}")
-    report.at_least("versions that they saw", max(int(c.policy_version.max()) for c in found.made) - PUBLISHES, 1)
-    report.at_least("the engine's probe moved by", _gap(after, before), 1e-2, "nats")
-
-
-@dataclass
-class Publishes:
-    """While eight requests are in flight."""
-
-    outside: list[float] = field(default_factory=list)  # seconds to enter and to leave
-    own: list[float] = field(default_factory=list)
-    writes: list[float] = field(default_factory=list)
-    bytes_copied: int = 0
-    made: list[Completion] = field(default_factory=list)
-
-
-async def _published_under_load(pair: Pair, random: np.random.Generator, versions: range) -> Publishes:
-    found = Publishes()
-    load = [pair.engine.sample(_ids(random, 8000, 24), 1, Sampling(48), [i], 300) for i in range(8)]
-    in_flight = asyncio.gather(*load)
-    try:
-        for version in versions:
-            times = [time.perf_counter()]
-            async with pair.bridge.writing(version):
-                times.append(time.perf_counter())
-                await pair.scale(1.01)
-                times.append(time.perf_counter())
-            times.append(time.perf_counter())
-            entered, wrote, left = np.diff(times).tolist()
-            found.outside.append(entered + left)
-            found.writes.append(wrote)
-            published = pair.bridge.published
-            assert published is not None, "writing was entered"
-            found.own.append(published.seconds)
-            found.bytes_copied += published.bytes_copied
-        found.made = [completion for (completion,) in await in_flight]
-    finally:
-        in_flight.cancel()
-    return found
 
 
 async def killed(setting: Setting, report: Report, victim: int) -> None:
@@ -230,8 +161,8 @@ async def killed(setting: Setting, report: Report, victim: int) -> None:
                 pair.children[1 - victim].peer.call("call_extension", "read_sentinel", 1, deadline_s=10)
             )
             if survivor is None and victim == 1:
-                gap = _gap(await pair.engine.logprobs(probe), expected)
-                report.at_most("the owner goes on: logprobs changed by", gap, 1e-5, "nats")
+                changed = gap(await pair.engine.logprobs(probe), expected)
+                report.at_most("the owner continues: logprobs changed by", changed, 1e-5, "nats")
             report.holds(
                 f"{who} killed: the {other} process",
                 survivor is None or (victim == 0 and setting.device != "cpu" and isinstance(survivor, AtroposError)),
@@ -330,30 +261,6 @@ async def kernels(setting: Setting, report: Report) -> None:
         report.note(f'most allocated, kernels = "{name}"', found["allocated_gib"], "GiB")
 
 
-async def vllm_sleep(setting: Setting, report: Report) -> None:
-    """Engine "vllm" gives the memory of keys and values back and takes it again, and samples the same tokens."""
-    if importlib.util.find_spec("vllm") is None:
-        report.note("NOT RUN", "this needs vLLM, and our plugins installed beside it")
-        return
-    from tests.gpu.sleeping import CACHE_GB, slept
-
-    with tempfile.TemporaryDirectory() as folder:
-        models.make(models.SMALL, "float32" if setting.device == "cpu" else "bfloat16", "cpu", Path(folder) / "model")
-        found = await slept(setting.device, Path(folder) / "model", Path(folder))
-    report.note("taken by the engine", found.opened_bytes / 2**30, "GiB")
-    given, first = found.given_back_bytes, found.given_back_bytes[0]
-    report.note("given back, each time", [round(one / 2**30, 3) for one in given], "GiB")
-    # On a CPU only what was used comes again.
-    least, whole = (first, CACHE_GB * 2**30) if setting.device == "cpu" else (min(given), found.opened_bytes)
-    report.at_least("of the keys and values" if setting.device == "cpu" else "of all that it took", least / whole, 0.9)
-    report.note("a release, slowest", max(found.release_s), "s")
-    report.note("the first token after it, slowest", max(found.first_token_s), "s")
-    report.holds("the same tokens after each", all((one.tokens == found.made[0].tokens).all() for one in found.made))
-    report.at_most(
-        "logprobs apart", max(_gap([one.logprobs], [found.made[0].logprobs]) for one in found.made), 0.01, "nats"
-    )
-
-
 async def head(setting: Setting, report: Report) -> None:
     """The language-model head by the trainer's Triton kernels: values and gradients beside float64, time and memory beside torch's own
     operations and TRL's kernels."""
@@ -416,32 +323,33 @@ async def groups(setting: Setting, report: Report) -> None:
 
 
 CHECKS = (
-    Check("updates_float32", partial(updates, dtype="float32"), 240),
-    Check("updates_bfloat16", partial(updates, dtype="bfloat16"), 240),
-    Check("graphs", graphs, 240),
-    Check("one_copy", one_copy, 480),
-    Check("owner_killed", partial(killed, victim=0), 180),
-    Check("attached_killed", partial(killed, victim=1), 180),
-    Check("refused", refused, 120),
-    Check("vllm_sleep", vllm_sleep, 600),
-    Check("training_0.6B_full", partial(training, shape="0.6B", lora=False), 600),
-    Check("training_0.6B_lora", partial(training, shape="0.6B", lora=True), 600),
-    Check("head", head, 240),
-    Check("gradients", gradients, 240),
-    Check("trees", trees, 600),
-    Check("groups", groups, 600),
-    Check("kernels", kernels, 600),
-    Check("offloading", offloading, 900),
-    Check("training_4B_full", partial(training, shape="4B", lora=False), 900),
-    Check("training_4B_lora", partial(training, shape="4B", lora=True), 900),
-    Check("training_8B_nf4", partial(training, shape="8B", lora=True, quantization="nf4", **LONG), 900),
+    *vllm_checks.CHECKS,
+    Check("updates_float32", partial(updates, dtype="float32"), 240, "ipc"),
+    Check("updates_bfloat16", partial(updates, dtype="bfloat16"), 240, "ipc"),
+    Check("graphs", graphs, 240, "ipc"),
+    Check("one_copy", one_copy, 480, "ipc"),
+    Check("owner_killed", partial(killed, victim=0), 180, "ipc"),
+    Check("attached_killed", partial(killed, victim=1), 180, "ipc"),
+    Check("refused", refused, 120, "ipc"),
+    Check("two_ranks", two_ranks, 150, "ipc"),
+    Check("training_0.6B_full", partial(training, shape="0.6B", lora=False), 600, "training"),
+    Check("training_0.6B_lora", partial(training, shape="0.6B", lora=True), 600, "training"),
+    Check("head", head, 240, "training"),
+    Check("gradients", gradients, 240, "training"),
+    Check("trees", trees, 600, "training"),
+    Check("groups", groups, 600, "training"),
+    Check("kernels", kernels, 600, "training"),
+    Check("offloading", offloading, 900, "training"),
+    Check("training_4B_full", partial(training, shape="4B", lora=False), 900, "training"),
+    Check("training_4B_lora", partial(training, shape="4B", lora=True), 900, "training"),
+    Check("training_8B_nf4", partial(training, shape="8B", lora=True, quantization="nf4", **LONG), 900, "training"),
 )
 
 
 async def _sample(pair: Pair, version: int) -> tuple[list[Tokens], list[Completion]]:
     """Four continuations of each of eight prompts, and the prompt of each."""
     random = np.random.default_rng([3, version])
-    prompts = [_ids(random, models.VOCABULARY, int(length)) for length in random.integers(4, 40, 8)]
+    prompts = [ids(random, models.VOCABULARY, int(length)) for length in random.integers(4, 40, 8)]
     seeds = [[100 * version + 4 * i + j for j in range(4)] for i in range(8)]
     made = await asyncio.gather(
         *(pair.engine.sample(p, 4, Sampling(24), seed, 120) for p, seed in zip(prompts, seeds, strict=True))
@@ -472,26 +380,12 @@ def _batch(prompts: Sequence[Tokens], made: Sequence[Completion], version: int, 
     )
 
 
-def _ids(random: np.random.Generator, vocabulary: int, length: int) -> Tokens:
-    return random.integers(0, vocabulary, length, dtype=np.int32)
-
-
 async def _error(call: Awaitable[object]) -> AtroposError | None:
     try:
         await call
     except AtroposError as error:
         return error
     return None
-
-
-def _gap(ones: Sequence[Floats], others: Sequence[Floats]) -> float:
-    return max(_most(one - other) for one, other in zip(ones, others, strict=True))
-
-
-def _most(difference: Floats) -> float:
-    """The largest in size. What is not a number is beyond every bound."""
-    found = float(np.abs(difference).max())
-    return math.inf if math.isnan(found) else found
 
 
 def _require(claim: bool, otherwise: str) -> None:

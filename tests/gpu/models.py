@@ -22,6 +22,10 @@ SMALL = Qwen3Config(
 )  # fmt: skip
 
 
+def qwen3(shape: dict[str, Any]) -> Qwen3Config:
+    return Qwen3Config(**shape, max_position_embeddings=2048, bos_token_id=None, eos_token_id=None, pad_token_id=None)
+
+
 def large(parameters: float) -> LlamaConfig:
     """The shape of Llama 3.2 3B, narrowed to the smallest width that has so many parameters."""
     vocabulary, layers, head = (128256, 28, 128) if parameters >= 1e9 else (8192, 4, 64)

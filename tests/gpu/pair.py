@@ -5,22 +5,31 @@ from __future__ import annotations
 import asyncio
 import os
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
+
 from atropos_core.processes.child import Child
 from atropos_core.processes.proxies import HostedEngine, HostedTrainer
+from atropos_core.types import Tokens
 
 ROOT = Path(__file__).parents[2]
 SOURCES = [
     str(ROOT),
     *(
         str(ROOT / folder)
-        for folder in ("libs/torch_models", "plugins/bridge_ipc", "plugins/engine_hf", "plugins/trainer_grpo")
+        for folder in (
+            "libs/torch_models",
+            "plugins/bridge_ipc",
+            "plugins/bridge_nccl",
+            "plugins/engine_hf",
+            "plugins/trainer_grpo",
+        )
     ),
 ]
 THREADS = 2
@@ -81,28 +90,40 @@ class Pair:
         return await self.children[0].peer.call(method, *arguments, deadline_s=120)
 
 
+def ids(random: np.random.Generator, vocabulary: int, length: int) -> Tokens:
+    return random.integers(0, vocabulary, length, dtype=np.int32)
+
+
 @asynccontextmanager
-async def started(setting: Setting, model: Path, dtype: str, *, holder: bool) -> AsyncIterator[Pair]:
-    """Both processes, with nothing loaded. They are ended at the end."""
+async def started(
+    setting: Setting, model: Path, dtype: str, *, holder: bool, vllm: Mapping[str, Any] | None = None
+) -> AsyncIterator[Pair]:
+    """Both processes, with nothing loaded. They are ended at the end. The engine is "hf", or "vllm" with these options."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         paths = os.pathsep.join([*SOURCES, *filter(None, [os.environ.get("PYTHONPATH")])])
         context = {
             "directory": folder, "model": model, "seed": 0, "deterministic": False, "transport": setting.transport,
-            "transports": [setting.transport], "devices": [setting.device], "threads": THREADS, "announced": {}, "steps": 0,
+            "transports": [setting.transport], "devices": [setting.device], "threads": THREADS, "steps": 0,
+            "announced": {"weight_transfer": "atropos_ipc"},  # of what vLLM is to start with
             "max_staleness": 0,
         }  # fmt: skip
         begun = await asyncio.gather(
             *(
                 Child.start(
                     role,
-                    {"kind": kind, "options": {"dtype": dtype}, "context": context},
+                    {"kind": kind, "name": "vllm", "options": {"dtype": dtype, **options}, "context": context},
                     folder / f"{role}.log",
                     threads=THREADS,
                     environment={"PYTHONPATH": paths, "HF_HUB_OFFLINE": "1"},
-                    program="tests.gpu.host",
+                    program="tests.gpu.host"
+                    if role == "trainer" or vllm is None
+                    else "atropos_core.processes.child_main",
                 )
-                for role, kind in (("engine", "engine"), ("trainer", "holder" if holder else "trainer"))
+                for role, kind, options in (
+                    ("engine", "engine", vllm or {}),
+                    ("trainer", "holder" if holder else "trainer", {}),
+                )
             ),
             return_exceptions=True,
         )

@@ -1,9 +1,30 @@
-"""What a check found: every figure with its bound, also those of a check that fails."""
+"""A check, and what it found: every figure with its bound, also those of a check that fails."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import math
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from atropos_core.types import Floats
+
+if TYPE_CHECKING:
+    from tests.gpu.pair import Setting
+
+Group = Literal["vllm", "ipc", "training"]
+
+
+@dataclass(frozen=True)
+class Check:
+    """`run` raises nothing for a figure out of bounds: Report.settle does."""
+
+    name: str
+    run: Callable[[Setting, Report], Awaitable[None]]
+    deadline_s: float
+    group: Group
 
 
 class CheckFailed(AssertionError):
@@ -45,3 +66,13 @@ class Report:
         self._say(f"  {'' if good else 'FAILED '}{line}")
         if not good:
             self.failed.append(line)
+
+
+def most(difference: Floats) -> float:
+    """The largest in size. What is not a number is beyond every bound."""
+    found = float(np.abs(difference).max())
+    return math.inf if math.isnan(found) else found
+
+
+def gap(ones: Sequence[Floats], others: Sequence[Floats]) -> float:
+    return max(most(one - other) for one, other in zip(ones, others, strict=True))

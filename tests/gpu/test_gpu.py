@@ -27,6 +27,7 @@ ON_A_CPU = [
     "graphs",
     "one_copy",
     "owner_killed",
+    "two_ranks",
     "training_0.6B_full",
     "gradients",
     "trees",

@@ -137,6 +137,7 @@ EXECUTED = (
     ("docs/tinker.md", "pip install 'atropos-plugin-tinker-client", TINKER_RUN),
     ("plugins/tinker_client/README.md", "pip install", TINKER_RUN),
     ("docs/tinker.md", "export TINKER_BASE_URL", TINKER + "test_the_script_of_the_page_runs_with_the_variables_of_the_page"),
+    ("docs/gpu.md", "make dist", "tests/vllm/test_gpu_checks.py::test_the_check_holds"),
     ("docs/tinker.md", "atropos tinker --model Qwen/Qwen3-0.6B --engine vllm", TINKER_VLLM),
     ("plugins/engine_vllm/README.md", "atropos tinker --model Qwen/Qwen3-0.6B --engine vllm", TINKER_VLLM),
     ("docs/tinker.md", "import tinker", TINKER + "test_the_script_of_the_page_runs_with_the_variables_of_the_page"),

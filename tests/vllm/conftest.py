@@ -13,6 +13,7 @@ HERE = Path(__file__).parent
 
 
 LONG = (
+    "test_gpu_checks",
     "test_families",
     "test_runs",
     "test_attached",

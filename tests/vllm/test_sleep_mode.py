@@ -13,9 +13,6 @@ import pytest
 import pytest_asyncio
 
 from atropos_core.types import Sampling, tokens
-from tests.gpu.checks import vllm_sleep
-from tests.gpu.pair import Setting
-from tests.gpu.report import Report
 from tests.vllm.hosted import Hosted, difference, hosted, start, until_running
 from tests.vllm.models import make_adapter, make_model
 
@@ -129,13 +126,6 @@ async def test_adapters_that_are_loaded_before_and_after_a_release_are_those_tha
                 )
                 await adapted.engine.release_cache()
                 assert await is_sleeping(adapted)
-
-
-async def test_the_check_for_a_gpu_holds_on_a_cpu() -> None:
-    report = Report(print)
-    await vllm_sleep(Setting("cpu"), report)
-    report.settle()
-    assert "NOT RUN" not in report.figures
 
 
 async def test_on_a_gpu_only_keys_and_values_are_in_the_pool_that_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
