@@ -5,8 +5,8 @@
     resume      twenty random moments and both sides of an epoch's end: the same bits, every draw settled once
     schedules   ten thousand runs in virtual time, and hubs, with random delays, failures and crashes
     overlap     five seeds on-policy and with max_staleness 1: the speed, and the accuracy at the end
-    readme      five seeds of the README's own environment, by the command that stands beside it
-    tools       five seeds of the environment with tools that docs/multi-turn.md builds, by the command that stands there
+    readme      the README's own environment, by the command that stands beside it: its default seed, and four random ones
+    tools       the same of the environment with tools that docs/multi-turn.md builds
 
     make soak                      about two hours on two cores
     python -m benchmarks.soak --only kills,seeds --kills 2 --seeds 1
@@ -193,11 +193,11 @@ def tools(wanted: argparse.Namespace) -> bool:
 
 
 def of_seeds(command: str, seeds: int, scratch: Path) -> dict[str, Any]:
-    """What `command`, an `atropos run`, gains under each of so many random seeds, and how its tools fared in the first step and the
-    last."""
+    """What `command`, an `atropos run`, gains with seed 0, which is the default, and with random ones, so many in all, and how its
+    tools fared in the first step and the last."""
     result: dict[str, Any] = {"machine": described(), "seeds": []}
     for number in range(seeds):
-        seed, folder = secrets.randbelow(2**31), scratch / f"seed-{number}"
+        seed, folder = secrets.randbelow(2**31) if number else 0, scratch / f"seed-{number}"
         started = time.monotonic()
         finish(folder, *command.split()[1:], "--seed", str(seed), "--dir", str(folder), deadline_s=1500)
         lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]

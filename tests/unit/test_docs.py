@@ -112,7 +112,7 @@ def test_the_readme_is_short_and_names_plugins_that_there_are():
     registry = load_plugins().registry
     there = {offer.provider.name for kind in KINDS for offer in registry.offers(kind)}
     lines = re.findall(r"^- \*\*.+?\*\*: (.+)$", page.split("## Plugins")[1].split("\n## ")[0], re.M)
-    assert len(lines) == 8
+    assert len(lines) == 9
     named = {name for line in lines for name in re.findall(r"(\w+)(?= with|,|$)", re.sub(r" \(.*\)", "", line))}
     assert named - {"losses"} <= there
     assert f"{['nine', 'ten', 'eleven', 'twelve'][len(registry.offers('loss')) - 9]} losses" in page
@@ -160,7 +160,11 @@ def test_every_function_that_the_map_names_is_in_its_file():
     seen = 0
     for row in page.split("I want to change")[1].splitlines():
         first = next((name for name in re.findall(r"`([^`]+)`", row) if "/" in name), "")
-        for file, named in re.findall(r"`([^`]+\.py)` \(((?:`\w+`[, ]*)+)\)", row):
+        pairs = re.findall(r"`([^`]+\.py)` \(((?:`\w+`[, ]*)+)\)", row)
+        for file, named in [
+            *pairs,
+            *((file, name) for name, file in re.findall(r"`(\w+)` (?:in|of) `([^`]+\.py)`", row)),
+        ]:
             near = (REPOSITORY / first).parent
             found = [REPOSITORY / file, near / file, near.parent / file, *REPOSITORY.glob(f"[lp]*s/*/*/{file}")]
             text = "".join(path.read_text() for path in found if path.is_file())

@@ -198,7 +198,7 @@ def _checkpoints(checkpoints: Checkpoints) -> list[Finding]:
         for text in broken
     ]
     if latest is not None:
-        found.append(Finding("checkpoint", True, f"the latest complete one is of step {latest.step}"))
+        found.append(Finding("checkpoint", True, f"the latest complete one is from step {latest.step}"))
     return found
 
 

@@ -1,10 +1,12 @@
-"""Names and addresses that mean this machine, and calls from pages in a browser."""
+"""Names and addresses that mean this machine, calls from pages in a browser, and the token that callers from elsewhere need."""
 
 from __future__ import annotations
 
 import ipaddress
 from functools import lru_cache
 from urllib.parse import urlsplit
+
+from atropos_core.errors import ConfigError
 
 OWN_SITES = (None, b"same-origin", b"none")  # values of sec-fetch-site for a page of this server, or a typed address
 
@@ -19,6 +21,12 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(name).is_loopback
     except ValueError:
         return False
+
+
+def require_token(host: str, *, given: bool, what: str = "the server needs a token", remedy: str) -> None:
+    """Raises ConfigError if the address that a server listens at can be reached from other machines, and no token is given."""
+    if not given and not is_loopback(host):
+        raise ConfigError(f"host {host} can be reached from elsewhere, so {what}.", remedy=remedy)
 
 
 @lru_cache(256)

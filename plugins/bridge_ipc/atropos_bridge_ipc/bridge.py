@@ -66,6 +66,7 @@ class IpcBridge(Bridge):
 
     @asynccontextmanager
     async def writing(self, version: int) -> AsyncIterator[None]:
+        """Pause the engines while the trainer writes. An error leaves them paused: weights that are half written are never sampled from."""
         began = time.perf_counter()
         await asyncio.gather(*(engine.pause() for engine in self._engines))
         seconds = time.perf_counter() - began

@@ -77,8 +77,7 @@ def beside_bytes(options: VLLMOptions, model: ModelSize, device: str) -> int:
     """Estimate the bytes that a server on a GPU needs in addition to weights, keys and values, from its largest batches.
 
     The estimate is not checked against a measurement."""
-    rows = options.max_num_seqs * (1 + options.speculative_tokens if options.speculation else 1)
-    sampled = rows * model.vocabulary * 4 * 3  # logits, probabilities and their order
+    sampled = options.max_num_seqs * model.vocabulary * 4 * 3  # logits, probabilities and their order
     computed = BATCHED_TOKENS * (4 * model.hidden + 2 * model.intermediate) * element_bytes(options, model, device)
     return max(sampled, computed) + (0 if options.enforce_eager else GRAPHS)
 

@@ -23,7 +23,7 @@ from atropos_http_server.answers import Refusals
 from atropos_http_server.body_limits import JSON_COST
 from atropos_http_server.body_limits import Limits as BodyLimits
 from atropos_http_server.connection_limits import Gate
-from atropos_http_server.loopback import is_loopback
+from atropos_http_server.loopback import require_token
 from atropos_http_server.server import ListenOptions, RunningServer, check_port, serve_in_loop
 from atropos_http_server.tokens import read_server_token
 from atropos_tinker_api.backends import Backends, backends
@@ -82,13 +82,13 @@ def serve(options: ServeOptions, config: RunConfig, model: ResolvedModel, plugin
 
 def key_of(options: ServeOptions) -> bytes | None:
     """Return what callers must send. Raises ConfigError."""
+    require_token(
+        options.host,
+        given=options.token_file is not None,
+        what="the server needs a key",
+        remedy=f"Add --token-file FILE, which only you can read, with a secret word that begins with {KEY.decode()}, or leave --host out.",
+    )
     if options.token_file is None:
-        if not is_loopback(options.host):
-            raise ConfigError(
-                f"host {options.host} can be reached from elsewhere, so the server needs a key.",
-                remedy=f"Add --token-file FILE, which only you can read, with a secret word that begins with {KEY.decode()}, or leave "
-                "--host out.",
-            )
         return None
     key = read_server_token(options.token_file)
     if not key.startswith(KEY):

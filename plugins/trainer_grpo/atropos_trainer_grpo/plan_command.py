@@ -19,7 +19,7 @@ from atropos_core.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from atropos_trainer_grpo.fitting import Fitted, Fitting
+    from atropos_trainer_grpo.plan_search import Fitted, Fitting
 
 
 MOST_GIGABYTES = 100_000
@@ -74,8 +74,8 @@ def plan(
     from atropos_core.models.model_size import read
     from atropos_core.plugins.model_provider import PROMPT_TOKENS
     from atropos_trainer_grpo.config import GrpoOptions
-    from atropos_trainer_grpo.fitting import Fitting, best
     from atropos_trainer_grpo.layouts import layout_of
+    from atropos_trainer_grpo.plan_search import Fitting, best
 
     if context is not None and context <= PROMPT_TOKENS:
         raise ConfigError(

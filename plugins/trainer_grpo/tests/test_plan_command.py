@@ -12,8 +12,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from atropos_core.cli import run_app
 from atropos_core.models.model_size import read
-from atropos_trainer_grpo.fitting import SEQUENCES, WAYS, Fitted, best
 from atropos_trainer_grpo.plan_command import memory_bytes
+from atropos_trainer_grpo.plan_search import SEQUENCES, WAYS, Fitted, best
 from tests.conftest import REPOSITORY
 from tests.pages.blocks import BLOCKS
 from tests.shapes import write_shape
@@ -122,8 +122,8 @@ def test_the_command_of_each_way_is_the_plan_that_was_searched_whatever_the_file
     from atropos_core.cli.options import configure
     from atropos_core.launch.memory_plan import plan_memory
     from atropos_core.launch.plan import make_plan
-    from atropos_trainer_grpo.fitting import Fitting
     from atropos_trainer_grpo.plan_command import typed_command
+    from atropos_trainer_grpo.plan_search import Fitting
 
     path, model, has = tmp_path / "run.toml", str(eight_billion), {"cuda:0": 80 << 30, "cpu": 256 << 30}
     path.write_text(FILES[file] + "[environment.gsm8k]\n")
@@ -282,7 +282,7 @@ def test_the_cheapest_way_with_room_for_several_sequences_is_taken():
 def test_the_pages_table_of_what_fits_is_what_the_plan_says(eight_billion):
     from atropos_core.cli.options import configure
     from atropos_core.plugins.manager import load_plugins
-    from atropos_trainer_grpo.fitting import Fitting
+    from atropos_trainer_grpo.plan_search import Fitting
 
     ways, plugins, seen = {way.name: way for way in WAYS}, load_plugins(), 0
     for line in (REPOSITORY / "docs/gpu.md").read_text().splitlines():

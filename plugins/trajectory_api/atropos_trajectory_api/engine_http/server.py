@@ -11,7 +11,7 @@ from atropos_core.interfaces import Engine, ModelInfo, Transport
 from atropos_http_server.answers import Refusals
 from atropos_http_server.body_limits import Limits
 from atropos_http_server.connection_limits import Gate
-from atropos_http_server.loopback import is_loopback
+from atropos_http_server.loopback import require_token
 from atropos_http_server.server import ListenOptions, RunningServer, serve_in_loop
 from atropos_http_server.tokens import read_server_token
 from atropos_trajectory_api.engine_http.routes import EngineRoutes, engine_app, is_upload
@@ -60,11 +60,12 @@ async def open_engine_server(
     that is not possible or not allowed."""
     host, port = address(where)
     token = None if token_file is None else read_server_token(token_file)
-    if token is None and not is_loopback(host):
-        raise ConfigError(
-            f"the engine would be reachable at {where} from other machines, but there is no token.",
-            remedy="Name a file that holds one: --token-file FILE (in a run file, api.token_file), the same for server and workers.",
-        )
+    require_token(
+        host,
+        given=token is not None,
+        what="the engine needs a token",
+        remedy="Name a file that holds one: --token-file FILE (in a run file, api.token_file), the same for server and workers.",
+    )
     app = engine_app(engine, takes, info, extension=extension)
     body_bytes = BODY_BYTES if takes is None else TRAINER_BODY_BYTES
     limits = Limits(

@@ -21,7 +21,7 @@ from atropos_core import console
 from atropos_core.errors import ConfigError, RunDirectoryError
 from atropos_core.storage.file_permissions import make_private, private_files
 from atropos_http_server.connection_limits import Gate
-from atropos_http_server.loopback import is_loopback
+from atropos_http_server.loopback import require_token
 from atropos_http_server.server import HttpServer
 from atropos_http_server.tls import tls_context
 from atropos_http_server.tokens import read_server_token
@@ -59,11 +59,11 @@ class Server(HttpServer):
 def serve(options: ServeOptions) -> None:
     """Serve until SIGTERM or Ctrl-C."""
     token = read_server_token(options.token_file) if options.token_file else None
-    if token is None and not is_loopback(options.host):
-        raise ConfigError(
-            f"host {options.host} can be reached from elsewhere, so the server needs a token.",
-            remedy="Add --token-file FILE (README of the plugin: how to make one), or leave --host out.",
-        )
+    require_token(
+        options.host,
+        given=token is not None,
+        remedy="Add --token-file FILE (README of the plugin: how to make one), or leave --host out.",
+    )
     if (options.tls_cert is None) != (options.tls_key is None):
         raise ConfigError("TLS needs both --tls-cert and --tls-key.")
     tls = tls_context(options.tls_cert, options.tls_key) if options.tls_cert and options.tls_key else None

@@ -22,8 +22,8 @@ from atropos_trajectory_api.legacy_groups.stored_group import check_stored
 from atropos_trajectory_api.options import ServeOptions
 from atropos_trajectory_api.service.counters import Counters
 from atropos_trajectory_api.service.draws import Draws, Rules
+from atropos_trajectory_api.service.leasing import Answer, Leasing, Outbox
 from atropos_trajectory_api.service.old_state import OldState
-from atropos_trajectory_api.service.trainer_requests import Answer, Leasing, Outbox
 from atropos_trajectory_api.service.workers import Policy, Workers, WorkerState
 from atropos_trajectory_client.client import DAMAGED, NOT_WANTED, OTHER_TIMELINE
 
