@@ -372,17 +372,19 @@ def test_a_resumed_run_may_name_the_devices_that_it_was_given():
 
 
 @pytest.mark.parametrize(
-    ("device", "options", "message"),
+    ("engine", "device", "options", "message"),
     [
-        ("cpu", {"memory_share": 0.3}, "engine.memory_share has no effect on cpu: it is of a GPU's memory"),
-        ("cuda:0", {"kv_cache_gb": 3.0}, "engine.kv_cache_gb has no effect on cuda:0: it is for a CPU"),
-        ("cpu", {"kv_cache_gb": 3.0}, ""),
-        ("cuda:0", {"memory_share": 0.3}, ""),
+        ("vllm", "cpu", {"memory_share": 0.3}, "engine.memory_share has no effect on cpu: it is of a GPU's memory"),
+        ("vllm", "cuda:0", {"kv_cache_gb": 3.0}, "engine.kv_cache_gb has no effect on cuda:0: it is for a CPU"),
+        ("vllm", "cpu", {"kv_cache_gb": 3.0}, ""),
+        ("vllm", "cuda:0", {"memory_share": 0.3}, ""),
+        ("hf", "cpu", {"cuda_graphs": True}, "engine.cuda_graphs has no effect on cpu: only a GPU has CUDA graphs"),
+        ("hf", "cuda:0", {"cuda_graphs": True}, ""),
     ],
 )
-def test_an_option_for_another_kind_of_device_is_reported(device, options, message, capsys):
+def test_an_option_for_another_kind_of_device_is_reported(engine, device, options, message, capsys):
     given = {f"engine.{name}": value for name, value in options.items()}
-    observed.planned({**HF, "engine.use": "vllm", "engine.devices": [device], **given})
+    observed.planned({**HF, "engine.use": engine, "engine.devices": [device], **given})
     printed = " ".join(capsys.readouterr().err.split())
     assert message in printed if message else "has no effect" not in printed
 
@@ -584,6 +586,8 @@ plugins/engine_hf/tests/test_refusals.py::test_a_decoder_that_is_not_exact_is_re
   engine hf: decode
 plugins/engine_hf/tests/test_quantization.py::test_the_plan_counts_packed_weights_and_the_whole_model_while_it_opens
   engine hf: quantization
+plugins/engine_hf/tests/test_graphs.py::test_the_plan_counts_what_graphs_keep
+  engine hf: cuda_graphs
 plugins/engine_hf/tests/test_memory.py::test_sixteen_bits_take_half
   engine hf: dtype
 plugins/engine_hf/tests/test_sampling.py::test_more_rows_than_slots_all_get_their_turn

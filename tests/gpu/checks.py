@@ -22,6 +22,7 @@ from atropos_core.guards.deadlines import within
 from atropos_core.types import Batch, Completion, Sampling, Tokens, tokens
 from tests.gpu import head as at_head
 from tests.gpu import models, vllm_checks
+from tests.gpu.decoding import decoding
 from tests.gpu.memory import Memory
 from tests.gpu.pair import Pair, Setting, ids, started
 from tests.gpu.publishing import publishes
@@ -338,6 +339,7 @@ CHECKS = (
     Check("gradients", gradients, 240, "training"),
     Check("trees", trees, 600, "training"),
     Check("groups", groups, 600, "training"),
+    Check("decoding", decoding, 600, "training"),
     Check("kernels", kernels, 600, "training"),
     Check("offloading", offloading, 900, "training"),
     Check("training_4B_full", partial(training, shape="4B", lora=False), 900, "training"),

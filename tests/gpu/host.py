@@ -26,6 +26,7 @@ ENGINE = {
     "kv_cache_gb": 2.0,
     "quantization": None,
     "decode": "auto",
+    "cuda_graphs": False,
 }
 TRAINER = {
     "dtype": "auto", "loss": "grpo", "average": None, "clip_low": None, "clip_high": None, "dual_clip": None,

@@ -32,6 +32,7 @@ ON_A_CPU = [
     "gradients",
     "trees",
     "groups",
+    "decoding",
 ]  # the others differ from these in a word or two
 
 HIDING = """

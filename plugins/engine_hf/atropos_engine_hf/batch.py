@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 
 from atropos_core.errors import TrainingDiverged
 from atropos_core.types import Completion, Kept, Sampling, Tokens
-from atropos_engine_hf.decoder import Decoder, Logits, chunks
+from atropos_engine_hf.decoder import Decoder, chunks
 from atropos_engine_hf.experts import Numbers, RowExperts
-from atropos_engine_hf.sampler import BLOCK, choose, uniforms
+from atropos_engine_hf.graphs import StepGraphs
+from atropos_engine_hf.sampler import BLOCK, SampledRows, Settings, choose, uniforms
 
 _ROWS = 16  # the number of slots grows in steps of this size, if memory allows
 
@@ -73,10 +74,19 @@ class RunningBatch:
     """Rows enter by `admit` and leave by ending, by `remove` or by `evict`."""
 
     def __init__(
-        self, decoder: Decoder, stop_ids: Collection[int], max_rows: int, max_bytes: float, prefill_tokens: int
+        self,
+        decoder: Decoder,
+        stop_ids: Collection[int],
+        max_rows: int,
+        max_bytes: float,
+        prefill_tokens: int,
+        graphs: StepGraphs | None = None,
     ) -> None:
+        """`graphs`: the decoder's steps, if they are to have fixed shapes."""
         self.rows: list[SequenceState] = []
         self._decoder = decoder
+        self._graphs = graphs
+        self._on_device = False  # True if the device has the rows as they are
         self._stops = np.array(sorted(stop_ids), dtype=np.int64)
         self._max_rows = max_rows
         self._max_bytes = self._free_bytes = max_bytes
@@ -130,18 +140,27 @@ class RunningBatch:
             for row in (row for group in chosen for row in group):
                 self._load(len(self.rows), row)
                 self.rows.append(row)
-            self._sample(logits, slice(first, len(self.rows)), version)
+            entered = slice(first, len(self.rows))
+            self._append(choose(logits, self._settings(entered)), entered, version)
         return self._finish()
 
     def step(self, version: int) -> list[Finished]:
         """Sample one more token for every row."""
-        count = len(self.rows)
-        last = self._columns["length"][:count] - 1
-        logits = self._decoder.decode(self._columns["tokens"][np.arange(count), last], last)
-        if self._decoder.experts:
-            for row, position, numbers in zip(self.rows, last.tolist(), self._decoder.experts, strict=True):
+        slots = slice(0, len(self.rows))
+        last = self._columns["length"][slots] - 1
+        tokens = self._columns["tokens"][np.arange(len(last)), last]
+        given = self._settings(slots)
+        if self._graphs is None:
+            sampled, experts = choose(self._decoder.decode(tokens, last), given), self._decoder.experts
+        else:
+            if not self._on_device:
+                self._graphs.load(tokens, last, self._sampled(slots), given, self._columns["uniform"][slots])
+                self._on_device = True
+            sampled, experts = self._graphs.step(int(last.max()) + 1, given)
+        if experts:
+            for row, position, numbers in zip(self.rows, last.tolist(), experts, strict=True):
                 row.add_experts(position, numbers)
-        self._sample(logits, slice(0, count), version)
+        self._append(sampled, slots, version)
         return self._finish()
 
     def remove(self, owner: Any) -> None:
@@ -166,12 +185,17 @@ class RunningBatch:
 
         The next batch takes the same size at once, because growing a cache copies it."""
         self._before = self._decoder.capacity or self._before
-        self._decoder.release()
+        self._release()
 
     def clear(self) -> None:
         """Drop all rows and free the memory."""
         self.rows = []
-        self._decoder.release()
+        self._release()
+
+    def weights_moved(self) -> None:
+        """Learn that weights may have other addresses, or the model other layers."""
+        if self._graphs is not None:
+            self._graphs.weights_moved()
 
     def close(self) -> None:
         """Drop all rows and the model."""
@@ -180,9 +204,14 @@ class RunningBatch:
 
     # -- inside
 
+    def _release(self) -> None:
+        self._decoder.release()
+        if self._graphs is not None:
+            self._graphs.forget()
+
     def _reserve(self, rows: int, columns: int) -> None:
         if not self.rows and self._decoder.bytes_for(rows, columns, kept=True) > self._free_bytes:
-            self._decoder.release()  # an earlier batch was of another shape
+            self._release()  # an earlier batch was of another shape
         if self._before is not None:
             before, self._before = self._before, None
             if self._bytes(*(most := (max(rows, before[0]), max(columns, before[1])))) <= self._free_bytes:
@@ -199,6 +228,7 @@ class RunningBatch:
         return self._decoder.bytes_for(rows, columns, kept=bool(self.rows))
 
     def _load(self, slot: int, row: SequenceState) -> None:
+        self._on_device = False
         columns, start, length = self._columns, len(row.prompt), len(row.tokens)
         columns["start"][slot], columns["length"][slot], columns["end"][slot] = start, length, row.end
         columns["has_stop_ids"][slot] = bool(row.stop_ids)
@@ -218,18 +248,27 @@ class RunningBatch:
         row.logprobs = columns["logprobs"][slot, start:length].copy()
         row.versions = columns["versions"][slot, start:length].copy()
 
-    def _sample(self, logits: Logits, slots: slice, version: int) -> None:
-        columns = self._columns
-        length = columns["length"][slots]  # a view: advanced in place below
+    def _sampled(self, slots: slice) -> NDArray[np.int64]:
+        """Return how many tokens each row has sampled."""
+        sampled: NDArray[np.int64] = self._columns["length"][slots] - self._columns["start"][slots]
+        return sampled
+
+    def _settings(self, slots: slice) -> Settings:
+        """Return how the next token of these rows is sampled."""
+        columns, sampled = self._columns, self._sampled(slots)
         at = np.arange(slots.start, slots.stop)
-        sampled = length - columns["start"][slots]
         if (fresh := (sampled % BLOCK == 0) & (sampled > 0)).any():
             for slot in at[fresh]:
                 columns["uniform"][slot] = uniforms(self.rows[slot].seed, int(sampled[slot - slots.start]) // BLOCK)
+            self._on_device = False
         uniform = columns["uniform"][at, sampled % BLOCK]
-        tokens, logprobs, kept = choose(
-            logits, uniform, *(columns[name][slots] for name in ("temperature", "top_p", "top_k", "min_p"))
-        )
+        return Settings(uniform, *(columns[name][slots] for name in ("temperature", "top_p", "top_k", "min_p")))
+
+    def _append(self, chosen: SampledRows, slots: slice, version: int) -> None:
+        tokens, logprobs, kept = chosen
+        columns = self._columns
+        length = columns["length"][slots]  # a view: advanced in place below
+        at = np.arange(slots.start, slots.stop)
         if not np.isfinite(logprobs).all():
             raise TrainingDiverged.in_logits(version)
         columns["tokens"][at, length] = tokens
@@ -259,6 +298,7 @@ class RunningBatch:
         """Drop the rows in these slots, and move the last rows into the gaps."""
         if not slots:
             return
+        self._on_device = False
         count = len(self.rows)
         left = count - len(slots)
         gone = set(slots)

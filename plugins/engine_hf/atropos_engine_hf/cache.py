@@ -21,6 +21,7 @@ class CachePosition:
     def __init__(self) -> None:
         self.slots = 0  # capacity
         self.columns = 0
+        self.allocations = 0  # how often the memory has moved, or gone
         self.prefills = False  # True if the next pass fills whole slots, False if it adds one column to each
         self.first = 0  # prefill: the first slot to fill
         self.source: torch.Tensor  # prefill: for each slot from `first` on, its row of the pass
@@ -98,6 +99,7 @@ class SlotCache(Cache):
         if slots <= place.slots and columns <= place.columns:
             return
         place.slots, place.columns = self.capacity(slots, columns, kept=True)
+        place.allocations += 1
         self.mask = _grown(self.mask, place.slots, place.columns, self._hidden)
         for layer in self._initialized():
             layer.keys = _grown(layer.keys, place.slots, place.columns, 0)
@@ -133,6 +135,7 @@ class SlotCache(Cache):
     def release(self) -> None:
         """Free the memory."""
         self.place.slots = self.place.columns = 0
+        self.place.allocations += 1
         self.mask = self.mask.new_empty(0, 0)
         for layer in self.slot_layers:
             layer.keys = layer.values = torch.empty(0)

@@ -24,6 +24,10 @@ class HFOptions(Options):
         description="what rows are decoded in: slots of a cache of all keys and values, or caches of the model's own, for other "
         'kinds of layers; "auto" is the first that is exact for the model',
     )
+    cuda_graphs: bool = Field(
+        False,
+        description="record decode steps as CUDA graphs, and replay them; for slots on a GPU. Off, because it has not run on one yet",
+    )
     max_batch: int = Field(256, ge=1, description="rows that are decoded together; more wait in arrival order")
     prefill_tokens: int = Field(
         4096, ge=1, description="padded prompt tokens in one forward pass of prefill or rescoring"

@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 NAME, MODULE = "engine", "atropos_engine_hf.probe"
 LIMIT = 1e-3  # of the logits' spread, in float32 on the small copy
 OTHER = "Use a model of another type."
+NO_GRAPHS = "Set engine.cuda_graphs = false."
+NOT_IN_SLOTS = (
+    "engine.cuda_graphs = true records steps over the slots of a cache of all keys and values, and this {kind!r} model is decoded as a"
+    " cohort, whose cache grows at each step."
+)
 SLOTS, COHORT, EQUAL = "slots", "cohort", "cohort, equal lengths"
 _LAYERS = {
     "DynamicSlidingWindowLayer": "see only a window or a chunk",

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from atropos_core.types import Tokens
 from atropos_engine_hf.cache import SlotCache
 from atropos_engine_hf.experts import Numbers, RouterRecorder
+from atropos_engine_hf.transfers import upload
 
 Logits = torch.Tensor  # [rows, V]
 
@@ -46,9 +47,8 @@ class Decoder(ABC):
         self.takes = frozenset(inspect.signature(model.forward).parameters)
         self.resumes = False  # True if a pass over several tokens can continue from what is stored
         self.routers: RouterRecorder | None = None  # set to record experts
-        self.experts: list[
-            Numbers
-        ] = []  # of the last call, [T, L, k]: of each prompt's tokens, or of one token of each slot
+        # Of the last call, [T, L, k]: of each prompt's tokens, or of one token of each slot.
+        self.experts: list[Numbers] = []
 
     @abstractmethod
     def prefill(self, prompts: Sequence[Tokens], copies: Sequence[int], first: int) -> Logits:
@@ -95,7 +95,7 @@ class Decoder(ABC):
         """Return a decoder of the same model that knows what this one has measured, and has no rows."""
 
     def put(self, values: NDArray[Any]) -> torch.Tensor:
-        return torch.from_numpy(np.ascontiguousarray(values)).to(self.device)
+        return upload(values, self.device)
 
 
 class SlotDecoder(Decoder):
@@ -126,12 +126,15 @@ class SlotDecoder(Decoder):
 
     @torch.inference_mode()
     def decode(self, tokens: NDArray[np.int64], lengths: NDArray[np.int64]) -> Logits:
-        position = self.put(lengths)
-        mask = self.cache.advance(position, int(lengths.max()) + 1)
-        logits = self._forward(self.put(tokens)[:, None], attention_mask=mask, position_ids=position[:, None])
+        logits = self.decode_on_device(self.put(tokens), self.put(lengths), int(lengths.max()) + 1)
         if self.routers is not None:
             self.experts = list(self.routers.taken(len(tokens)))
-        return logits[:, -1]
+        return logits
+
+    def decode_on_device(self, tokens: torch.Tensor, lengths: torch.Tensor, columns: int) -> Logits:
+        """Like `decode`, without a look at a value: each row is compared with the first `columns` columns of its slot."""
+        mask = self.cache.advance(lengths, columns)
+        return self._forward(tokens[:, None], attention_mask=mask, position_ids=lengths[:, None])[:, -1]
 
     @torch.inference_mode()
     def move(self, to: NDArray[np.int64], lengths: NDArray[np.int64]) -> None:

@@ -24,8 +24,9 @@ from atropos_core.types import Completion, Floats, Sampling, Tokens, TopK
 from atropos_engine_hf import limits
 from atropos_engine_hf.batch import Finished, RunningBatch, SequenceState
 from atropos_engine_hf.blocked_weights import BlockedWeights
-from atropos_engine_hf.decoder import Decoder, chunks
+from atropos_engine_hf.decoder import Decoder, SlotDecoder, chunks
 from atropos_engine_hf.experts import RouterRecorder
+from atropos_engine_hf.graphs import Capture, CudaCapture, StepGraphs, check_recording
 from atropos_engine_hf.loading import ends_of, load_model, media_tokens, read_config
 from atropos_engine_hf.probe import open_decoder, path_of
 from atropos_engine_hf.request_checks import RequestChecks
@@ -47,11 +48,13 @@ TURNS = 4  # turns of the event loop between two passes, enough to read, decode 
 class HFEngine(Engine):
     """Samples from a Hugging Face causal language model. A bridge's agent finds `model` and `weights_moved` here."""
 
-    def __init__(self, options: HFOptions, context: RunContext) -> None:
+    def __init__(self, options: HFOptions, context: RunContext, capture: Capture | None = None) -> None:
+        """`capture`: for tests on a CPU, what stands for CUDA graphs there."""
         self.model: Any = None  # transformers.PreTrainedModel, which has no useful type
         self.version = 0
         self._options = options
         self._context = context
+        self._capture = capture
         self._policy: RequestQueue  # of `sample`
         self._named: dict[str | None, RequestQueue] = {}  # of `sample_with`, by adapter
         self._memory = KeysAndValues()
@@ -83,6 +86,10 @@ class HFEngine(Engine):
         self._blocked = BlockedWeights(self.model)
         self._ends = ends_of(directory, self.model)
         self._decoder = decoder
+        if options.cuda_graphs and self.model.device.type == "cuda":
+            self._capture = CudaCapture()
+        if self._capture is not None:
+            check_recording(decoder, self._capture)
         self._policy = self._queue(POLICY, decoder)
         config = self.model.config.get_text_config(decoder=True)
         self._checks = RequestChecks(
@@ -95,7 +102,11 @@ class HFEngine(Engine):
 
     def _queue(self, adapter: str | None, decoder: Decoder) -> RequestQueue:
         options = self._options
-        batch = RunningBatch(decoder, self._ends, options.max_batch, options.kv_cache_gb * 1e9, options.prefill_tokens)
+        graphs = None
+        if self._capture is not None and isinstance(decoder, SlotDecoder):
+            graphs = StepGraphs(decoder, self._capture)
+        kept = options.kv_cache_gb * 1e9
+        batch = RunningBatch(decoder, self._ends, options.max_batch, kept, options.prefill_tokens, graphs)
         return RequestQueue(adapter, batch)
 
     def _described(self) -> ModelInfo:
@@ -113,7 +124,10 @@ class HFEngine(Engine):
         )
 
     def weights_moved(self) -> None:
-        """Do nothing: the engine keeps no pointers to parameters, and `pause` has dropped results computed from them."""
+        """Forget graphs of parameters that have moved. Nothing else keeps pointers to parameters, and `pause` has dropped results
+        computed from them."""
+        for queue in self._queues if self._scheduler is not None else ():
+            queue.batch.weights_moved()
 
     # -- sampling
 
@@ -209,6 +223,7 @@ class HFEngine(Engine):
     async def resume(self, version: int) -> None:
         self.version = version
         self._blocked.moved()
+        self.weights_moved()  # an adapter may have new layers
         if self._paused:
             self._paused = False
             self._weights.release()
@@ -279,6 +294,7 @@ class HFEngine(Engine):
                 remedy="Remove adapters that are not used any more, or raise engine.adapters_gb.",
             )
         held.put(name, stored)
+        self.weights_moved()
 
     async def remove_adapter(self, name: str) -> None:
         """Free an adapter once its requests in flight have ended; new ones are refused from now on. Raises DataError if there is none of
@@ -287,6 +303,7 @@ class HFEngine(Engine):
         await queue.end()
         if self._named.pop(name, None) is not None:  # another call may have removed it meanwhile
             self._opened_adapters().remove(name)
+            self.weights_moved()
 
     async def sample_with(
         self,

@@ -45,10 +45,17 @@ class RouterRecorder:
 
     def taken(self, rows: int) -> Numbers:
         """Return what a forward pass over this many rows has chosen: [rows, columns, L, k], padding included."""
+        return as_numbers(self.taken_on_device(rows).cpu().numpy())
+
+    def taken_on_device(self, rows: int) -> Tensor:
         chosen, self._chosen = self._chosen or [], None
         assert len(chosen) == self._layers, "each router runs once in a forward pass"
-        numbers: Numbers = torch.stack([one.reshape(rows, -1, one.shape[-1]) for one in chosen], dim=2).cpu().numpy()
-        return numbers.view(np.uint16) if numbers.dtype == np.int16 else numbers
+        return torch.stack([one.reshape(rows, -1, one.shape[-1]) for one in chosen], dim=2)
+
+
+def as_numbers(fetched: NDArray[Any]) -> Numbers:
+    """Return what was fetched of `taken_on_device`: torch has no arithmetic for uint16, so int16 stands for it there."""
+    return fetched.view(np.uint16) if fetched.dtype == np.int16 else fetched
 
 
 class RowExperts:

@@ -43,6 +43,10 @@ def holds(options: HFOptions, workload: Workload) -> Iterable[MemoryUse]:
     for phase in SAMPLING if cache > limits.KEPT else ("",):
         yield MemoryUse("keys and values", cache, device, phase, settings={**smaller, **fewer})
     yield MemoryUse("prefill and sampling", prefill + logits, device, "sampling", settings=fewer)
+    if options.cuda_graphs and device != "cpu":  # they keep what a step computes with, and share it
+        for phase in SAMPLING if cache > limits.KEPT else ("",):
+            layers = rows * (4 * model.hidden + 3 * model.intermediate + model.query_width) * element
+            yield MemoryUse("CUDA graphs", layers + logits, device, phase, settings=fewer)
     scored = 2 * 4 * min(tokens * model.vocabulary, SCORED)
     shorter = {f"{own}.prefill_tokens": halves(options.prefill_tokens, 256)}
     yield MemoryUse("rescoring", prefill + scored, device, "rescoring", settings=shorter)

@@ -65,13 +65,19 @@ def sizes(options: HFOptions, workload: Workload, free: Collection[str]) -> Sequ
 
 
 def check(options: HFOptions, workload: Workload) -> None:
-    from atropos_engine_hf.decode_path import before_start
+    from atropos_engine_hf.decode_path import NO_GRAPHS, NOT_IN_SLOTS, SLOTS, before_start, model_type
     from atropos_torch_models.model_directory import check_experts, check_weights
 
     check_weights(workload.context.model)
     if workload.context.announced.get("router_replay"):
         check_experts(workload.context.model, "hf")
-    before_start(options, workload.context.model)
+    path = before_start(options, workload.context.model)
+    if options.cuda_graphs and path.name != SLOTS and workload.context.devices[0] != "cpu":
+        raise FitError(NOT_IN_SLOTS.format(kind=model_type(workload.context.model)), remedy=NO_GRAPHS)
+
+
+def idle(options: HFOptions, devices: Sequence[str]) -> Mapping[str, str]:
+    return {"cuda_graphs": "only a GPU has CUDA graphs"} if devices[0] == "cpu" else {}
 
 
 def path(options: HFOptions, workload: Workload) -> str:
@@ -110,6 +116,7 @@ def atropos_engines() -> Iterable[EngineProvider]:
         dtype=dtype,
         path=path,
         keeps=keeps,
+        idle=idle,
         announces=announces,
         requires=frozenset({"torch", "transformers"}),
         runs_in="process",

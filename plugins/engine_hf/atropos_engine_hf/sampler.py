@@ -6,11 +6,14 @@ cumulative probabilities, in float64 and in vocabulary order, so a rounding erro
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+
+from atropos_engine_hf.transfers import download, packed, set_bits, upload
 
 BLOCK = 256  # uniforms of a row that are drawn at once
 _PER_COUNT = 4  # Philox4x64: one step of the counter gives four doubles
@@ -31,66 +34,98 @@ class SampledRows(NamedTuple):
     kept: list[NDArray[np.int32] | None]  # ids of the tokens that a row kept; None: nothing was cut
 
 
+class Settings(NamedTuple):
+    """How each of B rows is sampled: arrays on the host, or float64 tensors on the device."""
+
+    uniform: Any  # in [0, 1)
+    temperature: Any  # 0 is greedy
+    top_p: Any  # 1 is all
+    top_k: Any  # 0 is all
+    min_p: Any  # 0 is none
+
+
+class Branches(NamedTuple):
+    """The parts of the computation that some row needs. The host decides this, so that the device need not be asked."""
+
+    tempered: bool
+    greedy: bool
+    cut: bool
+
+    @classmethod
+    def of(cls, given: Settings) -> Branches:
+        return cls(
+            tempered=not (given.temperature == 1).all(),
+            greedy=bool((given.temperature == 0).any()),
+            cut=bool(cuts(given).any()),
+        )
+
+
+def cuts(given: Settings) -> NDArray[np.bool_]:
+    """Return [B]: True for each row that keeps only some tokens."""
+    cut: NDArray[np.bool_] = (given.top_p < 1) | (given.top_k > 0) | (given.min_p > 0)
+    return cut
+
+
 @torch.inference_mode()
-def choose(
-    logits: torch.Tensor,  # [B, V]
-    uniform: NDArray[np.float64],  # [B]
-    temperature: NDArray[np.float64],  # [B] 0 is greedy
-    top_p: NDArray[np.float64],  # [B]
-    top_k: NDArray[np.int64],  # [B] 0 is all
-    min_p: NDArray[np.float64],  # [B] 0 is none
-) -> SampledRows:
+def choose(logits: torch.Tensor, given: Settings) -> SampledRows:  # logits [B, V]
     """Choose a token for each row.
 
     Its logprob refers to the distribution that was sampled from, after temperature, min-p, top-k and top-p. For a greedy row it
     refers to the model's own distribution (temperature 1)."""
-    rows = max(1, _ELEMENTS // logits.shape[-1])
-    parts = [
-        _choose(logits[part], uniform[part], temperature[part], top_p[part], top_k[part], min_p[part])
-        for part in (slice(at, at + rows) for at in range(0, len(logits), rows))
-    ]
-    # The one wait for the device, and a second one if something was cut.
-    both = (torch.cat([part[0] for part in parts], dim=1) if len(parts) > 1 else parts[0][0]).cpu().numpy()
-    cut = (top_p < 1) | (top_k > 0) | (min_p > 0)
-    kept = [ids for at, part in enumerate(parts) for ids in _ids_of(part[1], cut[at * rows : (at + 1) * rows])]
-    return SampledRows(both[0].astype(np.int64), np.log(both[1]), kept)
-
-
-def _ids_of(mask: torch.Tensor | None, cut: NDArray[np.bool_]) -> list[NDArray[np.int32] | None]:
-    """Return the ids of the kept tokens of each row of a mask [B, V]; None for a row that asks for no cut."""
+    on_device = Settings(*upload(np.stack(given).astype(np.float64, copy=False), logits.device))
+    chosen, mask = sample(logits, on_device, Branches.of(given))
     if mask is None:
+        return sampled_rows(download(chosen)[0], None, given)
+    if logits.device.type == "cpu":
+        return sampled_rows(chosen.numpy(), mask.numpy()[cuts(given)].nonzero(), given)
+    fetched, bits = download(chosen, packed(mask))
+    return sampled_rows(fetched, set_bits(bits[cuts(given)]), given)
+
+
+def sampled_rows(
+    chosen: NDArray[np.float64], places: Sequence[NDArray[np.int64]] | None, given: Settings
+) -> SampledRows:
+    """Return what `sample` has chosen. `places`: row and id of each token that the rows that cut have kept; None: no row cuts."""
+    return SampledRows(chosen[0].astype(np.int64), np.log(chosen[1]), _ids_of(places, cuts(given)))
+
+
+def _ids_of(places: Sequence[NDArray[np.int64]] | None, cut: NDArray[np.bool_]) -> list[NDArray[np.int32] | None]:
+    """Return the ids of the kept tokens of each row; None for a row that asks for no cut."""
+    if places is None:
         return [None] * len(cut)
-    there = mask[torch.from_numpy(cut).to(mask.device)]
-    row, ids = (column.cpu().numpy() for column in there.nonzero(as_tuple=True))
-    split = iter(np.split(ids.astype(np.int32), np.searchsorted(row, np.arange(1, len(there)))))
+    row, ids = places
+    split = iter(np.split(ids.astype(np.int32), np.searchsorted(row, np.arange(1, cut.sum()))))
     return [next(split) if one else None for one in cut.tolist()]
 
 
-def _choose(
-    logits: torch.Tensor,
-    uniform: NDArray[np.float64],
-    temperature: NDArray[np.float64],
-    top_p: NDArray[np.float64],
-    top_k: NDArray[np.int64],
-    min_p: NDArray[np.float64],
-) -> tuple[torch.Tensor, torch.Tensor | None]:  # [2, B] float64: token, probability; and a mask [B, V] of what was kept
-    device = logits.device
-    greedy = temperature == 0
+def sample(logits: torch.Tensor, given: Settings, needed: Branches) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return [2, B] float64: token and probability; and a mask [B, V] of what was kept, if some row cuts. Waits for nothing."""
+    rows = max(1, _ELEMENTS // logits.shape[-1])
+    if len(logits) <= rows:
+        return _sample(logits, given, needed)
+    parts = [slice(at, at + rows) for at in range(0, len(logits), rows)]
+    made = [_sample(logits[part], Settings(*(one[part] for one in given)), needed) for part in parts]
+    masks = [mask for _, mask in made if mask is not None]
+    return torch.cat([one for one, _ in made], dim=1), torch.cat(masks) if masks else None
+
+
+def _sample(logits: torch.Tensor, given: Settings, needed: Branches) -> tuple[torch.Tensor, torch.Tensor | None]:
     scaled = logits.to(torch.float64)
-    if not (temperature == 1).all():
-        scaled = scaled / torch.from_numpy(np.where(greedy, 1.0, temperature)).to(device)[:, None]
+    greedy = given.temperature == 0
+    if needed.tempered:
+        scaled = scaled / torch.where(greedy, 1.0, given.temperature)[:, None]
     p = torch.softmax(scaled, dim=-1)  # [B, V]
     kept: torch.Tensor | None = None
-    if (top_p < 1).any() or (top_k > 0).any() or (min_p > 0).any():
-        kept = _kept(p, *(torch.from_numpy(one).to(device) for one in (top_p, top_k, min_p)))
+    if needed.cut:
+        kept = _kept(p, given.top_p, given.top_k.to(torch.int64), given.min_p)
         p = p * kept
     cumulated = p.cumsum(-1)
     total = cumulated[:, -1]
     # Strictly below the total, so that the token has a probability above 0 however `u * total` rounds.
-    at = torch.minimum(torch.from_numpy(uniform).to(device) * total, torch.nextafter(total, torch.zeros_like(total)))
+    at = torch.minimum(given.uniform * total, torch.nextafter(total, torch.zeros_like(total)))
     token = torch.searchsorted(cumulated, at[:, None], right=True)
-    if greedy.any():
-        token = torch.where(torch.from_numpy(greedy).to(device)[:, None], logits.argmax(-1, keepdim=True), token)
+    if needed.greedy:
+        token = torch.where(greedy[:, None], logits.argmax(-1, keepdim=True), token)
     token = token.clamp_(max=p.shape[-1] - 1)  # only if a logit is NaN, which the caller reports
     return torch.stack([token[:, 0].to(torch.float64), p.gather(1, token)[:, 0] / total]), kept
 

@@ -81,9 +81,11 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def open_engine(tmp_path: Path) -> AsyncIterator[Callable[..., Any]]:
     opened: list[HFEngine] = []
 
-    async def start(model: Path, device: str = "cpu", announced: Any = None, **options: Any) -> HFEngine:
+    async def start(
+        model: Path, device: str = "cpu", announced: Any = None, capture: Any = None, **options: Any
+    ) -> HFEngine:
         context = RunContext(directory=tmp_path, model=model, devices=(device,), threads=1, announced=announced or {})
-        engine = HFEngine(HFOptions(**options), context)
+        engine = HFEngine(HFOptions(**options), context, capture)
         opened.append(engine)
         await engine.open()
         return engine

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from atropos_engine_hf.sampler import BLOCK, SampledRows, choose, uniforms
+from atropos_engine_hf.sampler import BLOCK, SampledRows, Settings, choose, uniforms
 
 P = np.array([0.5, 0.2, 0.15, 0.1, 0.05])
 CRITICAL = {4: 18.47, 2: 13.82, 3: 16.27}  # chi-square, one in a thousand, by degrees of freedom
@@ -17,7 +17,7 @@ def draw(
 ) -> SampledRows:
     logits = torch.from_numpy(np.log(p)).float().expand(rows, -1)
     uniform = np.array([uniforms(seed, 0)[0] for seed in range(rows)])
-    return choose(logits, uniform, *(np.full(rows, value) for value in (temperature, top_p, top_k, min_p)))
+    return choose(logits, Settings(uniform, *(np.full(rows, value) for value in (temperature, top_p, top_k, min_p))))
 
 
 def whole(rows: int) -> tuple[np.ndarray, ...]:
@@ -85,7 +85,7 @@ def test_a_set_of_one_token_is_certain() -> None:
 def test_rows_that_cut_nothing_say_nothing_beside_rows_that_do() -> None:
     logits = torch.from_numpy(np.log(P)).float().expand(3, -1)
     top_k = np.array([0, 2, 0])
-    _, logprobs, ids = choose(logits, np.array([0.99, 0.0, 0.0]), np.ones(3), np.ones(3), top_k, np.zeros(3))
+    _, logprobs, ids = choose(logits, Settings(np.array([0.99, 0.0, 0.0]), np.ones(3), np.ones(3), top_k, np.zeros(3)))
     assert ids[0] is None and ids[2] is None and ids[1].tolist() == [0, 1]
     np.testing.assert_allclose(logprobs, np.log([0.05, 0.5 / 0.7, 0.5]), atol=1e-6)
 
@@ -93,7 +93,7 @@ def test_rows_that_cut_nothing_say_nothing_beside_rows_that_do() -> None:
 def test_positions_of_one_seed_are_independent_draws() -> None:
     uniform = np.concatenate([uniforms(12345, block) for block in range(40)])
     logits = torch.from_numpy(np.log(P)).float().expand(len(uniform), -1)
-    tokens, *_ = choose(logits, uniform, *whole(len(uniform)))
+    tokens, *_ = choose(logits, Settings(uniform, *whole(len(uniform))))
     assert chi_square(tokens, P) < CRITICAL[4]
     pairs = tokens[:-1] * 5 + tokens[1:]
     assert chi_square(pairs, np.outer(P, P).ravel()) < 51.2  # 24 degrees of freedom, one in a thousand
@@ -111,10 +111,11 @@ def test_a_row_draws_the_same_beside_rows_with_other_settings() -> None:
     temperature = np.where(np.arange(40) % 3 == 0, 0.0, 1.0 + np.arange(40) / 40)
     top_p, top_k = np.where(np.arange(40) % 2, 0.8, 1.0), np.where(np.arange(40) % 5, 0, 12)
     min_p = np.where(np.arange(40) % 7, 0.0, 0.2)
-    together = choose(logits, uniform, temperature, top_p, top_k, min_p)
+    given = Settings(uniform, temperature, top_p, top_k, min_p)
+    together = choose(logits, given)
     for row in range(40):
         one = slice(row, row + 1)
-        alone = choose(logits[one], uniform[one], temperature[one], top_p[one], top_k[one], min_p[one])
+        alone = choose(logits[one], Settings(*(values[one] for values in given)))
         assert (alone[0][0], alone[1][0]) == (together[0][row], together[1][row])
         ours, theirs = alone.kept[0], together.kept[row]
         assert (ours is None and theirs is None) or ours.tolist() == theirs.tolist()
@@ -123,6 +124,6 @@ def test_a_row_draws_the_same_beside_rows_with_other_settings() -> None:
 def test_the_ends_of_the_unit_interval_pick_tokens_that_can_be_picked() -> None:
     logits = torch.full((2, 6), -torch.inf)
     logits[:, 2:4] = 0.0
-    tokens, logprobs, _ = choose(logits, np.array([0.0, np.nextafter(1.0, 0.0)]), *whole(2))
+    tokens, logprobs, _ = choose(logits, Settings(np.array([0.0, np.nextafter(1.0, 0.0)]), *whole(2)))
     assert tokens.tolist() == [2, 3]
     np.testing.assert_allclose(logprobs, np.log(0.5))
