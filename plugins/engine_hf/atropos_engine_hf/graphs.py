@@ -60,7 +60,7 @@ class CudaCapture:
 
 
 class Shape(NamedTuple):
-    """What the launched kernels of a step depend on."""
+    """The sizes and branches that decide which kernels a step launches."""
 
     rows: int
     columns: int
@@ -137,7 +137,7 @@ class StepGraphs:
         return self._fetched(made, shape, given)
 
     def weights_moved(self) -> None:
-        """Forget graphs that read weights where they are no longer."""
+        """Forget the graphs if the model has weights at other addresses than those that they read."""
         if self._weights and [at for at, _ in self._weights] != [at for at, _ in self._present()]:
             self._graphs, self._layouts, self._weights = {}, {}, []
 
