@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from atropos_core.errors import AtroposError, ProcessDied
@@ -41,6 +42,7 @@ class Killed:
     by_name: dict[str, psutil.Process]
     everyone: list[psutil.Process]
     segments: set[str]
+    scratch: Path  # vLLM's temporary directory
 
     @classmethod
     def found(cls, victims: Sequence[str]) -> Killed:
@@ -51,7 +53,11 @@ class Killed:
         own = psutil.Process()
         ends = {one.cmdline()[-1]: one for one in own.children() if one.cmdline()[-1:] in (["trainer"], ["engine"])}
         everyone = [process for end in ends.values() for process in (end, *end.children(recursive=True))]
-        return cls(victims, ends | vllm_processes(own), everyone, segments(everyone))
+        by_name = ends | vllm_processes(own)
+        command = by_name["guard"].cmdline()
+        scratch = Path(command[command.index("atropos_engine_vllm.guard") + 1])
+        assert scratch.is_dir(), f"the guard's first argument is its temporary directory, and there is no {scratch}"
+        return cls(victims, by_name, everyone, segments(everyone), scratch)
 
     async def kill(self, ends: Ends, report: Report) -> None:
         """One after another, each with a call in flight."""
@@ -84,6 +90,7 @@ class Killed:
         # Where torch counts references: torch_PID_RANDOM_NUMBER.
         found = left(self.segments) | {name for name in os.listdir("/dev/shm") if pids & set(name.split("_"))}
         report.holds(f"{who} killed: nothing left in /dev/shm", not found, ", ".join(sorted(found)) or "nothing")
+        report.holds(f"{who} killed: the temporary directory is gone", not self.scratch.exists())
 
 
 async def comes_back(memory: Memory, before: int, report: Report) -> None:
