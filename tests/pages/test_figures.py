@@ -50,6 +50,17 @@ def soak() -> Figures:
     }
 
 
+def speculation() -> Figures:
+    names = {"copy": "a text to repeat", "story": "a story to tell"}
+    made = []
+    for name, row in results("speculation")["requests"].items():
+        kind, temperature, n = name.split(", ")
+        speeds = f"{row['plain_tokens_per_s']:.1f} | {row['ngram_tokens_per_s']:.1f}"
+        accepted = f"{100 * row['draft_acceptance']:.0f} % | {row['acceptance_length']:.1f}"
+        made.append(f"| {names[kind]}, {temperature}, {n} | {speeds} | {accepted} |")
+    return {"plugins/engine_vllm/README.md": made}
+
+
 def quantized() -> Figures:
     return {
         "plugins/trainer_grpo/README.md": [
@@ -661,6 +672,7 @@ COMPUTED = (
     short_groups,
     hostile,
     soak,
+    speculation,
     quantized,
     evolved,
     ray,
