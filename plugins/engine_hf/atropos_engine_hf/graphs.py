@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
+from weakref import WeakSet
 
 import numpy as np
 import torch
@@ -44,13 +45,17 @@ class CudaCapture:
     """Records CUDA graphs. Those of one object share their memory: only one of them runs at a time."""
 
     def __init__(self) -> None:
-        self._pool = torch.cuda.graph_pool_handle()
+        self._pool: Any = None
+        self._present: WeakSet[torch.cuda.CUDAGraph] = WeakSet()
 
     def __call__(self, function: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
+        if not self._present:  # torch takes no pool whose graphs are all gone
+            self._pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
         # Other threads of this process may allocate meanwhile.
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             made = function()
+        self._present.add(graph)
 
         def replay() -> torch.Tensor:
             graph.replay()
