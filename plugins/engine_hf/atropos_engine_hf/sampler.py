@@ -77,7 +77,8 @@ def choose(logits: torch.Tensor, given: Settings) -> SampledRows:  # logits [B, 
     if mask is None:
         return sampled_rows(download(chosen)[0], None, given)
     if logits.device.type == "cpu":
-        return sampled_rows(chosen.numpy(), mask.numpy()[cuts(given)].nonzero(), given)
+        places = mask[torch.from_numpy(cuts(given))].nonzero(as_tuple=True)
+        return sampled_rows(chosen.numpy(), [one.numpy() for one in places], given)
     fetched, bits = download(chosen, packed(mask))
     return sampled_rows(fetched, set_bits(bits[cuts(given)]), given)
 
