@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 import shlex
+import subprocess
 
 import pytest
 import typer
@@ -153,6 +155,16 @@ def test_every_file_of_the_map_is_there():
                 row,
                 name,
             )
+
+
+def test_every_module_says_what_it_does_and_the_command_of_the_map_finds_it():
+    for folder in ("atropos_core", "libs", "plugins"):
+        for path in (REPOSITORY / folder).rglob("*.py"):
+            if "tests" not in path.parts and path.name != "__init__.py" and "templates" not in path.parts:
+                assert ast.get_docstring(ast.parse(path.read_text())), path
+    [command] = re.findall(r"`(git grep .+?)`", (REPOSITORY / "docs/where-things-are.md").read_text())
+    ended = subprocess.run(shlex.split(command), cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    assert "libs/trajectory_client/atropos_trajectory_client/http.py" in ended.stdout
 
 
 def test_every_function_that_the_map_names_is_in_its_file():
