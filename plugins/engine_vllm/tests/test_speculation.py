@@ -36,7 +36,7 @@ def test_a_server_speculates_only_if_the_option_says_so(options: Any, context: A
     where = context(devices=("cuda:0",))
     plain = command.flags(options(), where, "bfloat16")
     made = command.flags(
-        options(**NGRAM, speculative_tokens=6, prompt_lookup_min=1, prompt_lookup_max=3), where, "bfloat16"
+        options(speculation="ngram", speculative_tokens=6, prompt_lookup_min=1, prompt_lookup_max=3), where, "bfloat16"
     )
     at = made.index("--speculative-config")
     assert made[:at] + made[at + 2 :] == plain
