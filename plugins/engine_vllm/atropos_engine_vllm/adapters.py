@@ -102,12 +102,15 @@ class Adapters:
                 )
             await self._wait_for_room()
             loaded = await self._load(directory, "named", None)
+            loaded.in_flight += 1  # without a name it would count as unused
             try:
                 await check(loaded)
+                self._named[name] = loaded
             except BaseException:
                 await self._unload(loaded)
                 raise
-            self._named[name] = loaded
+            finally:
+                loaded.in_flight -= 1
 
     async def remove(self, name: str) -> None:
         """Unload the adapter of a client once its requests in flight have ended. It has no new ones from now on. Raises DataError for an

@@ -18,7 +18,7 @@ from safetensors.numpy import save_file
 from atropos_core.errors import ConfigError, DataError, FitError
 from atropos_engine_vllm import adapters, command
 from atropos_engine_vllm.adapter_worker import LEFT_OUT, OPEN, add_adapters, prompt_logprobs
-from atropos_engine_vllm.adapters import Adapters
+from atropos_engine_vllm.adapters import Adapters, Loaded
 from atropos_engine_vllm.engine import VLLMEngine
 from atropos_engine_vllm.named_adapters import NamedAdapters, read_adapter
 
@@ -271,3 +271,20 @@ def test_each_row_of_a_scored_prompt_has_the_adapter_of_its_request() -> None:
     assert prompt_logprobs(runner, own, None, {"parts": 4, "later": 5}) == {"parts": "scored", "later": "scored"}
     assert seen[2:] == [("parts", 0, (7,) * 3, {7}), ("later", 1, (3,) * 4, {3})]
     assert not runner.num_prompt_logprobs
+
+
+async def test_an_adapter_stays_while_it_is_checked(base: Path, tmp_path: Path) -> None:
+    server = Server()
+    held = Adapters(server, 2, drain_s=5.0, taken=())
+
+    async def check(loaded: Loaded) -> None:
+        for one in ("first",) if len(server.held) == 2 else ():
+            async with held.using(held.of(one)):  # its end has unused adapters looked for
+                pass
+        await asyncio.sleep(0.01)
+        assert loaded.name in server.held
+
+    for name in ("first", "second"):
+        await held.add(written(tmp_path / name, {Q: (12, HIDDEN)}), name, check)
+    assert len(server.held) == 2
+    await held.close(unload=False)
