@@ -99,9 +99,9 @@ def wait_of(func: Any, args: Any, kwargs: Any) -> str | None:
 
 
 class Tape:
-    """Stands for a CUDA graph where there is none: repeats recorded operations on the same memory, and decides nothing anew.
+    """Stands for a CUDA graph on a CPU: repeats recorded operations on the same memory, and takes no branch again.
 
-    As a graph, it refuses to record what the host would wait for. Other than a graph, it computes what it records."""
+    As a graph, it refuses to record what the host would wait for. Unlike a graph, it also computes what it records."""
 
     def __init__(self) -> None:
         self.recorded = 0

@@ -62,9 +62,7 @@ def _transport_to(
         f"({engine.label}.devices = {', '.join(engine.devices)}; trainer.devices = {', '.join(trainer.devices)})."
         + _why_not(allowed, launcher.component.use)
         + (
-            " Each process of a broadcast needs a GPU of its own."
-            if on_one_gpu and "broadcast" in bridge.transports
-            else ""
+            " Each process of a broadcast needs its own GPU." if on_one_gpu and "broadcast" in bridge.transports else ""
         ),
         remedy=advice,
     )

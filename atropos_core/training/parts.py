@@ -60,9 +60,8 @@ class Parts:
     children: list[Child]
     tasks: Mapping[str, Mapping[Split, int]] = field(default_factory=dict)  # how many each environment has
     launcher: Launcher = field(default_factory=LocalLauncher)  # which started them
-    measured: Mapping[str, Engine] = field(
-        default_factory=dict
-    )  # engines that have metrics, by the start of the metrics' names
+    # Engines that have metrics, by the start of the metrics' names.
+    measured: Mapping[str, Engine] = field(default_factory=dict)
     warmup: WarmStart | None = None  # None once it is done
     workers: RunWorkers | None = None  # of the launcher, which ends them
     opened: list[Closable] = field(default_factory=list)  # what the run opened on top of these; closed first

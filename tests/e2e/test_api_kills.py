@@ -8,6 +8,7 @@ import subprocess
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -35,14 +36,21 @@ def test_five_kills_lose_nothing_double_nothing_and_tear_nothing(tmp_path: Path)
     assert found.missed() == []
 
 
-def test_an_old_post_that_was_stored_and_not_answered_counts_once_however_late_it_is_repeated(tmp_path: Path) -> None:
-    scene = Scene(tmp_path)
-    client = httpx.Client(base_url=scene.url, timeout=30, trust_env=False)
+@contextmanager
+def old_environment(scene: Scene) -> Iterator[tuple[Scene, httpx.Client, int]]:
+    """A server to which an old environment and its trainer are registered, with a client and the environment's id."""
     try:
         scene.start_server()
-        client.post("/register", content=trainer(GROUP))
-        client.get("/batch")
-        env_id = client.post("/register-env", content=environment("old", GROUP)).json()["env_id"]
+        with httpx.Client(base_url=scene.url, timeout=30, trust_env=False) as client:
+            client.post("/register", content=trainer(GROUP))
+            client.get("/batch")
+            yield scene, client, client.post("/register-env", content=environment("old", GROUP)).json()["env_id"]
+    finally:
+        scene.close()
+
+
+def test_an_old_post_that_was_stored_and_not_answered_counts_once_however_late_it_is_repeated(tmp_path: Path) -> None:
+    with old_environment(Scene(tmp_path)) as (scene, client, env_id):
         scene.kill("server")
         scene.start_dying_server(after=20, written=1.0)
         scene.wait("the server did not start", 60, scene.is_up)
@@ -61,19 +69,10 @@ def test_an_old_post_that_was_stored_and_not_answered_counts_once_however_late_i
             came.update(group["tokens"][0][0] for group in batch)
         assert acknowledged > 5
         assert came == Counter(range(1, acknowledged + 3))
-    finally:
-        client.close()
-        scene.close()
 
 
 def test_a_piece_counts_once_though_the_journal_was_written_long_before_it(tmp_path: Path) -> None:
-    scene = Scene(tmp_path)
-    client = httpx.Client(base_url=scene.url, timeout=30, trust_env=False)
-    try:
-        scene.start_server()
-        client.post("/register", content=trainer(GROUP))
-        client.get("/batch")
-        env_id = client.post("/register-env", content=environment("pieces", GROUP)).json()["env_id"]
+    with old_environment(Scene(tmp_path)) as (scene, client, env_id):
         piece = old_unit(1, 1, 32, env_id)
         assert client.post("/scored_data", json=piece).json()["buffer_size"] == 1
         scene.kill("server")
@@ -82,9 +81,6 @@ def test_a_piece_counts_once_though_the_journal_was_written_long_before_it(tmp_p
         scene.start_server()
         assert client.post("/scored_data", json=piece).json()["buffer_size"] == 1, "its answer may have been lost"
         assert client.post("/scored_data", json=piece).json()["buffer_size"] == 2, "the next one is meant"
-    finally:
-        client.close()
-        scene.close()
 
 
 @pytest.fixture
@@ -102,13 +98,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def test_what_a_full_disk_refused_first_counts_once_if_the_server_is_killed_after_it(
     sequences: int, tmp_path: Path, small_disk: Path
 ) -> None:
-    scene = Scene(tmp_path, small_disk / "api")
-    client = httpx.Client(base_url=scene.url, timeout=30, trust_env=False)
-    try:
-        scene.start_server()
-        client.post("/register", content=trainer(GROUP))
-        client.get("/batch")
-        env_id = client.post("/register-env", content=environment("old", GROUP)).json()["env_id"]
+    with old_environment(Scene(tmp_path, small_disk / "api")) as (scene, client, env_id):
         body = old_unit(1, sequences, LONG // sequences, env_id)
         with filled(small_disk):
             time.sleep(SLOT_S - time.time() % SLOT_S)  # so that what is refused and what is stored share a slot
@@ -119,9 +109,6 @@ def test_what_a_full_disk_refused_first_counts_once_if_the_server_is_killed_afte
         scene.start_server()
         assert client.post("/scored_data", json=body).json() == answer.json(), "its answer may have been lost"
         assert client.get("/status").json()["queue_size"] == (1 if sequences == GROUP else 0)
-    finally:
-        client.close()
-        scene.close()
 
 
 @pytest.mark.slow

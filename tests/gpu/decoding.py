@@ -1,6 +1,6 @@
 """Tokens per second of engine "hf" with and without CUDA graphs, and of transformers' `generate` and vLLM on the same prompts.
 
-`python -m tests.gpu.decoding JSON` is one measurement, in a process of its own.
+`python -m tests.gpu.decoding JSON` takes one measurement in a new process.
 """
 
 from __future__ import annotations

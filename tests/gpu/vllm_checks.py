@@ -95,7 +95,7 @@ async def sleeps(setting: Setting, report: Report) -> None:
 
 
 def missing(*more: str) -> list[str]:
-    """What the checks need and is not installed. Our packages need their entry points, by which vLLM finds them."""
+    """Return what the checks need but is not installed. vLLM finds our packages by their entry points, so these count too."""
     found = [name for name in (*NEEDS, *more) if importlib.util.find_spec(name) is None]
     ours = entry_points(group="vllm.general_plugins")
     return found + [f"the entry point {name}" for name in OURS if name not in ours.names]

@@ -87,7 +87,7 @@ class Killed:
         running = await asyncio.to_thread(still_running, self.everyone, NAMED_S)
         report.holds(f"{who} killed: no process left", not running, _named(running) or "none")
         pids = {str(one.pid) for one in self.everyone}
-        # Where torch counts references: torch_PID_RANDOM_NUMBER.
+        # Torch counts references in files named torch_PID_RANDOM_NUMBER.
         found = left(self.segments) | {name for name in os.listdir("/dev/shm") if pids & set(name.split("_"))}
         report.holds(f"{who} killed: nothing left in /dev/shm", not found, ", ".join(sorted(found)) or "nothing")
         report.holds(f"{who} killed: the temporary directory is gone", not self.scratch.exists())

@@ -97,7 +97,7 @@ async def updates(setting: Setting, report: Report, way: Way) -> None:
         if killed is not None:
             await killed.leave_nothing(report)
             if on_cpu:
-                report.note("the device's memory", "NOT MEASURED: a CPU has none of its own")
+                report.note("the device's memory", "NOT MEASURED: a CPU uses the host's memory")
             else:
                 await vllm_killed.comes_back(memory, before, report)
 
@@ -138,8 +138,8 @@ def _changes(setting: Setting, way: Way, runner: int | None) -> dict[str, Any]:
 
 
 def _runner(way: Way, folder: Path, on_cpu: bool, report: Report) -> tuple[int | None, dict[str, str]]:
-    """The model runner that vLLM is to have, and its environment. On a CPU the worker lives in vLLM's core, as it does on one GPU,
-    except where it is to be killed."""
+    """Return the model runner that vLLM is to have, and its environment. On a CPU the worker lives in vLLM's core, as it does on one GPU,
+    unless it is to be killed."""
     runner, variables = way.runner, {}
     if on_cpu and "worker" not in way.kills:
         variables["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
@@ -196,7 +196,7 @@ def _copied(report: Report, way: Way, copied: list[int]) -> None:
 
 
 def _computed(report: Report, way: Way, runner: int | None, on_cpu: bool, log: str) -> None:
-    """What vLLM says of itself in its log."""
+    """Report how vLLM computes, by its log."""
     if found := ATTENTION.search(log):
         report.note("vLLM's attention", found[1])
     second = SECOND_RUNNER in log

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.timeout(1000)
 
 SETTING = Setting(DEVICE, 5e7, small=DEVICE == "cpu")
 OF_VLLM = {check.name: check for check in CHECKS if check.group == "vllm"}
-SHORT = ["vllm_ipc_eager_float32"]  # in .ci/run, beside test_sleep_mode
+SHORT = ["vllm_ipc_eager_float32"]  # in .ci/run, which also runs test_sleep_mode
 
 
 async def holds(check: Check) -> None:

@@ -72,7 +72,7 @@ async def test_logprobs_of_what_it_samples_are_those_of_transformers(served: Hos
     before = await accepted(served)
     calls = [served.engine.sample(prompt, 3, Sampling(60, temperature), [1, 2, 3], LONG_S) for prompt in PROMPTS]
     others = served.engine.sample(PROMPT[:3], 4, Sampling(50, 1.3, top_p=0.8), range(4), LONG_S)
-    *made, _ = await asyncio.gather(*calls, others)  # beside rows that are sampled otherwise
+    *made, _ = await asyncio.gather(*calls, others)  # in a batch with rows that are sampled otherwise
     gaps = [difference(served.model, prompt, found) for prompt, found in zip(PROMPTS, made, strict=True)]
     assert max(gaps) <= CLOSE
     assert await accepted(served) > before
@@ -113,7 +113,7 @@ KEPT = 3  # tokens at each position, so that there are 27 replies of three token
 
 
 def proposal(sequence: list[int], most: int = 4) -> list[int]:
-    """What follows the earliest occurrence of the longest end of the sequence that occurs before, as vLLM proposes it."""
+    """Return vLLM's proposal: find the longest end of the sequence that also occurs earlier, and take what follows its first occurrence."""
     for length in range(min(most, len(sequence) - 1), 0, -1):
         for at in range(len(sequence) - length):
             if sequence[at : at + length] == sequence[-length:]:

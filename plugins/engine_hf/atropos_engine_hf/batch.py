@@ -141,7 +141,7 @@ class RunningBatch:
                 self._load(len(self.rows), row)
                 self.rows.append(row)
             entered = slice(first, len(self.rows))
-            self._append(choose(logits, self._settings(entered)), entered, version)
+            self._append_tokens(choose(logits, self._settings(entered)), entered, version)
         return self._finish()
 
     def step(self, version: int) -> list[Finished]:
@@ -160,7 +160,7 @@ class RunningBatch:
         if experts:
             for row, position, numbers in zip(self.rows, last.tolist(), experts, strict=True):
                 row.add_experts(position, numbers)
-        self._append(sampled, slots, version)
+        self._append_tokens(sampled, slots, version)
         return self._finish()
 
     def remove(self, owner: Any) -> None:
@@ -193,7 +193,7 @@ class RunningBatch:
         self._release()
 
     def weights_moved(self) -> None:
-        """Learn that weights may have other addresses, or the model other layers."""
+        """Call this if weights may have other addresses, or the model other layers."""
         if self._graphs is not None:
             self._graphs.weights_moved()
 
@@ -264,7 +264,7 @@ class RunningBatch:
         uniform = columns["uniform"][at, sampled % BLOCK]
         return Settings(uniform, *(columns[name][slots] for name in ("temperature", "top_p", "top_k", "min_p")))
 
-    def _append(self, chosen: SampledRows, slots: slice, version: int) -> None:
+    def _append_tokens(self, chosen: SampledRows, slots: slice, version: int) -> None:
         tokens, logprobs, kept = chosen
         columns = self._columns
         length = columns["length"][slots]  # a view: advanced in place below

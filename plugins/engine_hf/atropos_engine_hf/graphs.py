@@ -102,12 +102,11 @@ class StepGraphs:
         self._allocations = -1  # of the cache, when `_state` was made
         self._state: torch.Tensor
         self._rows: NDArray[np.float64] | None = None  # to upload before the next step
-        self._weights: list[
-            tuple[int, torch.UntypedStorage]
-        ] = []  # that graphs read; kept, so that nothing else gets their addresses
+        # The weights that graphs read: kept, so that nothing else gets their addresses.
+        self._weights: list[tuple[int, torch.UntypedStorage]] = []
 
     def load(self, token: Any, length: Any, sampled: Any, given: Settings, uniforms: NDArray[np.float64]) -> None:
-        """Say what the rows are: each one's last token, the tokens before it, how many were sampled, and the uniforms of their block."""
+        """Set the rows: each one's last token, the tokens before it, how many were sampled, and the uniforms of their block."""
         count = len(token)
         rows = np.zeros((rounded_rows(count, self._decoder.cache.place.slots), STATE))
         rows[:, :UNIFORMS] = PADDING
@@ -130,9 +129,8 @@ class StepGraphs:
         if self._rows is not None:
             self._state[:rows].copy_(upload(self._rows, self._decoder.device), non_blocking=True)
             self._rows = None
-        if (
-            shape in self._layouts and shape not in self._graphs
-        ):  # the first step has made what is made lazily, such as workspaces
+        # Not at the first step of a shape: it makes what is made lazily, such as workspaces.
+        if shape in self._layouts and shape not in self._graphs:
             self._record(shape)
         if replay := self._graphs.get(shape):
             made = replay()
@@ -142,7 +140,7 @@ class StepGraphs:
         return self._fetched(made, shape, given)
 
     def weights_moved(self) -> None:
-        """Forget the graphs if the model has weights at other addresses than those that they read."""
+        """Drop the graphs if the model has weights at other addresses than those that they read."""
         if self._weights and [at for at, _ in self._weights] != [at for at, _ in self._present()]:
             self._graphs, self._layouts, self._weights = {}, {}, []
 

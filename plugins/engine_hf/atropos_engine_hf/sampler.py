@@ -87,10 +87,10 @@ def sampled_rows(
     chosen: NDArray[np.float64], places: Sequence[NDArray[np.int64]] | None, given: Settings
 ) -> SampledRows:
     """Return what `sample` has chosen. `places`: row and id of each token that the rows that cut have kept; None: no row cuts."""
-    return SampledRows(chosen[0].astype(np.int64), np.log(chosen[1]), _ids_of(places, cuts(given)))
+    return SampledRows(chosen[0].astype(np.int64), np.log(chosen[1]), _kept_ids(places, cuts(given)))
 
 
-def _ids_of(places: Sequence[NDArray[np.int64]] | None, cut: NDArray[np.bool_]) -> list[NDArray[np.int32] | None]:
+def _kept_ids(places: Sequence[NDArray[np.int64]] | None, cut: NDArray[np.bool_]) -> list[NDArray[np.int32] | None]:
     """Return the ids of the kept tokens of each row; None for a row that asks for no cut."""
     if places is None:
         return [None] * len(cut)

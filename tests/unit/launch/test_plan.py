@@ -163,7 +163,7 @@ def test_a_broadcast_needs_a_gpu_for_each_process():
 
     for engine in (["cuda:0"], ["cuda:1", "cuda:0"]):
         with pytest.raises(
-            FitError, match=r"trainer.devices = cuda:0\). Each process of a broadcast needs a GPU of its own"
+            FitError, match=r"trainer.devices = cuda:0\). Each process of a broadcast needs its own GPU"
         ) as caught:
             on(engine, ["cuda:0"])
         assert caught.value.remedy == "Use --bridge saver."

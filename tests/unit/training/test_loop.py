@@ -382,7 +382,7 @@ def test_only_the_first_step_of_a_process_or_an_unusually_long_one_is_shown_as_w
 
 
 @pytest.mark.parametrize("measured", [False, True])
-def test_only_an_engine_with_metrics_of_its_own_is_asked_for_them_once_a_step(tmp_path, measured):
+def test_step_metrics_is_called_once_a_step_and_only_for_engines_that_have_some(tmp_path, measured):
     async def main() -> tuple[Life, int]:
         one = life(weather(evaluate_every=2), tmp_path)
         parts, asked = one.loop._parts, 0

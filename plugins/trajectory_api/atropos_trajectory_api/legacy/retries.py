@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections import Counter, defaultdict
 from collections.abc import Callable
-from itertools import count
+from heapq import heappop, heappush
 
 REMEMBERED_S = 300.0
 MOST = 10_000
@@ -43,22 +44,28 @@ class Retries:
         self._started = clock()
         self._stored: dict[str, tuple[int, float]] = {}
         self._seen: set[str] = set()  # from before this process
-        self._slot, self._in_slot = 0, set[str]()
+        self._begin_slot(0)
 
     def new_key(self, body_digest: str, item: int = 0, *, held: bool = False) -> str:
         """A key for one group that is stored now, or, if `held`, when there is room."""
         slot = int(self._clock() / SLOT_S)
         if slot != self._slot:
-            self._slot, self._in_slot = slot, set()
+            self._begin_slot(slot)
         what = _what(body_digest, item, held)
-        key = next(key for number in count() if (key := _key(slot, what, number)) not in self._in_slot)
-        self._in_slot.add(key)
-        return key
+        if unused := self._unused.get(what):
+            return _key(slot, what, heappop(unused))
+        self._in_slot[what] += 1
+        return _key(slot, what, self._in_slot[what] - 1)
 
     def give_back(self, key: str) -> None:
-        """Nothing was stored under this key. It has to be the next one for an equal body: the next server looks only for the first
-        of a slot."""
-        self._in_slot.discard(key)
+        """Reuse a key under which nothing was stored for the next equal body: the next server looks only for the first key of a slot."""
+        slot, _, rest = key.removeprefix("old-").partition("-")
+        what, _, number = rest.rpartition("-")
+        if int(slot) == self._slot:
+            heappush(self._unused[what], int(number))
+
+    def _begin_slot(self, slot: int) -> None:
+        self._slot, self._in_slot, self._unused = slot, Counter[str](), defaultdict[str, list[int]](list)
 
     def remember(self, body_digest: str, items: int) -> None:
         self._stored.pop(body_digest, None)
