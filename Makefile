@@ -21,7 +21,8 @@ PYTEST := $(call in) pytest $(BY_FILE) $(if $(COLD),,--warm)
 ROLE_TESTS := $(wildcard tests/e2e/test_roles*.py)
 API_TESTS := plugins/trajectory_api/tests $(wildcard tests/e2e/test_api_*.py)
 AGENT_TESTS := plugins/agent_api/tests $(wildcard tests/e2e/test_agent_*.py) tests/e2e/test_serve_agent.py
-FEW_BITS_TESTS := tests/e2e/test_quantize.py $(wildcard plugins/*/tests/test_quantization.py) plugins/trainer_grpo/tests/test_torchao.py
+FEW_BITS_TESTS := tests/e2e/test_quantize.py $(wildcard plugins/*/tests/test_quantization.py) plugins/trainer_grpo/tests/test_torchao.py \
+  plugins/trainer_grpo/tests/test_compiled_layers.py
 OWN_TARGET := $(addprefix tests/,slurm machines kubernetes gpu pages real models tinker) plugins/simulation/tests/test_pages.py $(ROLE_TESTS) $(API_TESTS) \
   $(AGENT_TESTS) $(FEW_BITS_TESTS)
 ROLL := roll$(if $(ROLL_SOURCE),-source)

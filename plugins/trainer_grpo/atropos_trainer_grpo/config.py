@@ -310,6 +310,9 @@ class GrpoOptions(Options):
         "torch",
         description="of norms, rotary embedding and gated MLPs; liger: liger-kernel's, on CUDA: README.md, Kernels",
     )
+    compile_layers: bool = Field(
+        False, description="compile decoder layers by torch.compile; the first updates take longer: README.md, Kernels"
+    )
 
     optimizer: Moments = Field(
         "adamw", description="AdamW with moments in fp32, or in fewer bits by torchao: README.md, Optimisers"

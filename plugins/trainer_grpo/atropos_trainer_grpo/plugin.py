@@ -43,6 +43,8 @@ def build(options: GrpoOptions, context: RunContext) -> Trainer:
         _check_torchao(options, context)
     if options.kernels == "liger":
         _check_liger(context)
+    if options.compile_layers:
+        _check_compiled(options, context)
     for name in ("activation_offloading", "optimizer_offloading"):
         if getattr(options, name):
             _refuse_another_device(f"trainer.{name} = true", f"trainer.{name} = false", context)
@@ -93,6 +95,26 @@ def _check_liger(context: RunContext) -> None:
     option = 'trainer.kernels = "liger"'
     _refuse_another_device(option, 'trainer.kernels = "torch"', context)
     require("liger_kernel", option)
+
+
+def _check_compiled(options: GrpoOptions, context: RunContext) -> None:
+    """Raises FitError if compiled layers do not fit the other options, or if this machine cannot compile them."""
+    from atropos_trainer_grpo.compiled_layers import refuse_without_compiler
+
+    lora = options.lora
+    refused = {
+        "works only on one device": len(context.devices) * context.machines > 1,
+        "is not possible with training.deterministic = true, because compiled code depends on the sizes of the first batch": (
+            context.deterministic
+        ),
+        "is not possible with trainer.lora.quantization": lora is not None and lora.quantization is not None,
+        "is not possible with trainer.lora.dropout": lora is not None and lora.dropout > 0,
+        "is not possible with trainer.router_replay": options.router_replay,
+        "is not possible with trainer.activation_offloading": options.activation_offloading,
+    }
+    if found := [why for why, is_so in refused.items() if is_so]:
+        raise FitError(f"trainer.compile_layers = true {found[0]}.", remedy="Set trainer.compile_layers = false.")
+    refuse_without_compiler(context.devices[0])
 
 
 def notes(options: GrpoOptions, transports: Sequence[Transport]) -> Mapping[str, str]:
@@ -151,6 +173,11 @@ def check(options: GrpoOptions, workload: Workload) -> None:
     if options.router_replay:
         check_replay(directory)
     model = read(directory)
+    if options.compile_layers and model is not None and model.experts():
+        raise FitError(
+            "trainer.compile_layers = true is not possible for a mixture of experts: how many tokens an expert gets differs in each step.",
+            remedy="Set trainer.compile_layers = false.",
+        )
     if model is None or options.lora is None or options.lora.targets == "all-linear":
         return
     known = {name.removesuffix(".weight").rpartition(".")[2] for name in model.linear()}

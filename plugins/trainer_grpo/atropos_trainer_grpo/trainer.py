@@ -269,6 +269,11 @@ class GrpoTrainer(Trainer):
                 layout=layout,
             )
             self._frozen = frozen.requires_grad_(False)
+        if self._options.compile_layers:
+            from atropos_trainer_grpo.compiled_layers import compile_layers
+
+            for opened in filter(None, (model, self._frozen)):
+                compile_layers(opened)
         if self._mesh is not None:
             self._divide(self._mesh)
         policy = language_model(self._policy)

@@ -164,6 +164,7 @@ ELSEWHERE = {
     "router_replay": "test_router_replay.py::test_logprobs_and_gradient_are_those_of_the_recorded_experts",
     "missing_logprobs": "test_update.py::test_missing_logprobs_are_recomputed_or_refused",
     "kernels": "test_torchao.py::test_what_the_run_cannot_have_is_refused_before_it_begins",
+    "compile_layers": "test_compiled_layers.py::test_a_trainer_with_compiled_layers_takes_the_steps_of_one_without",
     "attention": "test_prefix_tree.py::test_flash_attention_gives_the_gradient_of_the_padded_layout",
     "lora.quantization": "test_quantization.py::test_several_devices_and_a_missing_package_are_refused",
     "checkpointed_layers": "test_offloading.py::test_the_first_layers_alone_are_computed_again",

@@ -54,6 +54,11 @@ class StepwiseGrpoTrainer(GrpoTrainer):
                 "the trainer trains a whole model, and adapters of clients need a base model that stays as it is.",
                 remedy="Set [trainer.lora], or a bridge that moves adapters.",
             )
+        if self._options.compile_layers:
+            raise ConfigError(
+                "trainer.compile_layers = true is not possible with adapters of clients: each would compile the layers again.",
+                remedy="Set trainer.compile_layers = false.",
+            )
         if self._adapters is None:
             from peft import PeftModel
 
