@@ -32,7 +32,13 @@ from tests.gpu.trees import compared
 from tests.gpu.two_ranks import two_ranks
 
 UPDATES = 5
+UTILIZATION = 1.0  # of a plain product: more would be a wrong count
 BOUND = {"float32": 1e-4, "bfloat16": 0.1}  # nats; a run stops at 1e-4 and 0.5 (training.max_logprob_diff)
+KERNELS: dict[str, dict[str, Any]] = {
+    "torch": {}, "compiled": {"compiled": True}, "liger": {"kernels": "liger"},
+    "liger and compiled": {"kernels": "liger", "compiled": True},
+}  # fmt: skip
+KERNELS_S = 100  # of one measurement, with compiling
 UNSLOTH_S = 240  # it compiles what it trains; all checks together should take 25 minutes at most
 LONG: dict[str, Any] = {"tokens": 65_536, "sequences": 1, "offloading": True, "warm": 0, "steps": 1}
 NAMED = {"beside_gib": "contexts of this process and of the checks'", "predicted_gib": "`atropos plan` says"}
@@ -205,7 +211,7 @@ async def training(
     report.note("shape", f"Qwen3 {work.shape}, {f'LoRA of rank 16{beside}' if lora else 'full'}")
     report.note("sequences", f"{work.sequences} of {work.tokens:,} tokens")
     report.note("parameters", found["parameters"])
-    report.note("trained", found["tokens_s"], "tokens/s")
+    _enter_speed(report, "trained", found)
     for name in sorted(found):
         if name.endswith("_gib"):
             report.note(NAMED.get(name, f"most {name.removesuffix('_gib')}"), found[name], "GiB")
@@ -242,24 +248,46 @@ async def offloading(setting: Setting, report: Report) -> None:
     apart = max(abs(a / b - 1) for a, b in zip(there["gradient_norms"], here["gradient_norms"], strict=True))
     report.at_most("gradient norms apart", apart, 0.01)
     for name, found in (("on the device", here), ("offloading", there)):
-        report.note(f"trained, {name}", found["tokens_s"], "tokens/s")
+        _enter_speed(report, f"trained, {name}", found)
     if setting.device != "cpu":
         report.note("most allocated, on the device", here["allocated_gib"], "GiB")
         report.at_most("most allocated, offloading", there["allocated_gib"], here["allocated_gib"], "GiB")
 
 
 async def kernels(setting: Setting, report: Report) -> None:
-    """The updates of training_0.6B_full with liger-kernel's kernels: their gradients, tokens/s and memory beside those without."""
-    if importlib.util.find_spec("liger_kernel") is None or setting.device == "cpu":
-        report.note("NOT RUN", "this needs liger-kernel, and a GPU")
-        return
-    work = Work("small", False, setting.device, 256) if setting.small else Work("0.6B", False, setting.device)
-    torchs, ligers = await measured(work), await measured(replace(work, kernels="liger"))
-    pairs = zip(ligers["gradient_norms"], torchs["gradient_norms"], strict=True)
-    report.at_most("gradient norms apart", max(abs(a / b - 1) for a, b in pairs), 0.01)
-    for name, found in (("torch", torchs), ("liger", ligers)):
-        report.note(f'trained, kernels = "{name}"', found["tokens_s"], "tokens/s")
-        report.note(f'most allocated, kernels = "{name}"', found["allocated_gib"], "GiB")
+    """The updates of training_0.6B_full and _lora with other kernels: liger-kernel's, layers compiled by torch.compile, and both. Gradient
+    norms, tokens/s and memory next to those without. A measurement that fails is named, and the others are still made."""
+    for lora in (False, True):
+        whole = "LoRA" if lora else "full"
+        if lora and importlib.util.find_spec("peft") is None:
+            report.note(f"{whole}: NOT RUN", "this needs peft, which is not installed")
+            continue
+        work = Work("small", lora, setting.device, 256) if setting.small else Work("0.6B", lora, setting.device)
+        plain: dict[str, Any] | None = None
+        for name, change in KERNELS.items():
+            if change.get("kernels") == "liger" and (
+                importlib.util.find_spec("liger_kernel") is None or setting.device == "cpu"
+            ):
+                report.note(f"{whole}, {name}: NOT RUN", "this needs liger-kernel, and a GPU")
+                continue
+            try:
+                found = await within(
+                    measured(replace(work, **change)),
+                    KERNELS_S * (3 if setting.device == "cpu" else 1),
+                    f"{whole}, {name}",
+                )
+            except (RuntimeError, AtroposError) as error:
+                report.holds(f"{whole}, {name}: ran", False, str(error)[-500:])
+                continue
+            _enter_speed(report, f"{whole}, {name}", found)
+            report.note(f"{whole}, {name}: first update", found["seconds"][0], "s")
+            memory = "allocated_gib" if setting.device != "cpu" else "resident_gib"
+            report.note(f"{whole}, {name}, at most", found[memory], "GiB")
+            if plain is None:
+                plain = found
+            else:
+                pairs = zip(found["gradient_norms"], plain["gradient_norms"], strict=True)
+                report.at_most(f"{whole}, {name}: gradient norms apart", max(abs(a / b - 1) for a, b in pairs), 0.01)
 
 
 async def head(setting: Setting, report: Report) -> None:
@@ -294,11 +322,11 @@ async def trees(setting: Setting, report: Report) -> None:
     work = Work(shape, False, device, length, branches=8, warm=1, steps=2)
     apart = await measured(replace(work, share_prompts=False))
     names = "allocated_gib" if device != "cpu" else "resident_gib"
-    report.note("each by itself", apart["tokens_s"], "tokens/s")
+    _enter_speed(report, "each by itself", apart)
     report.note("each by itself, at most", apart[names], "GiB")
     for attention in ("flash", "padded"):
         found = await measured(replace(work, attention=attention))
-        report.note(f"shared, {attention}", found["tokens_s"], "tokens/s")
+        _enter_speed(report, f"shared, {attention}", found)
         report.note(f"shared, {attention}: over each by itself", found["tokens_s"] / apart["tokens_s"], "times")
         report.note(f"shared, {attention}, at most", found[names], "GiB")
         first = abs(found["gradient_norms"][0] / apart["gradient_norms"][0] - 1)
@@ -312,7 +340,7 @@ async def groups(setting: Setting, report: Report) -> None:
     first: list[float] = []
     for attention in ("padded", "flash"):
         found = await measured(replace(work, attention=attention))
-        report.note(f"{attention}", found["tokens_s"], "tokens/s")
+        _enter_speed(report, attention, found)
         if setting.device != "cpu":
             report.note(f"{attention}, at most", found["allocated_gib"], "GiB")
         first.append(found["gradient_norms"][0])
@@ -340,12 +368,19 @@ CHECKS = (
     Check("trees", trees, 600, "training"),
     Check("groups", groups, 600, "training"),
     Check("decoding", decoding, 600, "training"),
-    Check("kernels", kernels, 600, "training"),
+    Check("kernels", kernels, 900, "training"),
     Check("offloading", offloading, 900, "training"),
     Check("training_4B_full", partial(training, shape="4B", lora=False), 900, "training"),
     Check("training_4B_lora", partial(training, shape="4B", lora=True), 900, "training"),
     Check("training_8B_nf4", partial(training, shape="8B", lora=True, quantization="nf4", **LONG), 900, "training"),
 )
+
+
+def _enter_speed(report: Report, name: str, found: dict[str, Any]) -> None:
+    """Enter what one measurement found: tokens/s, FLOP/s of the model, and their share of what a plain product reaches on this device."""
+    report.note(name, found["tokens_s"], "tokens/s")
+    report.note(f"{name}, FLOPs of the model", found["model_flops_s"] / 1e12, "TFLOP/s")
+    report.within(f"{name}, share of what a plain product reaches here", found["utilization"], 0, UTILIZATION)
 
 
 async def _sample(pair: Pair, version: int) -> tuple[list[Tokens], list[Completion]]:

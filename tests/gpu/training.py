@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from atropos_core.types import Batch
+from tests.gpu.flops import counts_of, product_flops_s, update_flops
 from tests.gpu.pair import ROOT, SOURCES
 
 _QWEN3 = {"head_dim": 128, "num_key_value_heads": 8, "tie_word_embeddings": True, "vocab_size": 151_936}
@@ -66,6 +67,7 @@ class Work:
     share_prompts: bool = True
     attention: str = "auto"
     kernels: str = "torch"
+    compiled: bool = False  # the decoder layers, by torch.compile
     offloading: bool = False  # layer inputs in host memory, and of a whole model masters and moments
     quantization: str | None = None  # of a base beside an adapter
     warm: int = 2
@@ -148,7 +150,7 @@ async def measured_trl(work: Work, unsloth: bool = False) -> dict[str, Any]:
 
 
 def _rate(counts: list[int], seconds: list[float], work: Work) -> float:
-    """Tokens a second, by the median of the updates that count."""
+    """The median of counts per second, over the updates that are timed."""
     return statistics.median(
         count / took for count, took in zip(counts[work.warm :], seconds[work.warm :], strict=True)
     )
@@ -199,7 +201,8 @@ def _options(work: Work) -> dict[str, Any]:
         packed = int(work.tokens * (SHARED + work.branches * (1 - SHARED)))
     return {
         "dtype": "bfloat16", "gradient_checkpointing": True, "tokens_per_microbatch": packed, "old_logprobs": "recompute",
-        "learning_rate": 1e-6, "attention": work.attention, "kernels": work.kernels, "share_prompts": work.share_prompts,
+        "learning_rate": 1e-6, "attention": work.attention, "kernels": work.kernels,
+        "compile_layers": work.compiled, "share_prompts": work.share_prompts,
         "activation_offloading": work.offloading, "optimizer_offloading": work.offloading and not work.lora,
     }  # fmt: skip
 
@@ -265,10 +268,12 @@ async def _measure(work: Work, directory: Path) -> dict[str, Any]:
 
     trainer = GrpoTrainer(options, context)
     await trainer.open()
-    seconds, norms, counts = [], [], []
+    seconds, norms, counts, flops = [], [], [], []
     for step in range(updates):
         made = _batch(work, SHAPES[work.shape]["vocab_size"], step)
         counts.append(len(made.tokens))
+        through = counts_of(made, share=work.share_prompts)
+        flops.append(update_flops(SHAPES[work.shape], through, LORA.rank if work.lora else 0))
         began = time.perf_counter()
         metrics = await trainer.step(made, writing)  # its metrics wait for the device
         seconds.append(time.perf_counter() - began)
@@ -283,9 +288,12 @@ async def _measure(work: Work, directory: Path) -> dict[str, Any]:
     else:
         memory = {"resident_gib": resident.highest() / 2**30}
     await trainer.close()
+    model_flops_s = _rate(flops, seconds, work)
     return {
         "parameters": size,
         "tokens_s": _rate(counts, seconds, work),
+        "model_flops_s": model_flops_s,
+        "utilization": model_flops_s / product_flops_s(work.device),
         "seconds": seconds,
         "gradient_norms": norms,
         **memory,
