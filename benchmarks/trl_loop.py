@@ -1,6 +1,9 @@
-"""TRL's GRPOTrainer on a model and its prompts. Runs in .venv-trl; benchmarks/quickstart.py and real_model.py start it.
+"""TRL's GRPOTrainer on a model and its prompts. Runs in an environment with TRL: benchmarks/quickstart.py, real_model.py and
+tests/gpu/loop.py start it.
 
-Arguments: a JSON object with model, problems (question, number), steps, skip, batch, prompts, group, max_tokens, threads.
+Arguments: a JSON object with model, problems (question, number), steps, skip, batch, prompts, group, max_tokens, learning_rate, threads.
+It may also have device ("cpu"), dtype ("float32"), and vllm: the share of the device's memory for a vLLM in this process, which then
+samples. With number null, the reward of a reply is a digest of its text.
 Prints one line: JSON with trajectories_per_s, mean_tokens and the seconds of a step's sampling over the steps after the first `skip`,
 and the most memory that was resident.
 """
@@ -13,9 +16,12 @@ import resource
 import sys
 import tempfile
 import time
+from hashlib import sha256
 
 given = json.loads(sys.argv[1])
 os.environ["OMP_NUM_THREADS"] = str(given["threads"])
+if given.get("vllm"):
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # its engine, in this process, gets the trained weights here
 
 import torch  # noqa: E402 - the number of threads is set first
 from datasets import Dataset  # noqa: E402
@@ -28,8 +34,11 @@ lengths: list[int] = []
 
 def reward(completions, number, completion_ids, **_):
     lengths.extend(len(ids) for ids in completion_ids)
-    answers = [completion[-1]["content"].rpartition("####")[2].strip() for completion in completions]
-    return [float(answer == gold) for answer, gold in zip(answers, number, strict=True)]
+    texts = [completion[-1]["content"] for completion in completions]
+    return [
+        sha256(text.encode()).digest()[0] / 255 if gold is None else float(text.rpartition("####")[2].strip() == gold)
+        for text, gold in zip(texts, number, strict=True)
+    ]
 
 
 class Clock(TrainerCallback):
@@ -52,14 +61,21 @@ class Timed(GRPOTrainer):
         return made
 
 
+def vllm_options() -> dict:
+    if not given.get("vllm"):
+        return {}
+    return {"use_vllm": True, "vllm_mode": "colocate", "vllm_gpu_memory_utilization": given["vllm"]}
+
+
 rows = [{"prompt": [{"role": "user", "content": q}], "number": number} for q, number in given["problems"]]
 clock = Clock()
 rollouts = given["prompts"] * given["group"]
+dtype, on_cpu = given.get("dtype", "float32"), given.get("device", "cpu") == "cpu"
 with tempfile.TemporaryDirectory() as directory:
     config = GRPOConfig(
         output_dir=directory,
-        use_cpu=True,
-        bf16=False,
+        use_cpu=on_cpu,
+        bf16=dtype == "bfloat16",
         max_steps=given["steps"],
         per_device_train_batch_size=given["batch"],
         gradient_accumulation_steps=rollouts // given["batch"],
@@ -74,7 +90,8 @@ with tempfile.TemporaryDirectory() as directory:
         disable_tqdm=True,
         gradient_checkpointing=False,
         dataloader_pin_memory=False,
-        model_init_kwargs={"dtype": "float32"},
+        model_init_kwargs={"dtype": dtype},
+        **vllm_options(),
     )
     trainer = Timed(
         given["model"], reward_funcs=reward, args=config, train_dataset=Dataset.from_list(rows), callbacks=[clock]

@@ -23,6 +23,8 @@ from atropos_core.types import Batch, Completion, Sampling, Tokens, tokens
 from tests.gpu import head as at_head
 from tests.gpu import models, vllm_checks
 from tests.gpu.decoding import decoding
+from tests.gpu.learning import learns
+from tests.gpu.loop import loop
 from tests.gpu.memory import Memory
 from tests.gpu.pair import Pair, Setting, ids, started
 from tests.gpu.publishing import publishes
@@ -373,6 +375,9 @@ CHECKS = (
     Check("training_4B_full", partial(training, shape="4B", lora=False), 900, "training"),
     Check("training_4B_lora", partial(training, shape="4B", lora=True), 900, "training"),
     Check("training_8B_nf4", partial(training, shape="8B", lora=True, quantization="nf4", **LONG), 900, "training"),
+    Check("loop", loop, 600, "runs"),
+    Check("learning_ipc", partial(learns, bridge="ipc"), 400, "runs"),
+    Check("learning_lora", partial(learns, bridge="lora"), 400, "runs"),
 )
 
 

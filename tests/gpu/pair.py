@@ -42,6 +42,8 @@ class Setting:
     device: str  # "cuda:0", "cpu"
     parameters: float = 3e9
     small: bool = False  # whether updates alone are measured on a tiny model
+    model: str | None = None  # a pretrained model, of the checks in which one learns
+    pages: Path | None = None  # the folder that takes the pages of their runs
 
     @property
     def transport(self) -> str:

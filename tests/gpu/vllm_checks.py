@@ -20,11 +20,11 @@ from tests.gpu.pair import Setting, ids, started
 from tests.gpu.publishing import publishes
 from tests.gpu.report import Check, Report, gap
 from tests.gpu.training import SHAPES
-from tests.gpu.vllm_run import runs
+from tests.gpu.vllm_run import OF_RUNS, runs
 from tests.gpu.vllm_updates import Way, updates
 
 SLACK_BYTES = 80e6  # of a CPU's processes, which take memory for more than weights
-NEEDS = ("vllm", "pydantic", "pluggy", "typer", "rich", "psutil", "aiohttp", "atropos_testing", "atropos_env_gsm8k")
+NEEDS = ("vllm", *OF_RUNS, "atropos_testing", "atropos_env_gsm8k")
 OURS = ("atropos_engine_vllm", "atropos_bridge_ipc", "atropos_bridge_nccl")
 
 Run = Callable[[Setting, Report], Awaitable[None]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 import tempfile
 import time
@@ -14,6 +15,7 @@ from tests.gpu.pair import Setting
 from tests.gpu.report import Report
 from tests.gpu.vllm_updates import said
 
+OF_RUNS = ("pydantic", "pluggy", "typer", "rich", "psutil", "aiohttp")  # what `atropos run` needs
 ENDS_S = 15.0  # after SIGTERM
 GAIN = 5.0  # points of accuracy in 16 steps; tests/vllm/test_runs.py expects 15 of the same run on a CPU
 
@@ -35,7 +37,7 @@ async def runs(setting: Setting, report: Report) -> None:
             "--dir", str(folder), *(part for change in changes for part in ("--set", change)),
         ]  # fmt: skip
         began = time.perf_counter()
-        code, text = await _ended(command)
+        code, text = await ended(sys.executable, "-m", "atropos_core", *command)
         report.holds("exit code", code == 0, str(code))
         report.note("seconds, start and end included", time.perf_counter() - began, "s")
         if code:
@@ -55,13 +57,13 @@ async def runs(setting: Setting, report: Report) -> None:
     report.note("a step, the last one", lines[-1].get("time/step_s"), "s")
 
 
-async def _ended(command: list[str]) -> tuple[int, str]:
-    """Code and output of `atropos COMMAND`. Where the check is given up, the run is ended in order, then killed."""
+async def ended(*command: str, **variables: str) -> tuple[int, str]:
+    """Return the code and the output of a command. If the check is given up, the command is ended in order, then killed."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "atropos_core", *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+        *command, env={**os.environ, **variables}, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
     )
     try:
-        said, _ = await process.communicate()
+        out, _ = await process.communicate()
     finally:
         if process.returncode is None:
             process.terminate()
@@ -70,4 +72,4 @@ async def _ended(command: list[str]) -> tuple[int, str]:
             except TimeoutError:
                 process.kill()
     assert process.returncode is not None
-    return process.returncode, said.decode(errors="replace")
+    return process.returncode, out.decode(errors="replace")
