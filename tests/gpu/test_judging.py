@@ -1,0 +1,91 @@
+"""What fails the checks of whole runs: each bound, on the figures of a good run with one thing changed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.gpu import learning, loop
+from tests.gpu.pair import Setting
+from tests.gpu.report import CheckFailed, Report
+
+ON_A_GPU = Setting("cuda:0")  # the bounds are only read: nothing runs there
+
+
+def learned(bridge: str) -> list[dict[str, Any]]:
+    lines: list[dict[str, Any]] = [
+        {"step": step, "alignment/max_abs_logprob_diff": 0.1, "bridge/bytes_copied": 0, "time/step_s": 0.5}
+        for step in range(learning.STEPS[bridge] + 1)
+    ]
+    for line in lines[1:]:
+        line["reward/mean"] = 0.5
+    for line, accuracy in ((lines[0], 0.28), (lines[-1], 0.94)):
+        line |= {"eval/accuracy": accuracy, "eval/problems": 71, "eval/answered": 1.0, "eval/failed": 0.0}
+    return lines
+
+
+def judge_learned(lines: list[dict[str, Any]], bridge: str) -> Report:
+    report = Report(print)
+    learning._judge(ON_A_GPU, report, lines, bridge)
+    report.settle()
+    return report
+
+
+@pytest.mark.parametrize("bridge", ["ipc", "lora"])
+def test_a_run_that_learned_holds_and_its_curve_is_kept(bridge: str) -> None:
+    curve = judge_learned(learned(bridge), bridge).figures["curve: step, reward, held-out accuracy, seconds"]
+    assert curve[0] == [0, None, 0.28, 0.5]
+    assert curve[-1] == [learning.STEPS[bridge], 0.5, 0.94, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("at", "changed", "named"),
+    [
+        (-1, {"eval/accuracy": 0.77}, "accuracy gained: 49 points"),
+        (50, {"alignment/max_abs_logprob_diff": 0.51}, "alignment, worst step: 0.51"),
+        (50, {"alignment/max_abs_logprob_diff": float("nan")}, "alignment, worst step: nan"),
+        (50, {"bridge/bytes_copied": 4}, "nothing copied: 4 bytes"),
+        (50, {"step": 0}, "steps: 99 of 100"),
+    ],
+)
+def test_a_run_fails_if_it_learned_too_little_or_differs_at_one_step(
+    at: int, changed: dict[str, Any], named: str
+) -> None:
+    lines = learned("ipc")
+    lines[at] |= changed
+    with pytest.raises(CheckFailed, match=named):
+        judge_learned(lines, "ipc")
+
+
+def test_a_step_without_a_logprob_to_compare_fails() -> None:
+    lines = learned("lora")
+    del lines[7]["alignment/max_abs_logprob_diff"]
+    with pytest.raises(CheckFailed, match="alignment, worst step: nan"):
+        judge_learned(lines, "lora")
+
+
+def judge_loops(**of_trl: float) -> Report:
+    work = loop.Loop()
+    good = loop._figures(work, step_s=4.0, sampling_s=2.0, tokens=256.0 * work.rollouts, peak_bytes=2e10)
+    slow = loop._figures(work, step_s=8.0, sampling_s=2.0, tokens=256.0 * work.rollouts, peak_bytes=2e10)
+    report = Report(print)
+    loop._judge(report, work, {"Atropos": good}, {"TRL": slow | of_trl})
+    report.settle()
+    return report
+
+
+def test_loops_of_equal_replies_are_compared() -> None:
+    figures = judge_loops().figures
+    assert figures["Atropos: trajectories/s"] == 32
+    assert figures["Atropos: tokens/s, sampling"] == figures["Atropos: tokens/s, update"] == 16384
+    assert figures["Atropos: trajectories/s over TRL (the goal is 1.5) [times]"] == 2
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [({"tokens of a reply": 250.0}, "TRL: replies shorter than 256 tokens"), ({"peak, GB": 0.0}, "TRL: memory")],
+)
+def test_loops_of_other_lengths_or_without_a_measured_memory_fail(changed: dict[str, float], named: str) -> None:
+    with pytest.raises(CheckFailed, match=named):
+        judge_loops(**changed)
