@@ -16,7 +16,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -69,6 +69,7 @@ class Work:
     kernels: str = "torch"
     compiled: bool = False  # the decoder layers, by torch.compile
     offloading: bool = False  # layer inputs in host memory, and of a whole model masters and moments
+    expandable: bool = False  # segments of the allocator
     quantization: str | None = None  # of a base beside an adapter
     warm: int = 2
     steps: int = 3
@@ -109,7 +110,8 @@ class Options(SimpleNamespace):
 
 async def measured(work: Work) -> dict[str, Any]:
     """In a process of its own."""
-    found: dict[str, Any] = await answer("tests.gpu.training", asdict(work))
+    segments = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"} if work.expandable else {}
+    found: dict[str, Any] = await answer("tests.gpu.training", asdict(work), segments)
     return found
 
 
@@ -156,12 +158,12 @@ def _rate(counts: list[int], seconds: list[float], work: Work) -> float:
     )
 
 
-async def answer(module: str, given: Any) -> Any:
+async def answer(module: str, given: Any, variables: Mapping[str, str] | None = None) -> Any:
     """What `python -m module GIVEN` prints last, both as JSON. Raises RuntimeError with the end of its output where it fails."""
     paths = os.pathsep.join([*SOURCES, *filter(None, [os.environ.get("PYTHONPATH")])])
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", module, json.dumps(given),
-        cwd=ROOT, env={**os.environ, "PYTHONPATH": paths, "HF_HUB_OFFLINE": "1"},
+        cwd=ROOT, env={**os.environ, "PYTHONPATH": paths, "HF_HUB_OFFLINE": "1", **(variables or {})},
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
     try:
