@@ -390,7 +390,7 @@ CHECKS = (
     Check("training_4B_full", partial(training, shape="4B", lora=False), 900, "training"),
     Check("training_4B_lora", partial(training, shape="4B", lora=True), 900, "training"),
     Check("training_8B_nf4", partial(training, shape="8B", lora=True, quantization="nf4", **LONG), 900, "training"),
-    Check("loop", loop, 600, "runs"),
+    Check("loop", loop, 900, "runs"),
     Check("learning_ipc", partial(learns, bridge="ipc"), 400, "runs"),
     Check("learning_lora", partial(learns, bridge="lora"), 400, "runs"),
 )

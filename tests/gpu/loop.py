@@ -15,12 +15,15 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from atropos_core.errors import AtroposError
+from atropos_core.guards.deadlines import within
 from tests.gpu.memory import Memory
 from tests.gpu.pair import ROOT, Setting
 from tests.gpu.report import Report
 from tests.gpu.vllm_run import OF_RUNS, ended, said
 
 SKIP = 2  # steps that warm up
+TRL_S = 240  # for one of its runs
 GOAL = 1.5  # times TRL's trajectories/s
 SAME = 0.02  # by which the mean length of replies may differ: a random model seldom ends one
 RATE = 1e-6
@@ -82,16 +85,22 @@ async def loop(setting: Setting, report: Report) -> None:
         _make_model(setting, folder / "model")
         with_vllm = importlib.util.find_spec("vllm") is not None
         for engine in ("vllm", "hf") if with_vllm else ("hf",):
-            ours[f'Atropos, engine "{engine}"'] = await _ours(setting, report, folder, work, engine)
+            name = f'Atropos, engine "{engine}"'
+            ours[name] = await _ours(setting, report, folder, work, engine)
+            _judge(report, work, name, ours[name])
         python = _python_of_trl()
         if python is None:
             report.note("TRL", "NOT RUN: install it here, or set TRL_PYTHON to a Python that has it")
         else:
             for sampler in ("vllm", "generate") if with_vllm and setting.device != "cpu" else ("generate",):
-                found = await _theirs(setting, report, folder, work, python, sampler)
-                if found is not None:
-                    theirs[f"TRL, {sampler}"] = found
-    _judge(report, work, ours, theirs)
+                name = f"TRL, {sampler}"
+                try:
+                    theirs[name] = await within(_theirs(setting, folder, work, python, sampler), TRL_S, name)
+                except (RuntimeError, AtroposError) as error:  # theirs: it says nothing of this project
+                    report.note(name, f"NOT MEASURED: {str(error)[-1000:]}")
+                else:
+                    _judge(report, work, name, theirs[name])
+    _compare(report, ours, theirs)
 
 
 def _make_model(setting: Setting, folder: Path) -> None:
@@ -145,9 +154,7 @@ async def _ours(setting: Setting, report: Report, scratch: Path, work: Loop, eng
     return _figures(work, middle["step_s"], middle["waiting_s"], tokens, peak) | idle
 
 
-async def _theirs(
-    setting: Setting, report: Report, scratch: Path, work: Loop, python: str, sampler: str
-) -> dict[str, float] | None:
+async def _theirs(setting: Setting, scratch: Path, work: Loop, python: str, sampler: str) -> dict[str, float]:
     on_cpu = setting.device == "cpu"
     given = {
         "model": str(scratch / "model"), "problems": [(question, None) for question in work.questions()], "steps": work.steps,
@@ -159,9 +166,8 @@ async def _theirs(
         command = (python, str(ROOT / "benchmarks/trl_loop.py"), json.dumps(given))
         code, text = await ended(*command, HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
     answers = [line for line in text.splitlines() if line.startswith('{"trajectories_per_s"')]
-    if code or not answers:  # their failure says nothing of this project
-        report.note(f"TRL, {sampler}", f"NOT MEASURED: it ended with {code}: {text[-1000:]}")
-        return None
+    if code or not answers:
+        raise RuntimeError(f"it ended with {code}: {text}")
     found: Mapping[str, float] = json.loads(answers[-1])
     step_s, sampling_s = found["step_s"], found["sampling_s"]
     peak = found["peak_bytes"] if on_cpu else memory.peak_bytes
@@ -190,15 +196,17 @@ def _watched(setting: Setting) -> Iterator[Memory]:
     memory.peak_bytes -= before
 
 
-def _judge(
-    report: Report, work: Loop, ours: Mapping[str, Mapping[str, float]], theirs: Mapping[str, Mapping[str, float]]
+def _judge(report: Report, work: Loop, name: str, figures: Mapping[str, float]) -> None:
+    for what, value in figures.items():
+        report.note(f"{name}: {what}", value)
+    shorter = 1 - figures["tokens of a reply"] / work.max_tokens
+    report.at_most(f"{name}: replies shorter than {work.max_tokens} tokens by", shorter, SAME)
+    report.at_least(f"{name}: memory", figures["peak, GB"], 0.01, "GB")
+
+
+def _compare(
+    report: Report, ours: Mapping[str, Mapping[str, float]], theirs: Mapping[str, Mapping[str, float]]
 ) -> None:
-    for name, figures in (ours | theirs).items():  # type: ignore[operator]
-        for what, value in figures.items():
-            report.note(f"{name}: {what}", float(value))
-        shorter = 1 - figures["tokens of a reply"] / work.max_tokens
-        report.at_most(f"{name}: replies shorter than {work.max_tokens} tokens by", shorter, SAME)
-        report.at_least(f"{name}: memory", figures["peak, GB"], 0.01, "GB")
     for mine, figures in ours.items():
         for other, beside in theirs.items():
             ratio = figures["trajectories/s"] / beside["trajectories/s"]

@@ -70,7 +70,9 @@ def judge_loops(**of_trl: float) -> Report:
     good = loop._figures(work, step_s=4.0, sampling_s=2.0, tokens=256.0 * work.rollouts, peak_bytes=2e10)
     slow = loop._figures(work, step_s=8.0, sampling_s=2.0, tokens=256.0 * work.rollouts, peak_bytes=2e10)
     report = Report(print)
-    loop._judge(report, work, {"Atropos": good}, {"TRL": slow | of_trl})
+    loop._judge(report, work, "Atropos", good)
+    loop._judge(report, work, "TRL", slow | of_trl)
+    loop._compare(report, {"Atropos": good}, {"TRL": slow})
     report.settle()
     return report
 

@@ -17,7 +17,7 @@ from tests.vllm.hosted import DEVICE
 pytestmark = pytest.mark.timeout(1000)
 
 SETTING = Setting(DEVICE, 5e7, small=DEVICE == "cpu")
-OF_VLLM = {check.name: check for check in CHECKS if check.group == "vllm"}
+OF_VLLM = {check.name: check for check in CHECKS if check.group == "vllm" or check.name == "loop"}
 SHORT = ["vllm_ipc_eager_float32"]  # in .ci/run, which also runs test_sleep_mode
 
 
