@@ -1,4 +1,4 @@
-"""Tests on other interpreters than that of .venv: python -m tools.other_pythons [--short | --install] 3.12 3.13
+"""Tests on other Python versions than that of .venv: python -m tools.other_pythons [--short | --install] 3.12 3.13
 
 Each gets an environment of its own, `.venv-python3.12`, with core and every plugin that needs no torch, and runs the quick files of
 their tests and of tests/unit, with `--short` only those of what differs between Pythons, with `--install` none. An interpreter that

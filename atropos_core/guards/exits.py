@@ -1,4 +1,4 @@
-"""Turn component code that would end its process into an error of that component.
+"""Turn `sys.exit` in the code of an environment or a reward into an error of that component.
 
 `SystemExit` and `KeyboardInterrupt` pass through `except Exception`, and asyncio lets them out of a running loop. A rollout that
 calls `sys.exit` would then end the run with a misleading exit code. Ctrl-C is not affected: on a run's event loop, a signal

@@ -1,4 +1,4 @@
-"""Call rewards again: for replies of this step, and for replies kept from the first step.
+"""Call rewards again, to see if they are deterministic: for replies of this step, and for replies kept from the first step.
 
 This does not change the run: in a deterministic run Python's and numpy's random states are restored, nothing is recorded, and
 rewards with state or metrics of their own are skipped, since another call would change them. Late answers and exceptions are

@@ -1,4 +1,4 @@
-"""Try a call again while another try may succeed."""
+"""Retries of a call to a server: when to try again, and how long to wait (Retry-After, backoff)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Read files of rollouts that other libraries wrote, as groups that can be scored again.
+"""Read files of rollouts that TRL, verifiers or atroposlib wrote, as groups that can be scored again.
 
 - verifiers: `results.jsonl` of an evaluation, one rollout a line. Rollouts of one `example_id` are a group.
 - atroposlib: a file of groups (`data_path_to_save_groups`, or of its `process`), one group a line.

@@ -1,4 +1,4 @@
-"""Replace data sets of the hub by local files, for environments of other frameworks that name them in their code."""
+"""Let `load_dataset` in environments of other frameworks read local files in place of data sets of the hub."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Find the user at the other end of a TCP connection from this machine, from the kernel (sock_diag(7))."""
+"""Find the Unix user at the other end of a TCP connection from this machine, from the kernel (sock_diag(7))."""
 
 from __future__ import annotations
 

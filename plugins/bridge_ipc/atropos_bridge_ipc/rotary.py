@@ -1,4 +1,4 @@
-"""Check that the engine rotates queries and keys by the same angles as the trainer's model.
+"""Check that the engine's rotary embedding (RoPE) has the same angles as the trainer's model.
 
 Weights cannot show this: two models that differ only in their rotary base agree in every tensor. So the engine's table
 of cosines and sines is compared with what the trainer's own rotary module computes, at a set of positions that includes

@@ -1,4 +1,4 @@
-"""How often a settled group's task succeeded."""
+"""The success rate (solve rate) of a settled group's task."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Check that two models use the same ids for the same tokens."""
+"""Check that a teacher's tokenizer has the same vocabulary as the policy's: the same ids for the same tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Check if a server that the run did not start can be its engine."""
+"""Check if a vLLM server that the user started can be the engine of a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Find raters that depart from the others, with a sequential test that may be evaluated after every group.
+"""Find judges and other raters that disagree with the rest, with a sequential test that may be evaluated after every group.
 
 In an episode that the raters dispute, the odd one out is the rater farthest from the median of the others; raters that are
 equally far share it. If m raters are equally good, each is the odd one in 1/m of the disputes, whatever the distribution of

@@ -1,4 +1,4 @@
-"""Choose the decoder layers that are computed again in the backward pass, and where their inputs wait until then."""
+"""Gradient checkpointing: which decoder layers are computed again in the backward pass, and whether their inputs are offloaded."""
 
 from __future__ import annotations
 
