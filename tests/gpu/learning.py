@@ -57,7 +57,7 @@ async def learns(setting: Setting, report: Report, bridge: str) -> None:
             report.note("what it said", f"{text[-3000:]}\n{said(folder)}")
             return
         lines: list[dict[str, Any]] = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-        _judge(setting, report, lines, bridge)
+        judge(setting, report, lines, bridge)
         page = (setting.pages or Path(scratch)) / f"gpu_learning_{bridge}.html"
         code, text = await ended(
             sys.executable, "-m", "atropos_core", "view", str(folder), "--html", str(page), "--html-mb", "1", "--force"
@@ -87,7 +87,7 @@ def _toml(value: Any) -> str:
     return json.dumps(value) if isinstance(value, list) else str(value)
 
 
-def _judge(setting: Setting, report: Report, lines: Sequence[Mapping[str, Any]], bridge: str) -> None:
+def judge(setting: Setting, report: Report, lines: Sequence[Mapping[str, Any]], bridge: str) -> None:
     steps = SMALL["training.steps"] if setting.small else STEPS[bridge]
     trained = [line for line in lines if line["step"]]
     report.holds("steps", len(trained) == steps, f"{len(trained)} of {steps}")

@@ -87,7 +87,7 @@ async def loop(setting: Setting, report: Report) -> None:
         for engine in ("vllm", "hf") if with_vllm else ("hf",):
             name = f'Atropos, engine "{engine}"'
             ours[name] = await _ours(setting, report, folder, work, engine)
-            _judge(report, work, name, ours[name])
+            judge(report, work, name, ours[name])
         python = _python_of_trl()
         if python is None:
             report.note("TRL", "NOT RUN: install it here, or set TRL_PYTHON to a Python that has it")
@@ -99,8 +99,8 @@ async def loop(setting: Setting, report: Report) -> None:
                 except (RuntimeError, AtroposError) as error:  # theirs: it says nothing of this project
                     report.note(name, f"NOT MEASURED: {str(error)[-1000:]}")
                 else:
-                    _judge(report, work, name, theirs[name])
-    _compare(report, ours, theirs)
+                    judge(report, work, name, theirs[name])
+    compare(report, ours, theirs)
 
 
 def _make_model(setting: Setting, folder: Path) -> None:
@@ -151,7 +151,7 @@ async def _ours(setting: Setting, report: Report, scratch: Path, work: Loop, eng
     idle = {f"{who} idle": median(row[f"time/{who}_idle_share"] for row in rows) for who in ("trainer", "engine")}
     peak = json.loads((run / "summary.json").read_text())["peak_bytes"] if on_cpu else memory.peak_bytes
     tokens = median(row["tokens/sampled"] for row in rows)
-    return _figures(work, middle["step_s"], middle["waiting_s"], tokens, peak) | idle
+    return figures_of(work, middle["step_s"], middle["waiting_s"], tokens, peak) | idle
 
 
 async def _theirs(setting: Setting, scratch: Path, work: Loop, python: str, sampler: str) -> dict[str, float]:
@@ -173,10 +173,10 @@ async def _theirs(setting: Setting, scratch: Path, work: Loop, python: str, samp
     peak = found["peak_bytes"] if on_cpu else memory.peak_bytes
     tokens = found["mean_tokens"] * work.rollouts
     idle = {"trainer idle": sampling_s / step_s, "engine idle": 1 - sampling_s / step_s}
-    return _figures(work, step_s, sampling_s, tokens, peak) | idle
+    return figures_of(work, step_s, sampling_s, tokens, peak) | idle
 
 
-def _figures(work: Loop, step_s: float, sampling_s: float, tokens: float, peak_bytes: float) -> dict[str, float]:
+def figures_of(work: Loop, step_s: float, sampling_s: float, tokens: float, peak_bytes: float) -> dict[str, float]:
     return {
         "trajectories/s": work.rollouts / step_s, "tokens/s, sampling": tokens / sampling_s,
         "tokens/s, update": tokens / (step_s - sampling_s), "tokens of a reply": tokens / work.rollouts, "peak, GB": peak_bytes / 1e9,
@@ -196,7 +196,7 @@ def _watched(setting: Setting) -> Iterator[Memory]:
     memory.peak_bytes -= before
 
 
-def _judge(report: Report, work: Loop, name: str, figures: Mapping[str, float]) -> None:
+def judge(report: Report, work: Loop, name: str, figures: Mapping[str, float]) -> None:
     for what, value in figures.items():
         report.note(f"{name}: {what}", value)
     shorter = 1 - figures["tokens of a reply"] / work.max_tokens
@@ -204,9 +204,7 @@ def _judge(report: Report, work: Loop, name: str, figures: Mapping[str, float]) 
     report.at_least(f"{name}: memory", figures["peak, GB"], 0.01, "GB")
 
 
-def _compare(
-    report: Report, ours: Mapping[str, Mapping[str, float]], theirs: Mapping[str, Mapping[str, float]]
-) -> None:
+def compare(report: Report, ours: Mapping[str, Mapping[str, float]], theirs: Mapping[str, Mapping[str, float]]) -> None:
     for mine, figures in ours.items():
         for other, beside in theirs.items():
             ratio = figures["trajectories/s"] / beside["trajectories/s"]

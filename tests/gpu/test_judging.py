@@ -27,7 +27,7 @@ def learned(bridge: str) -> list[dict[str, Any]]:
 
 def judge_learned(lines: list[dict[str, Any]], bridge: str) -> Report:
     report = Report(print)
-    learning._judge(ON_A_GPU, report, lines, bridge)
+    learning.judge(ON_A_GPU, report, lines, bridge)
     report.settle()
     return report
 
@@ -67,12 +67,12 @@ def test_a_step_without_a_logprob_to_compare_fails() -> None:
 
 def judge_loops(**of_trl: float) -> Report:
     work = loop.Loop()
-    good = loop._figures(work, step_s=4.0, sampling_s=2.0, tokens=256.0 * work.rollouts, peak_bytes=2e10)
-    slow = loop._figures(work, step_s=8.0, sampling_s=2.0, tokens=256.0 * work.rollouts, peak_bytes=2e10)
+    good = loop.figures_of(work, step_s=4.0, sampling_s=2.0, tokens=256.0 * work.rollouts, peak_bytes=2e10)
+    slow = loop.figures_of(work, step_s=8.0, sampling_s=2.0, tokens=256.0 * work.rollouts, peak_bytes=2e10)
     report = Report(print)
-    loop._judge(report, work, "Atropos", good)
-    loop._judge(report, work, "TRL", slow | of_trl)
-    loop._compare(report, {"Atropos": good}, {"TRL": slow})
+    loop.judge(report, work, "Atropos", good)
+    loop.judge(report, work, "TRL", slow | of_trl)
+    loop.compare(report, {"Atropos": good}, {"TRL": slow})
     report.settle()
     return report
 

@@ -104,7 +104,7 @@ def _check_compiled(options: GrpoOptions, context: RunContext) -> None:
     lora = options.lora
     refused = {
         "works only on one device": len(context.devices) * context.machines > 1,
-        "is not possible with training.deterministic = true, because compiled code depends on the sizes of the first batch": (
+        "is not possible with deterministic = true, because compiled code depends on the sizes of the first batch": (
             context.deterministic
         ),
         "is not possible with trainer.lora.quantization": lora is not None and lora.quantization is not None,

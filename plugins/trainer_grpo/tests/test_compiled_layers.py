@@ -156,7 +156,7 @@ async def test_a_trainer_with_compiled_layers_takes_the_steps_of_one_without(ope
 @pytest.mark.parametrize(
     ("options", "run", "named"),
     [
-        ({}, {"deterministic": True}, "training.deterministic"),
+        ({}, {"deterministic": True}, "with deterministic = true"),
         ({}, {"devices": ("cpu", "cpu")}, "one device"),
         ({"lora": LoraOptions(quantization="int8")}, {}, "trainer.lora.quantization"),
         ({"lora": LoraOptions(dropout=0.1)}, {}, "trainer.lora.dropout"),
