@@ -60,7 +60,7 @@ def test_the_checks_give_the_trainer_every_option_that_it_has():
     not torch.cuda.is_available(),
     reason="NOT RUN: no CUDA device; run on one by `python -m benchmarks.gpu`, or by this test",
 )
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(max(check.deadline_s for check in CHECKS) + 60)
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.name)
 async def test_on_a_gpu(check: Check) -> None:
     report = Report(print)
