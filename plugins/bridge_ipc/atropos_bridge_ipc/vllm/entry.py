@@ -22,5 +22,5 @@ def register() -> None:
     if found.platform.is_cpu():
         # Otherwise linear layers on a CPU are packed for the processor after loading and their weights thrown away.
         found.linear_base._cpu_skip_gemm_dispatch = True
-    found.factory.register_engine(NAME, "atropos_bridge_ipc.vllm.worker", "WeightKeeper")
+    found.factory.register_engine(NAME, "atropos_bridge_ipc.vllm.worker", "SharedWeights")
     _registered = True

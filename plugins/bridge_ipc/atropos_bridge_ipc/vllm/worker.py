@@ -52,7 +52,7 @@ class Version(WeightTransferUpdateInfo):  # type: ignore[misc]
     slot: int
 
 
-class WeightKeeper(WeightTransferEngine):  # type: ignore[misc]
+class SharedWeights(WeightTransferEngine):  # type: ignore[misc]
     """Keep the model's parameters in a shared segment, or load copies of the trainer's if they cannot be shared."""
 
     init_info_cls = TransferRequest
