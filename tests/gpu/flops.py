@@ -22,7 +22,7 @@ REPEATS = 10
 
 @dataclass(frozen=True)
 class Counts:
-    """What goes through the model in one update."""
+    """The tokens that go through the model in one update."""
 
     tokens: int
     keys: int  # that all tokens see together; a token sees itself

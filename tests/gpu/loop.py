@@ -25,7 +25,7 @@ from tests.gpu.vllm_run import OF_RUNS, ended, said
 SKIP = 2  # steps that warm up
 TRL_S = 240  # for one of its runs
 GOAL = 1.5  # times TRL's trajectories/s
-SAME = 0.02  # by which the mean length of replies may differ: a random model seldom ends one
+SAME = 0.02  # by which the mean length of replies may differ: a random model rarely ends one
 RATE = 1e-6
 QUESTION = "Anna has {} apples and buys {} more. " * 8 + "How many now?"
 ENVIRONMENT = '''

@@ -1,4 +1,4 @@
-"""The FLOPs of an update beside those that torch counts, and beside a sum by hand."""
+"""FLOPs of an update, compared with those that torch counts and with a sum by hand."""
 
 import numpy as np
 import pytest

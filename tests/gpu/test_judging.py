@@ -1,4 +1,4 @@
-"""What fails the checks of whole runs: each bound, on the figures of a good run with one thing changed."""
+"""The bounds of the checks of whole runs: each fails on the figures of a good run with one thing changed."""
 
 from __future__ import annotations
 

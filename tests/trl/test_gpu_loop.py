@@ -14,7 +14,7 @@ from tests.gpu.report import Report
 pytestmark = [
     pytest.mark.timeout(300),
     pytest.mark.skipif(
-        "TRL_PYTHON" not in os.environ, reason="needs TRL in an environment of its own: `make test-export`"
+        "TRL_PYTHON" not in os.environ, reason="needs TRL in a separate environment: `make test-export`"
     ),
 ]
 
