@@ -2,9 +2,9 @@
 
 With every plugin that is installed here, each command in a process of its own, the median and the best of eleven, taken in turn.
 Beside them what Python alone takes, and what the libraries take that every command needs; and what `make run` takes to its first step,
-the evaluation of 512 problems before it included, the median of five. Writes benchmarks/results/startup.json; ends with 1 where
-`atropos plugins` takes 0.4 s or more, or it or `atropos --help` more than twice the CPU time of those libraries, which other work on
-the machine changes little, or that first step comes after more than 8 s.
+the evaluation of 512 problems before it included, the median of five. Writes benchmarks/results/startup.json. Machines differ by a
+factor of two from day to day, so the limits are ratios: ends with 1 where `atropos plugins` or `atropos --help` takes more than twice
+the CPU time of those libraries, or that first step comes after more than 80 times as long as importing them takes.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from atropos_core.plugins.manager import load_plugins
 from benchmarks.machine import RESULTS, described
 
 REPETITIONS = 11
-MOST_S = 0.4  # of `atropos plugins`
 MOST_RATIO = 2.0  # of CPU, to that of the libraries
-MOST_TO_FIRST_STEP_S, RUNS, RUN_DEADLINE_S = 8.0, 5, 120.0
+MOST_TO_FIRST_STEP = 80.0  # by the clock, to the same: 8 s where they take 0.1 s
+RUNS, RUN_DEADLINE_S = 5, 120.0
 LIBRARIES = "typer, rich, pydantic"
 LISTED = ("-m", "atropos_core", "plugins")
 COMMANDS = {
@@ -92,12 +92,10 @@ def main() -> None:
     RESULTS.mkdir(exist_ok=True)
     found = {**about, "plugins": installed, "seconds": wall, "cpu_seconds": cpu, "to_first_step_seconds": first}
     (RESULTS / "startup.json").write_text(json.dumps(found, indent=1) + "\n")
-    if statistics.median(wall["atropos plugins"]) >= MOST_S:
-        raise SystemExit(f"`atropos plugins` takes {MOST_S} s or more")
     if too_long := [name for name in ("atropos plugins", "atropos --help") if ratios[name] > MOST_RATIO]:
         raise SystemExit(f"more than {MOST_RATIO} times the CPU of {LIBRARIES}: {', '.join(too_long)}")
-    if statistics.median(first) > MOST_TO_FIRST_STEP_S:
-        raise SystemExit(f"the first step of `make run` comes after more than {MOST_TO_FIRST_STEP_S:g} s")
+    if (longer := statistics.median(first) / statistics.median(wall[LIBRARIES])) > MOST_TO_FIRST_STEP:
+        raise SystemExit(f"the first step of `make run` takes {longer:.0f} times importing {LIBRARIES}, more than {MOST_TO_FIRST_STEP:g}")
 
 
 if __name__ == "__main__":

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any, get_args
 
-from pydantic import BaseModel, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 
 
 class NoBooleanIsANumber(BaseModel):
     """pydantic would take True as 1, but `--set sampling.max_tokens=true` has no clear meaning."""
+
+    model_config = ConfigDict(defer_build=True)  # a model built at once would search all of site-packages for pydantic's plugins
 
     @field_validator("*", mode="before")
     @classmethod
