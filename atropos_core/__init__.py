@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from atropos_core.interfaces import Teacher as Teacher
     from atropos_core.interfaces import Trainer as Trainer
     from atropos_core.interfaces import Transform as Transform
-    from atropos_core.plugins.provider import Options as Options
+    from atropos_core.plugins.options import Options as Options
     from atropos_core.plugins.provider import Provider as Provider
     from atropos_core.plugins.spec import hookimpl as hookimpl
     from atropos_core.plugins.spec import hookspec as hookspec
@@ -43,7 +43,7 @@ __version__ = "0.1.0"
 _HOME = {  # what environments and plugins are written with, and the commands as functions; imported on first use
     "Conversation": "conversation",
     "Episode": "types",
-    "Options": "plugins.provider",
+    "Options": "plugins.options",
     "Provider": "plugins.provider",
     "Score": "types",
     "Task": "types",

@@ -17,7 +17,8 @@ from pydantic import Field
 from atropos_core import hookimpl
 from atropos_core.builtin.rewards import last_reply
 from atropos_core.interfaces import Reward
-from atropos_core.plugins.provider import NoOptions, Options, Provider, RunContext
+from atropos_core.plugins.options import NoOptions, Options
+from atropos_core.plugins.provider import Provider, RunContext
 from atropos_core.types import Episode, Floats, Task
 
 

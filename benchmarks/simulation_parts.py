@@ -14,7 +14,8 @@ from atropos_core.builtin.config import ToyEngineOptions, ToyTrainerOptions
 from atropos_core.builtin.toy import ToyEngine, ToyTrainer
 from atropos_core.conversation import Policy
 from atropos_core.interfaces import Environment, Episode, Split, Writing
-from atropos_core.plugins.provider import Options, RunContext
+from atropos_core.plugins.options import Options
+from atropos_core.plugins.provider import RunContext
 from atropos_core.types import Batch, Completion, Message, Metrics, Sampling, Task, Tokens
 
 

@@ -3,7 +3,7 @@
 With every plugin that is installed here, each command in a process of its own, the median and the best of eleven, taken in turn.
 Beside them what Python alone takes, and what the libraries take that every command needs; and what `make run` takes to its first step,
 the evaluation of 512 problems before it included, the median of five. Writes benchmarks/results/startup.json. Machines differ by a
-factor of two from day to day, so the limits are ratios: ends with 1 where `atropos plugins` or `atropos --help` takes more than twice
+factor of two from day to day, so the limits are ratios: ends with 1 if `atropos plugins` or `atropos --help` takes more than twice
 the CPU time of those libraries, or that first step comes after more than 80 times as long as importing them takes.
 """
 
@@ -25,7 +25,7 @@ from benchmarks.machine import RESULTS, described
 
 REPETITIONS = 11
 MOST_RATIO = 2.0  # of CPU, to that of the libraries
-MOST_TO_FIRST_STEP = 80.0  # by the clock, to the same: 8 s where they take 0.1 s
+MOST_TO_FIRST_STEP = 80.0  # by the clock, to the same: 8 s if they take 0.1 s
 RUNS, RUN_DEADLINE_S = 5, 120.0
 LIBRARIES = "typer, rich, pydantic"
 LISTED = ("-m", "atropos_core", "plugins")
@@ -95,7 +95,9 @@ def main() -> None:
     if too_long := [name for name in ("atropos plugins", "atropos --help") if ratios[name] > MOST_RATIO]:
         raise SystemExit(f"more than {MOST_RATIO} times the CPU of {LIBRARIES}: {', '.join(too_long)}")
     if (longer := statistics.median(first) / statistics.median(wall[LIBRARIES])) > MOST_TO_FIRST_STEP:
-        raise SystemExit(f"the first step of `make run` takes {longer:.0f} times importing {LIBRARIES}, more than {MOST_TO_FIRST_STEP:g}")
+        raise SystemExit(
+            f"the first step of `make run` takes {longer:.0f} times importing {LIBRARIES}, more than {MOST_TO_FIRST_STEP:g}"
+        )
 
 
 if __name__ == "__main__":

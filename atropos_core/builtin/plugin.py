@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from atropos_core import hookimpl
 from atropos_core.plugins.model_provider import BridgeProvider, EngineProvider, TrainerProvider
-from atropos_core.plugins.provider import LauncherProvider, NoOptions, Provider, ResolvedModel, RunContext
+from atropos_core.plugins.provider import LauncherProvider, Provider, ResolvedModel, RunContext
 
 if TYPE_CHECKING:
     from atropos_core.interfaces import Curriculum, Reward, Sink, Transform, Transport
@@ -38,7 +38,7 @@ def atropos_rewards() -> Iterable[Provider[Reward]]:
     def made(name: str, summary: str, options: Any, make: Callable[[Any, Any, RunContext], Any]) -> Provider[Reward]:
         return Provider(name, summary, options, _of("rewards", make))
 
-    yield made("environment", "the score that the environment gave", NoOptions, lambda m, o, c: m.EnvironmentReward())
+    yield made("environment", "the score that the environment gave", None, lambda m, o, c: m.EnvironmentReward())
     yield made("exact", "1 if the reply is the answer", f"{CONFIG}:ExactOptions", lambda m, o, c: m.ExactReward(o))
     yield made(
         "numeric", "1 if its last number is right", f"{CONFIG}:NumericOptions", lambda m, o, c: m.NumericReward(o)
@@ -57,7 +57,7 @@ def atropos_transforms() -> Iterable[Provider[Transform]]:
     yield Provider("group_advantage", summary, options, advantage, announces=lambda o: {"advantages": o.announced()})
     flat = _of("transforms", lambda m, o, c: m.DropFlat())
     leave_out = "leave out groups whose rewards are all equal"
-    yield Provider("drop_flat", leave_out, NoOptions, flat, announces=lambda o: {"flat_groups": "left out"})
+    yield Provider("drop_flat", leave_out, None, flat, announces=lambda o: {"flat_groups": "left out"})
 
 
 @hookimpl
@@ -65,14 +65,14 @@ def atropos_curricula() -> Iterable[Provider[Curriculum]]:
     def ordered(*, shuffled: bool) -> Callable[[Any, RunContext], Any]:
         return _of("curricula", lambda m, o, c: m.OrderedCurriculum(c.seed, shuffled=shuffled))
 
-    yield Provider("shuffled", "every task once an epoch, in a new order each time", NoOptions, ordered(shuffled=True))
-    yield Provider("sequential", "every task once an epoch, in the data's order", NoOptions, ordered(shuffled=False))
+    yield Provider("shuffled", "every task once an epoch, in a new order each time", None, ordered(shuffled=True))
+    yield Provider("sequential", "every task once an epoch, in the data's order", None, ordered(shuffled=False))
 
 
 @hookimpl
 def atropos_sinks() -> Iterable[Provider[Sink]]:
     console = _of("progress", lambda m, o, c: m.ConsoleSink(c.steps, c.warmup_steps))
-    yield Provider("console", "progress on the terminal", NoOptions, console)
+    yield Provider("console", "progress on the terminal", None, console)
     jsonl = _of("sinks", lambda m, o, c: m.JsonlSink(o, c.directory))
     summary = "metrics.jsonl and rollouts/ in the run directory"
     yield Provider("jsonl", summary, f"{CONFIG}:JsonlOptions", jsonl, announces=lambda o: {"writes": "metrics.jsonl"})
@@ -81,9 +81,7 @@ def atropos_sinks() -> Iterable[Provider[Sink]]:
 @hookimpl
 def atropos_bridges() -> Iterable[BridgeProvider]:
     local = _of("local", lambda m, o, c: m.LocalBridge())
-    yield BridgeProvider(
-        "local", "for an engine and a trainer in one process", NoOptions, local, transports=_in_process
-    )
+    yield BridgeProvider("local", "for an engine and a trainer in one process", None, local, transports=_in_process)
 
 
 def _local(options: object, context: RunContext) -> Launcher:
@@ -94,7 +92,7 @@ def _local(options: object, context: RunContext) -> Launcher:
 
 @hookimpl
 def atropos_launchers() -> Iterable[LauncherProvider]:
-    yield LauncherProvider("local", "processes of this machine", NoOptions, _local)
+    yield LauncherProvider("local", "processes of this machine", None, _local)
 
 
 @hookimpl

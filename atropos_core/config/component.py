@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from atropos_core.plugins.option_numbers import NoBooleanIsANumber
+from atropos_core.plugins.options import NoBooleanIsANumber
 
 
 class Component(NoBooleanIsANumber):

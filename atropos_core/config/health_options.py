@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
-from atropos_core.plugins.option_numbers import NoBooleanIsANumber
+from atropos_core.plugins.options import NoBooleanIsANumber
 
 Action = Literal["off", "warn", "pause", "stop"]
 ActionOrRollback = Literal["off", "warn", "pause", "stop", "rollback"]

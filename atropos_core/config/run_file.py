@@ -33,8 +33,8 @@ from atropos_core.config.health_options import HealthSection
 from atropos_core.errors import ConfigError, DataError
 from atropos_core.group_schema import RUN_PARTS, check_sampling, check_temperature
 from atropos_core.guards.patience import Patience
-from atropos_core.plugins.option_numbers import NoBooleanIsANumber
 from atropos_core.plugins.option_paths import AbsolutePath, WrittenIn
+from atropos_core.plugins.options import NoBooleanIsANumber
 from atropos_core.storage.reading import parse_toml, read_text
 from atropos_core.types import MOST_KEPT, Sampling
 

@@ -1,4 +1,5 @@
-"""The description of a component: its Provider, its options, and the context that it is built with."""
+"""The description of a component: its Provider, and the context that it is built with. What lists plugins imports this, so nothing here
+imports pydantic."""
 
 from __future__ import annotations
 
@@ -10,53 +11,19 @@ from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, model_validator
-
-from atropos_core.errors import ConfigError, PluginError
+from atropos_core.errors import PluginError
 from atropos_core.guards.exits import contained
 from atropos_core.guards.patience import DEFAULT_PATIENCE, Patience
-from atropos_core.plugins.option_numbers import NoBooleanIsANumber
-from atropos_core.plugins.option_paths import without_folders
 
 if TYPE_CHECKING:
+    from pydantic import BaseModel
+
     from atropos_core.interfaces import Transport
     from atropos_core.launchers import Launcher, PlannedRun, SchedulerFiles
 
 T_co = TypeVar("T_co", covariant=True)
 
 CORE_API = ">=0.1,<0.2"  # the versions of core whose components work with this one
-
-
-class Options(NoBooleanIsANumber):
-    """The base of every component's options: unknown keys are refused, instances are immutable."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _written_as_text(cls, values: Any) -> Any:
-        return without_folders(values, cls.model_fields)
-
-    def changed(self, *names: str) -> list[str]:
-        """Return those of `names` that differ from their default. (`model_fields_set` would contain all of them after a resume,
-        because the saved config.toml has every option.)"""
-        fields = type(self).model_fields
-        return [name for name in names if getattr(self, name) != fields[name].get_default(call_default_factory=True)]
-
-    def refuse_idle(self, applies: bool, where: str, *names: str) -> None:
-        """Raises ValueError for the first of `names` that was changed, unless `applies`. Otherwise the user would believe that
-        the option does something. `where` says when it has no effect, and what it would need."""
-        if not applies and (idle := self.changed(*names)):
-            raise ValueError(f"{idle[0]} has no effect {where}: remove it")
-
-    def refuse_for(self, command: str, *names: str) -> None:
-        """Raises ConfigError for the first of `names` that was changed, because `command` does not use it."""
-        if idle := self.changed(*names):
-            raise ConfigError(f"{idle[0]} has no effect on {command}.", remedy=f"Leave {idle[0]} out.")
-
-
-class NoOptions(Options):
-    """For components with nothing to configure."""
 
 
 @dataclass(frozen=True)
@@ -103,8 +70,8 @@ class Provider(Generic[T_co]):
 
     name: str  # what the user types
     summary: str  # one line for `atropos plugins`
-    # its options class, or "package.config:Options", so that listing plugins does not import it
-    config: type[BaseModel] | str
+    # its options class, or "package.config:Options", so that listing plugins does not import it; None: nothing to configure
+    config: type[BaseModel] | str | None
     build: Callable[[Any, RunContext], T_co]  # (options, context); imports torch inside, not above
     _: KW_ONLY
     # engine, bridge, transform, trainer: what other components must know to be built (JSON). Sink: "writes", its file or folder in
@@ -119,8 +86,12 @@ class Provider(Generic[T_co]):
     @functools.cached_property
     def options(self) -> type[BaseModel]:
         """The options class that `config` is or names. Raises PluginError if it cannot be imported or is not one."""
+        from pydantic import BaseModel
+
+        from atropos_core.plugins.options import NoOptions
+
         if not isinstance(self.config, str):
-            return self.config
+            return self.config or NoOptions
         module, _, name = self.config.partition(":")
         try:
             with contained(f"importing {module}"):

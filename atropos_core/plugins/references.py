@@ -14,14 +14,15 @@ import sys
 import sysconfig
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args
-
-from pydantic import BaseModel
+from typing import TYPE_CHECKING, Any, get_args
 
 from atropos_core.errors import ConfigError, EndsProcess, PluginError
 from atropos_core.guards.exits import contained
 from atropos_core.plugins.offers import KINDS, PROVIDERS
-from atropos_core.plugins.provider import NoOptions, Provider, RunContext
+from atropos_core.plugins.provider import Provider, RunContext
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
 
 _FILE = "atropos_file_"  # prefix of the names of modules that were loaded from a file
 CALLED = ("reward", "transform")  # kinds that are one call: a coroutine function is one
@@ -54,23 +55,27 @@ def provider_of(kind: str, made: Any, name: str) -> Provider[Any]:
             )
         if not inspect.iscoroutinefunction(made):
             raise ConfigError(f"{name!r} is a function, and a {kind} is awaited.", remedy="Begin it with `async def`.")
-        return _provider(kind, made, name, NoOptions, lambda values, context: made)
+        return _provider(kind, made, name, None, lambda values, context: made)
     if inspect.isclass(made) or (inspect.isroutine(made) and kind != "loss"):
         if inspect.isclass(made):
             _check_class(kind, made, name)
-        options = getattr(made, "Options", NoOptions)
-        if not (inspect.isclass(options) and issubclass(options, BaseModel)):
+        from pydantic import BaseModel
+
+        options = getattr(made, "Options", None)
+        if options is not None and not (inspect.isclass(options) and issubclass(options, BaseModel)):
             raise ConfigError(
                 f"{name!r}: Options is {options!r}.",
                 remedy="Derive it from atropos_core.Options: its fields are the options.",
             )
         return _provider(kind, made, name, options, lambda values, context: construct(made, values, context))
     _check_class(kind, type(made), name, made)
-    return _provider(kind, made, name, NoOptions, lambda values, context: made)
+    return _provider(kind, made, name, None, lambda values, context: made)
 
 
 def construct(made: Any, values: Any, context: RunContext) -> Any:
     """Call `made` with its options first, if it has any, and with the RunContext if it has a parameter `context`."""
+    from atropos_core.plugins.options import NoOptions
+
     options = () if isinstance(values, NoOptions) else (values,)
     try:
         takes_context = "context" in inspect.signature(made).parameters
@@ -170,7 +175,7 @@ def _which(reference: str, kind: str, found: Sequence[str], module: Any) -> Conf
     )
 
 
-def _provider(kind: str, made: Any, name: str, options: type[BaseModel], build: Any) -> Provider[Any]:
+def _provider(kind: str, made: Any, name: str, options: type[BaseModel] | None, build: Any) -> Provider[Any]:
     said = _said(kind, made, name) if kind in MOVES_WEIGHTS or inspect.isclass(made) else {}
     cls = made if inspect.isclass(made) or inspect.isroutine(made) else type(made)
     summary = next(iter((cls.__doc__ or "your own").strip().splitlines()))

@@ -9,11 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import create_model
-
 from atropos_core.errors import ConfigError, PluginError, UnknownComponent
 from atropos_core.plugins.offers import FILES_OF_ROWS, Offer
-from atropos_core.plugins.option_paths import is_path
 from atropos_core.plugins.references import OBJECT, is_reference, kind_of, load_reference, provider_at
 from atropos_core.plugins.requirements import check_core_api
 
@@ -85,6 +82,8 @@ class Registry:
         if Path(name).suffix not in FILES_OF_ROWS:
             return ""
         offers = [offer.provider for (of, _), offers in self._offers.items() if of == kind for offer in offers]
+        from atropos_core.plugins.option_paths import is_path
+
         taking = [one.name for one in offers if one.argument and is_path(one.options.model_fields[one.argument])]
         return (
             f" A file of rows is named after what reads it: {' or '.join(f'{one}:{name}' for one in taking)}."
@@ -108,6 +107,8 @@ class Registry:
         given = copy.copy(provider.options.model_fields[provider.argument])
         given.default, given.validate_default = argument, True
         field: dict[str, Any] = {provider.argument: (given.annotation, given)}
+        from pydantic import create_model
+
         config = create_model(provider.options.__name__, __base__=provider.options, **field)
         return dataclasses.replace(offer, provider=dataclasses.replace(provider, name=name, config=config))
 

@@ -16,7 +16,7 @@ from atropos_core.builtin.curricula import OrderedCurriculum
 from atropos_core.builtin.local import LocalBridge
 from atropos_core.interfaces import Outcome, Publication
 from atropos_core.plugins.model_provider import BridgeProvider
-from atropos_core.plugins.provider import NoOptions
+from atropos_core.plugins.options import NoOptions
 from atropos_core.types import Completion, Draw, Episode, Floats, ScoredGroup, Task
 
 # -- rewards

@@ -12,7 +12,7 @@ from atropos_core.builtin.local import LocalBridge
 from atropos_core.errors import ConfigError, FitError, UnknownComponent
 from atropos_core.interfaces import Finding
 from atropos_core.plugins.model_provider import BridgeProvider
-from atropos_core.plugins.provider import NoOptions
+from atropos_core.plugins.options import NoOptions
 from atropos_core.plugins.references import load_reference
 from atropos_testing import (
     ContractBroken,

@@ -10,7 +10,7 @@ import numpy as np
 
 from atropos_core.conversation import Policy
 from atropos_core.interfaces import Environment
-from atropos_core.plugins.provider import Options
+from atropos_core.plugins.options import Options
 from atropos_core.types import Episode, Message, Score, Split, Task
 
 SCORED: list[str] = []  # the tasks whose replies were scored

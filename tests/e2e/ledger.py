@@ -11,7 +11,8 @@ from tests.conftest import plant
 
 PLUGIN = """
 from atropos_core import hookimpl
-from atropos_core.plugins.provider import NoOptions, Provider
+from atropos_core.plugins.options import NoOptions
+from atropos_core.plugins.provider import Provider
 
 
 def build(options, context):

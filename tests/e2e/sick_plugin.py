@@ -260,13 +260,13 @@ def atropos_engines() -> Iterable[Provider]:
 
 @hookimpl
 def atropos_bridges() -> Iterable[Provider]:
-    from atropos_core.plugins.provider import Options
+    from atropos_core.plugins.options import Options
 
     return [_toy(BridgeProvider, "sick_bridge", lambda options, context: StaleBridge(), Options)]
 
 
 def _plain(named):
-    from atropos_core.plugins.provider import Options
+    from atropos_core.plugins.options import Options
 
     return [Provider(name, "sick", Options, lambda options, context, kind=kind: kind()) for name, kind in named.items()]
 

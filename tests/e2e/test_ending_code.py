@@ -108,7 +108,8 @@ PLUGIN = """
 import ctypes, os, resource, sys
 from atropos_core.plugins.spec import hookimpl
 from atropos_core.interfaces import Sink
-from atropos_core.plugins.provider import Options, Provider
+from atropos_core.plugins.options import Options
+from atropos_core.plugins.provider import Provider
 
 class Reward:
     async def __call__(self, task, episodes): {reward}
@@ -167,7 +168,8 @@ def test_a_component_that_ends_the_process_ends_the_run_by_name(atropos, sevens,
 HOSTED = """
 import ctypes, os, sys
 from atropos_core.plugins.spec import hookimpl
-from atropos_core.plugins.provider import Options, Provider
+from atropos_core.plugins.options import Options
+from atropos_core.plugins.provider import Provider
 
 async def exits(): sys.exit(3)
 async def exits_well(): sys.exit(0)

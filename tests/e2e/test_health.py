@@ -157,7 +157,8 @@ from pathlib import Path
 
 from atropos_core import hookimpl
 from atropos_core.errors import ConfigError
-from atropos_core.plugins.provider import NoOptions, Provider
+from atropos_core.plugins.options import NoOptions
+from atropos_core.plugins.provider import Provider
 
 
 class UntilMended:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.gpu import learning, loop
+from tests.gpu import learning, loop, vllm_run
 from tests.gpu.pair import Setting
 from tests.gpu.report import CheckFailed, Report
 
@@ -91,3 +91,55 @@ def test_loops_of_equal_replies_are_compared() -> None:
 def test_loops_of_other_lengths_or_without_a_measured_memory_fail(changed: dict[str, float], named: str) -> None:
     with pytest.raises(CheckFailed, match=named):
         judge_loops(**changed)
+
+
+def sampled(kind: vllm_run.Kind) -> list[dict[str, Any]]:
+    line: dict[str, Any] = {"alignment/max_abs_logprob_diff": 0.1, "bridge/bytes_copied": 0, "eval/accuracy": 0.4}
+    trained = line | {"time/step_s": 0.5}
+    if kind == "fp8":
+        trained |= {"correction/gap": 0.02, "correction/fraction": 0.001, "bridge/bytes_copied": 10**6}
+    if kind == "ngram":
+        trained |= {"engine/draft_acceptance": 0.3}
+    return [
+        {**line, "step": 0},
+        *({**trained, "step": step} for step in range(1, 16)),
+        {**trained, "step": 16, "eval/accuracy": 0.5},
+    ]
+
+
+def judge_sampled(lines: list[dict[str, Any]], kind: vllm_run.Kind) -> None:
+    report = Report(print)
+    vllm_run.judge(ON_A_GPU, report, lines, kind)
+    report.settle()
+
+
+@pytest.mark.parametrize("kind", ["plain", "fp8", "ngram"])
+def test_a_run_with_vllm_that_learned_holds(kind: vllm_run.Kind) -> None:
+    judge_sampled(sampled(kind), kind)
+
+
+@pytest.mark.parametrize(
+    ("kind", "changed", "named"),
+    [
+        ("plain", {"alignment/max_abs_logprob_diff": float("nan")}, "alignment, worst step: nan"),
+        ("plain", {"bridge/bytes_copied": 4}, "nothing copied: 4 bytes"),
+        ("plain", {"eval/accuracy": 0.44}, "accuracy gained: 4 points"),
+        ("fp8", {"correction/gap": 0.0}, "least step: 0 nats"),  # nothing was rounded
+        ("fp8", {"correction/gap": 0.6}, "worst step: 0.6 nats"),
+        ("fp8", {"correction/gap": float("nan")}, "worst step: nan"),
+        ("ngram", {"alignment/max_abs_logprob_diff": 0.6}, "alignment, worst step: 0.6"),
+    ],
+)
+def test_a_run_with_vllm_fails_if_one_figure_is_beyond_its_bound(
+    kind: vllm_run.Kind, changed: dict[str, Any], named: str
+) -> None:
+    lines = sampled(kind)
+    lines[-1] |= changed
+    with pytest.raises(CheckFailed, match=named):
+        judge_sampled(lines, kind)
+
+
+def test_a_run_in_which_no_proposal_is_accepted_fails() -> None:
+    lines = [{**line, "engine/draft_acceptance": 0.0} for line in sampled("ngram")]
+    with pytest.raises(CheckFailed, match="steps with accepted proposals: 0"):
+        judge_sampled(lines, "ngram")

@@ -138,6 +138,8 @@ CHECKS = (
     _updates("vllm_lora"),
     _updates("vllm_checkpoint"),
     _check("vllm_sleep", sleeps, 200),
+    _check("vllm_ngram", partial(runs, kind="ngram"), 200),
+    _check("vllm_fp8", partial(runs, kind="fp8"), 200),
     _updates("vllm_ipc_eager_float32"),
     _updates("vllm_ipc_compiled_float32"),
     _updates("vllm_nccl"),

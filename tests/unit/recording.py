@@ -13,7 +13,7 @@ from atropos_core import hookimpl
 from atropos_core.codec import encode_bytes
 from atropos_core.interfaces import Endpoint, Engine, ModelInfo, Trainer, Writing
 from atropos_core.plugins.model_provider import EngineProvider, TrainerProvider
-from atropos_core.plugins.provider import Options
+from atropos_core.plugins.options import Options
 from atropos_core.stepwise import AdamSettings, AdapterSettings, StepwiseOutput, TargetSequence
 from atropos_core.types import Batch, Completion, Floats, Metrics, Sampling, Tokens, TopK
 

@@ -12,7 +12,7 @@ from atropos_core.config.error_text import ALIASES
 from atropos_core.config.run_file import FLAG, Layer, RunConfig, anchored, load, nest, parse_flag, read_file
 from atropos_core.errors import ConfigError
 from atropos_core.plugins.option_paths import AbsolutePath
-from atropos_core.plugins.provider import Options
+from atropos_core.plugins.options import Options
 from atropos_env_gsm8k.config import Gsm8kOptions
 from atropos_trainer_grpo.config import GrpoOptions
 

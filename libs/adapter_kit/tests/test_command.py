@@ -9,7 +9,8 @@ from tests.conftest import plant
 ADAPTER = """
 from atropos_core import hookimpl
 from atropos_core.interfaces import Finding
-from atropos_core.plugins.provider import Options, Provider
+from atropos_core.plugins.options import Options
+from atropos_core.plugins.provider import Provider
 
 
 class Shown(Options):

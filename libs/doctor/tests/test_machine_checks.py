@@ -21,7 +21,8 @@ from tests.conftest import plant
 NOBODY = 65534
 OFFER = """
 from atropos_core import hookimpl
-from atropos_core.plugins.provider import Options, Provider
+from atropos_core.plugins.options import Options
+from atropos_core.plugins.provider import Provider
 
 
 @hookimpl

@@ -18,7 +18,7 @@ from pydantic import Field, model_validator
 from atropos_core.conversation import Conversation, Policy
 from atropos_core.errors import DataError
 from atropos_core.interfaces import Environment
-from atropos_core.plugins.provider import Options
+from atropos_core.plugins.options import Options
 from atropos_core.seeds import derive
 from atropos_core.types import Episode, Message, Score, Split, Task
 from atropos_env_kit.actions import ActionReader

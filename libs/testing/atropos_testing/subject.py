@@ -14,7 +14,8 @@ from atropos_core.builtin.plugin import TOY_MODEL
 from atropos_core.config.error_text import NAMED, explain
 from atropos_core.errors import ConfigError
 from atropos_core.plugins.offers import PROVIDERS
-from atropos_core.plugins.provider import NoOptions, Provider, RunContext
+from atropos_core.plugins.options import NoOptions
+from atropos_core.plugins.provider import Provider, RunContext
 from atropos_core.plugins.references import construct, provider_of
 from atropos_core.plugins.requirements import check_core_api, check_requires
 

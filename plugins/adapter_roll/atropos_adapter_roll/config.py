@@ -11,7 +11,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from atropos_core.config.error_text import explain
 from atropos_core.errors import ConfigError
-from atropos_core.plugins.provider import Options
+from atropos_core.plugins.options import Options
 
 # Of Qwen, Phi, Llama, Gemma, Mistral, DeepSeek, GLM, gpt-oss and Command.
 KNOWN_ENDS = (

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from atropos_agent_api.templates import GRADER_NAMES, check
 from atropos_core.config.component import Component
 from atropos_core.plugins.option_paths import AbsolutePath
-from atropos_core.plugins.provider import Options
+from atropos_core.plugins.options import Options
 
 
 def _named(value: Any) -> Any:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from atropos_core import hookimpl
-from atropos_core.plugins.provider import NoOptions, Provider, RunContext
+from atropos_core.plugins.provider import Provider, RunContext
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from atropos_agent_api.config import AgentOptions
     from atropos_agent_api.sandboxes.config import BubblewrapOptions, DockerOptions, ExternalOptions
     from atropos_core.interfaces import Environment, Sandbox
+    from atropos_core.plugins.options import NoOptions
     from atropos_core.plugins.services import PolicyServer, ServePolicies
 
 
@@ -98,7 +99,7 @@ def atropos_sandboxes() -> Iterable[Provider[Sandbox]]:
     yield Provider(
         name="process",
         summary="limits, and separate directories for each program; it has its user's rights",
-        config=NoOptions,
+        config=None,
         build=build_process,
     )
     yield Provider(

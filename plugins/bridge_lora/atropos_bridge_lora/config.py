@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from atropos_core.plugins.provider import Options
+from atropos_core.plugins.options import Options
 
 
 class LoraBridgeOptions(Options):

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from atropos_core.plugins.provider import Options
+from atropos_core.plugins.options import Options
 
 GROUPS = 15  # quantile bins of prior difficulty, at most
 Share = Annotated[float, Field(ge=0, le=1)]

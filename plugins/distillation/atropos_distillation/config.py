@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, model_validator
 
 from atropos_core.config.component import ComponentOnDevices
-from atropos_core.plugins.provider import Options
+from atropos_core.plugins.options import Options
 
 if TYPE_CHECKING:
     from atropos_core.config.resolve import ResolvedComponent

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from atropos_core.plugins.provider import Options
+from atropos_core.plugins.options import Options
 
 _OURS = (  # flags that the engine sets itself: it relies on them, or has an option for them
     "--model",

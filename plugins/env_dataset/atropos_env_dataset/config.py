@@ -7,7 +7,7 @@ import re
 from pydantic import Field, field_validator, model_validator
 
 from atropos_core.plugins.option_paths import AbsolutePath
-from atropos_core.plugins.provider import Options
+from atropos_core.plugins.options import Options
 
 SCORES = ("numeric", "exact", "math")
 OF_THE_HUB = ("subset", "revision", "split", "test_split")

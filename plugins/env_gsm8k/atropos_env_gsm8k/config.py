@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from atropos_core.plugins.option_paths import AbsolutePath
-from atropos_core.plugins.provider import Options
+from atropos_core.plugins.options import Options
 
 INSTRUCTION = (
     "Solve the problem step by step. End with the final number on a line of its own, after ####, or inside \\boxed{}."

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from atropos_core import hookimpl
-from atropos_core.plugins.provider import NoOptions, Provider, ResolvedModel, RunContext
+from atropos_core.plugins.provider import Provider, ResolvedModel, RunContext
 
 if TYPE_CHECKING:
     from atropos_core.interfaces import Environment
+    from atropos_core.plugins.options import NoOptions
     from atropos_env_gsm8k.config import Gsm8kOptions
 
 HERE = Path(__file__).parent
@@ -37,7 +38,7 @@ def build_calculator(options: NoOptions, context: RunContext) -> Environment:
 def atropos_environments() -> Iterable[Provider[Environment]]:
     return [
         Provider("gsm8k", "grade-school word problems, right or wrong", "atropos_env_gsm8k.config:Gsm8kOptions", build),
-        Provider("calculator", "word problems in up to four turns, with a calculator", NoOptions, build_calculator),
+        Provider("calculator", "word problems in up to four turns, with a calculator", None, build_calculator),
     ]
 
 

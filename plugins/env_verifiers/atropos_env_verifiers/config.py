@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
 
-from atropos_core.plugins.provider import Options
+from atropos_core.plugins.options import Options
 
 
 class VerifiersOptions(Options):

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-from atropos_core.plugins.provider import Options
+from atropos_core.plugins.options import Options
 
 SECRETS = "ATROPOS_POD_SECRETS"  # environment of the run's own pod: the folder with a secret for each role
 POD_ADDRESS = "ATROPOS_POD_ADDRESS"  # the same: the address of the pod

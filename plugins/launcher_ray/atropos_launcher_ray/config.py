@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field, PositiveFloat, model_validator
 
-from atropos_core.plugins.provider import Options
+from atropos_core.plugins.options import Options
 
 
 class RoleResources(Options):

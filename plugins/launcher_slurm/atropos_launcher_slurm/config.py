@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-from atropos_core.plugins.provider import Options
+from atropos_core.plugins.options import Options
 
 
 def _line(text: str) -> str:

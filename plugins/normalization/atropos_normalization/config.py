@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from atropos_core.plugins.provider import Options
+from atropos_core.plugins.options import Options
 
 
 class ZScoreOptions(Options):

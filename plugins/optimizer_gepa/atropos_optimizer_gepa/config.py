@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from atropos_core.config.component import Component
-from atropos_core.plugins.provider import Options
+from atropos_core.plugins.options import Options
 
 
 def _named(value: Any) -> Any:

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 from atropos_core import hookimpl
 from atropos_core.plugins.model_provider import BridgeProvider, TrainerProvider
-from atropos_core.plugins.provider import NoOptions, Provider, RunContext
+from atropos_core.plugins.provider import Provider, RunContext
 
 if TYPE_CHECKING:
     from atropos_core.interfaces import Bridge, Environment, Trainer
     from atropos_core.plugins.model_provider import Workload
+    from atropos_core.plugins.options import NoOptions
     from atropos_optimizer_gepa.config import GepaOptions, PromptedOptions
 
 
@@ -54,7 +55,7 @@ def atropos_trainers() -> Iterable[TrainerProvider]:
 @hookimpl
 def atropos_bridges() -> Iterable[BridgeProvider]:
     yield BridgeProvider(
-        "prompt", "the prompt of trainer 'gepa' to environments 'prompted' of this process", NoOptions, build_bridge,
+        "prompt", "the prompt of trainer 'gepa' to environments 'prompted' of this process", None, build_bridge,
         transports=lambda options: frozenset({"prompt"}),
     )  # fmt: skip
 

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, field_validator, model_validator
 
 from atropos_core.config.component import RewardComponent
-from atropos_core.plugins.provider import Options
+from atropos_core.plugins.options import Options
 
 if TYPE_CHECKING:
     from atropos_core.config.resolve import ResolvedComponent

@@ -12,7 +12,8 @@ import numpy as np
 from atropos_core import hookimpl
 from atropos_core.errors import ConfigError
 from atropos_core.interfaces import Reward
-from atropos_core.plugins.provider import NoOptions, Options, Provider
+from atropos_core.plugins.options import NoOptions, Options
+from atropos_core.plugins.provider import Provider
 from atropos_core.types import Episode, Floats, Task
 
 

@@ -10,7 +10,7 @@ from typing import Any, Self
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from atropos_core.errors import ConfigError
-from atropos_core.plugins.option_numbers import NoBooleanIsANumber
+from atropos_core.plugins.options import NoBooleanIsANumber
 from atropos_core.storage.reading import parse_toml, read_text
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from atropos_core.advantages import Average
-from atropos_core.plugins.provider import Options
+from atropos_core.plugins.options import Options
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
 Loss = Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo", "reinforce"]

@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
-from atropos_core.plugins.provider import Options
+from atropos_core.plugins.options import Options
 
 
 class EsOptions(Options):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from atropos_core.plugins.provider import Options
+from atropos_core.plugins.options import Options
 
 if TYPE_CHECKING:
     from atropos_core.interfaces import Transport

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from atropos_core import hookimpl
 from atropos_core.errors import ConfigError, FitError
 from atropos_core.plugins.model_provider import TrainerProvider
-from atropos_core.plugins.provider import NoOptions, Provider, RunContext
+from atropos_core.plugins.provider import Provider, RunContext
 from atropos_trainer_grpo.optional_packages import require
 
 if TYPE_CHECKING:
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from atropos_core.interfaces import Loss, Trainer, Transport
     from atropos_core.plugins.model_provider import MemoryUse, SizeChoice, Workload
+    from atropos_core.plugins.options import NoOptions
     from atropos_trainer_grpo.config import GrpoOptions
 
 LOSSES = {
@@ -269,7 +270,7 @@ def atropos_commands(app: Any) -> None:  # a typer.Typer: to list plugins, nothi
 @hookimpl
 def atropos_losses() -> Iterable[Provider[Loss]]:
     for name, summary in LOSSES.items():
-        yield Provider(name, summary, NoOptions, _built(name), requires=frozenset({"torch"}))
+        yield Provider(name, summary, None, _built(name), requires=frozenset({"torch"}))
 
 
 @hookimpl

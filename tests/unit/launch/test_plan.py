@@ -24,7 +24,8 @@ from atropos_core.launch.plan import Plan, make_plan
 from atropos_core.launchers import section_of
 from atropos_core.plugins.manager import Plugins, load_plugins
 from atropos_core.plugins.offers import KINDS, PROVIDERS
-from atropos_core.plugins.provider import NoOptions, Options, Provider, ResolvedModel, RunContext
+from atropos_core.plugins.options import NoOptions, Options
+from atropos_core.plugins.provider import Provider, ResolvedModel, RunContext
 from atropos_core.processes.child import Child
 from atropos_core.processes.proxies import HostedReward
 from atropos_core.training.parts import Parts

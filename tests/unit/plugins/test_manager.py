@@ -18,7 +18,8 @@ from atropos_core.plugins.manager import BROUGHT_BY, PluginReport, Plugins, load
 
 GOOD = """
 from atropos_core import hookimpl
-from atropos_core.plugins.provider import NoOptions, Provider
+from atropos_core.plugins.options import NoOptions
+from atropos_core.plugins.provider import Provider
 
 class Reward:
     async def __call__(self, task, episodes):

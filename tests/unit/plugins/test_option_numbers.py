@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from atropos_core.config.run_file import Layer, load
 from atropos_core.errors import ConfigError
-from atropos_core.plugins.provider import Options
+from atropos_core.plugins.options import Options
 
 
 class Some(Options):

@@ -15,7 +15,8 @@ from atropos_core.config.run_file import read_file
 from atropos_core.errors import ConfigError, PluginError
 from atropos_core.plugins.manager import load_plugins
 from atropos_core.plugins.offers import KINDS
-from atropos_core.plugins.provider import NoOptions, RunContext
+from atropos_core.plugins.options import NoOptions
+from atropos_core.plugins.provider import RunContext
 from atropos_core.plugins.references import load_reference, place_of
 
 
@@ -55,7 +56,7 @@ from atropos_core.builtin.local import LocalBridge
 from atropos_core.builtin.progress import ConsoleSink
 from atropos_core.builtin.toy import ToyEngine
 from atropos_core.interfaces import Sink
-from atropos_core.plugins.provider import NoOptions
+from atropos_core.plugins.options import NoOptions
 
 class Quiet(Sink):
     """Records nothing."""

@@ -53,7 +53,8 @@ from atropos_core import hookimpl
 from atropos_core.console.waits import waiting
 from atropos_core.errors import TrainingDiverged
 from atropos_core.interfaces import Engine, ModelInfo, Trainer
-from atropos_core.plugins.provider import Options, Provider
+from atropos_core.plugins.options import Options
+from atropos_core.plugins.provider import Provider
 from atropos_core.plugins.model_provider import EngineProvider, TrainerProvider
 from atropos_core.types import Completion, Score
 
