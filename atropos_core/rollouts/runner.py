@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import traceback
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
 from dataclasses import dataclass, replace
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from atropos_core import console
 from atropos_core.errors import AtroposError, ConfigError, DataError, DeadlineExceeded, EventLoopBlocked, ProcessDied
 from atropos_core.group_schema import LARGEST_REWARD, check_episode, check_failed, check_group, check_tasks
 from atropos_core.guards.deadlines import within
@@ -27,6 +29,9 @@ from atropos_core.turn_rewards import Placed, mixed, split_scores
 from atropos_core.types import ABSTAINED, Draw, Episode, Failed, Floats, Sampling, ScoredGroup, Split, Task
 
 FATAL = (ProcessDied,)  # errors that end the run instead of failing one rollout
+MOST_BLOCKED = (
+    3  # interruptions of blocking code in a row: nothing proceeds during each, which takes blocked_loop.BLOCKED_AFTER_S
+)
 
 
 @dataclass(frozen=True)
@@ -67,6 +72,9 @@ class RolloutRunner:
         self._deadline_s = deadline_s
         self._turnstile = Turnstile() if deterministic else None
         self._tool_sets = ToolSets()
+        self._blocked: Counter[str] = (
+            Counter()
+        )  # component -> calls that blocked the event loop, since one that did not
         self._fatal: tuple[type[AtroposError], ...] = (*FATAL, ConfigError, *fatal)
 
     @classmethod
@@ -155,10 +163,12 @@ class RolloutRunner:
                 self.admitted += environment.at_once is not None
                 with contained("rollout()"):
                     results = await within(environment.rollout(task, policy, seed=seed), self._deadline_s, "rollout()")
+                self._blocked.pop(f"rollout() of {type(environment).__name__}", None)
                 return self._checked(environment, task, results)
         except FATAL:
             raise
         except (Exception, EventLoopBlocked) as error:  # noqa: BLE001 - the plugin boundary: an environment's code
+            self._count_blocked(f"rollout() of {type(environment).__name__}", error)
             return failed_by(error, "rollout")
         finally:
             self._tool_sets.note((id(environment), task.id), policy.tools)
@@ -175,6 +185,7 @@ class RolloutRunner:
                     self._deadline_s,
                     "rollout_group()",
                 )
+            self._blocked.pop(f"rollout_group() of {type(environment).__name__}", None)
             if len(results) != len(seeds):
                 raise DataError(f"rollout_group() was called for {len(seeds)} rollouts and gave {len(results)}")
             for one in results:
@@ -187,10 +198,21 @@ class RolloutRunner:
         except FATAL:
             raise
         except (Exception, EventLoopBlocked) as error:  # noqa: BLE001 - the plugin boundary: an environment's code
+            self._count_blocked(f"rollout_group() of {type(environment).__name__}", error)
             return [failed_by(error, "rollout_group")] * len(seeds)
         finally:
             self._tool_sets.note((id(environment), task.id), policy.tools)
             self._leave(key)
+
+    def _count_blocked(self, component: str, error: BaseException) -> None:
+        """Say at once that code blocked the event loop. Raises the error if this happened MOST_BLOCKED times in a row."""
+        if not isinstance(error, EventLoopBlocked):
+            return
+        self._blocked[component] += 1
+        if self._blocked[component] < MOST_BLOCKED:
+            console.warn(f"{component} was interrupted and counts as failed: {Exception.__str__(error)}")
+        else:
+            raise EventLoopBlocked(f"{component}, {MOST_BLOCKED} times in a row: {Exception.__str__(error)}") from error
 
     def _checked(self, environment: Environment, task: Task, results: Episode | Failed) -> Episode | Failed:
         """Check a result. Raises DataError that names the environment and the task."""
@@ -224,6 +246,8 @@ class RolloutRunner:
         try:
             answers = await asyncio.gather(*(self._call_reward(of, task, episodes) for of in asked))
         except self._fatal:
+            raise
+        except EventLoopBlocked:  # too often in a row
             raise
         except AtroposError as error:
             return lost(error)
@@ -261,11 +285,13 @@ class RolloutRunner:
                 totals, turns = split_scores(answer, episodes)
                 metrics = reported_metrics(answer)
                 given = np.asarray(totals)
+            self._blocked.pop(f"reward {of.name!r}", None)
         except DeadlineExceeded:
             raise
         except self._fatal:
             raise
         except (Exception, EventLoopBlocked) as error:
+            self._count_blocked(f"reward {of.name!r}", error)
             ours = isinstance(error, AtroposError)
             place = "" if ours else file_and_line(error.__traceback__)
             raise DataError(
@@ -351,13 +377,25 @@ def checked_episode(episode: Episode | Failed, vocabulary: int = 0) -> Episode |
         episode,
         rollouts=tuple(episode.rollouts),
         score=_plain(episode.score),
-        correct=None if episode.correct is None else bool(episode.correct),
+        correct=_yes_or_no(episode.correct),
         parts={name: _plain(value) for name, value in episode.parts.items()},
         metrics={name: _plain(value) for name, value in episode.metrics.items()},
         messages=tuple(episode.messages),
     )
     check_episode(made, vocabulary)
     return made
+
+
+def _yes_or_no(correct: Any) -> bool | None:
+    """`correct` of an episode. 0 and 1 count too, as numpy's do; any other text or number would count as right."""
+    if correct is None:
+        return None
+    if isinstance(correct, str) or correct not in (True, False):
+        raise DataError(
+            f"correct is {correct!r:.100}, not True, False or None",
+            remedy="Compare something: Score(value, correct=reply == answer).",
+        )
+    return bool(correct)
 
 
 def checked_group(group: ScoredGroup, vocabulary: int = 0) -> ScoredGroup:

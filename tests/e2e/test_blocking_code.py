@@ -155,6 +155,25 @@ def test_the_first_reward_that_blocks_ends_rescoring_with_an_error_that_names_it
     assert command.calls == 1 and not (tmp_path / "out.jsonl").exists()
 
 
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        (("--reward", "./blocking.py:sleeps"), "reward 'sleeps'"),
+        (("--env", "./blocking.py:Blocks"), "rollout() of Blocks"),
+    ],
+)
+def test_a_run_in_which_every_call_blocks_ends_after_the_third_with_an_error_that_names_it(
+    flags, named, recorded, tmp_path
+):
+    environment = () if "--env" in flags else ("--env", "./sevens.py:Sevens")
+    arguments = ("run", "--model", "toy", *environment, *flags, "--dir", str(tmp_path / "run"), "--steps", "2")
+    with running(recorded, tmp_path, *arguments, blocked_after_s="0.5") as command:
+        ended, said = command.ended()
+    assert ended == 1 and command.calls in (3, 4), said  # one more may have begun
+    assert f"EventLoopBlocked {named}, 3 times in a row: blocking.py" in said, said
+    assert f"{named} was interrupted and counts as failed: blocking.py" in said
+
+
 def test_the_first_reward_that_blocks_ends_a_replay_with_an_error_that_names_it(recorded, tmp_path):
     arguments = [one.format("computes", tmp=tmp_path) for one in COMMANDS["replay"]]
     with running(recorded, tmp_path, *arguments, blocked_after_s="0.5") as command:

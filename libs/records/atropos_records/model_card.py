@@ -61,7 +61,7 @@ def model_card(records: RunRecords, step: int, kind: str) -> str:
             "## Loading it",
             "",
             "```python",
-            *_loading(kind),
+            *_loading(kind, _precision(config.get("trainer", {}))),
             "```",
             "",
             *_base_note(records, kind, model),
@@ -139,13 +139,22 @@ def _figure(name: str, value: float | None) -> str:
     return f"{value:.1%}" if _SHARE.match(name) else f"{value:.4g}"
 
 
-def _loading(kind: str) -> tuple[str, ...]:
+def _precision(trainer: Mapping[str, Any]) -> str:
+    """Return the dtype in which the adapter was trained, if the run file tells. Otherwise the base's files do, which name that of their
+    authors: a base in bfloat16 that was trained in float32 would be loaded as another policy."""
+    dtype = str(trainer.get("dtype", "auto"))
+    on_cpu = bool(trainer.get("devices")) and all(device == "cpu" for device in trainer["devices"])
+    return dtype if dtype != "auto" else "float32" if on_cpu else ""
+
+
+def _loading(kind: str, dtype: str) -> tuple[str, ...]:
     if kind == "adapter":
+        in_dtype = f', dtype="{dtype}"' if dtype else ""
         return (
             "from peft import AutoPeftModelForCausalLM",
             "from transformers import AutoTokenizer",
             "",
-            'model = AutoPeftModelForCausalLM.from_pretrained("PATH_OR_ID")',
+            f'model = AutoPeftModelForCausalLM.from_pretrained("PATH_OR_ID"{in_dtype})',
             'tokenizer = AutoTokenizer.from_pretrained("PATH_OR_ID")',
         )
     return (

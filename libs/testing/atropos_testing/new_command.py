@@ -138,11 +138,11 @@ def new(
     folder = write(kind, name, directory, tools=tools)
     console.say(f"made {folder}: the {kind} {name!r}, which {KINDS[kind].prefix}_{name} offers")
     console.say("next:")
-    console.say(f"  pip install -e {console.quoted(folder)}")
+    place = folder if folder.is_absolute() else f"./{folder}"  # pip would look for a bare name with [test] in its index
+    console.say(f"  pip install -e {console.quoted(f'{place}[test]')}")
     console.say(f"  atropos check {name} --kind {kind}")
     console.say(f"  python -m pytest {console.quoted(folder)}")
     console.say(f"  {_example(kind, tools).run.format(name=name)}")
-    console.say(f"pytest comes with: pip install {console.quoted(f'{folder}[test]')}")
     if tools:
         console.say(
             "`tiny-tools` knows the scaffold's calculator and no other tool: for tools of your own, name a model that was trained to call "

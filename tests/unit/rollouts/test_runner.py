@@ -312,6 +312,30 @@ async def test_code_that_blocks_the_event_loop_fails_its_own_rollout_alone():
     assert "blocked the event loop" in group.failed[0].cause
 
 
+async def test_code_that_blocks_the_event_loop_three_times_in_a_row_ends_the_run():
+    def how(member: int) -> Episode:
+        if member in (0, 1, 3, 4, 5):
+            raise EventLoopBlocked("mine.py:3 in f() blocked the event loop")
+        return episode(1.0)
+
+    runner = rollout_runner(Scripted(how))
+    assert len((await run_one(runner, 5)).failed) == 4, "one that does not block is between them"
+    with pytest.raises(EventLoopBlocked, match=r"rollout\(\) of Scripted, 3 times in a row: mine.py:3"):
+        await run_one(runner, 6)
+
+
+@pytest.mark.parametrize("correct", ["no", 2, 0.5, "True"])
+async def test_what_is_correct_is_true_false_or_none(correct: object):
+    group = await run_one(rollout_runner(Scripted(lambda member: replace(episode(1.0), correct=correct))), 1)
+    assert f"correct is {correct!r}, not True, False or None" in group.failed[0].cause
+
+
+@pytest.mark.parametrize(("given", "kept"), [(np.True_, True), (0, False), (1.0, True), (None, None)])
+async def test_numbers_that_are_true_or_false_are_kept_as_such(given: object, kept: bool | None):
+    group = await run_one(rollout_runner(Scripted(lambda member: replace(episode(1.0), correct=given))), 1)
+    assert group.episodes[0].correct is kept
+
+
 async def test_a_process_that_died_is_no_rollouts_failure_but_the_runs():
     def how(member: int) -> Episode:
         raise ProcessDied("the engine is gone")
