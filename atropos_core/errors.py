@@ -46,6 +46,10 @@ class DataError(AtroposError):
     """A data set, task or rollout is missing, empty or malformed."""
 
 
+class MessageDropped(DataError):
+    """A model's chat template leaves a message, or the tools, out of the prompt. Ends the run: each such prompt would lack them."""
+
+
 class NoSuchVersion(DataError):
     """A token claims to be sampled from a policy version that no engine can have had."""
 

@@ -13,7 +13,15 @@ from typing import Any
 import numpy as np
 
 from atropos_core import console
-from atropos_core.errors import AtroposError, ConfigError, DataError, DeadlineExceeded, EventLoopBlocked, ProcessDied
+from atropos_core.errors import (
+    AtroposError,
+    ConfigError,
+    DataError,
+    DeadlineExceeded,
+    EventLoopBlocked,
+    MessageDropped,
+    ProcessDied,
+)
 from atropos_core.group_schema import LARGEST_REWARD, check_episode, check_failed, check_group, check_tasks
 from atropos_core.guards.deadlines import within
 from atropos_core.guards.exits import contained, file_and_line
@@ -28,7 +36,7 @@ from atropos_core.seeds import derive
 from atropos_core.turn_rewards import Placed, mixed, split_scores
 from atropos_core.types import ABSTAINED, Draw, Episode, Failed, Floats, Sampling, ScoredGroup, Split, Task
 
-FATAL = (ProcessDied,)  # errors that end the run instead of failing one rollout
+FATAL = (ProcessDied, MessageDropped)  # errors that end the run instead of failing one rollout
 MOST_BLOCKED = (
     3  # interruptions of blocking code in a row: nothing proceeds during each, which takes blocked_loop.BLOCKED_AFTER_S
 )
@@ -165,6 +173,8 @@ class RolloutRunner:
                     results = await within(environment.rollout(task, policy, seed=seed), self._deadline_s, "rollout()")
                 self._blocked.pop(f"rollout() of {type(environment).__name__}", None)
                 return self._checked(environment, task, results)
+        except MessageDropped as error:
+            raise self._named(environment, task, error) from error
         except FATAL:
             raise
         except (Exception, EventLoopBlocked) as error:  # noqa: BLE001 - the plugin boundary: an environment's code
@@ -195,6 +205,8 @@ class RolloutRunner:
                 failed_by(one, "rollout") if isinstance(one, BaseException) else self._checked(environment, task, one)
                 for one in results
             ]
+        except MessageDropped as error:
+            raise self._named(environment, task, error) from error
         except FATAL:
             raise
         except (Exception, EventLoopBlocked) as error:  # noqa: BLE001 - the plugin boundary: an environment's code
@@ -219,10 +231,13 @@ class RolloutRunner:
         try:
             return checked_episode(results, self._vocabulary)
         except DataError as error:
-            name = next(name for name, one in self.environments.items() if one is environment)
-            raise DataError(
-                f"environment {name!r}, task {task.id!r}: {Exception.__str__(error)}", remedy=error.remedy
-            ) from error
+            raise self._named(environment, task, error) from error
+
+    def _named(self, environment: Environment, task: Task, error: DataError) -> DataError:
+        """Return the error with the names of the environment and the task."""
+        name = next(name for name, one in self.environments.items() if one is environment)
+        kind = MessageDropped if isinstance(error, MessageDropped) else DataError
+        return kind(f"environment {name!r}, task {task.id!r}: {Exception.__str__(error)}", remedy=error.remedy)
 
     async def score(self, draw: Draw, task: Task, results: Sequence[Episode | Failed]) -> ScoredGroup:
         """Score the episodes of a draw with the rewards, by weight. The gold reward scores its share of the tasks, and is not added. If

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from atropos_core.errors import ConfigError, DataError
+from atropos_core.rollouts.dropped_messages import DroppedMessages
 from atropos_core.rollouts.replies import (
     IN_HISTORIES,
     READ,
@@ -82,6 +83,7 @@ class ChatTokenizer:
         self._today = today or date.today().isoformat()
         self._sources = _templates(directory, config)
         self.template = self._sources.get("default")
+        self._messages = DroppedMessages(directory.name)
 
     @property
     def vocabulary(self) -> int:
@@ -148,6 +150,11 @@ class ChatTokenizer:
         return self._control_tokens.found(list(messages))
 
     @property
+    def ignores_system(self) -> bool:
+        """True if the chat template left a system message out of a prompt that was rendered."""
+        return self._messages.ignores_system
+
+    @property
     def dropped(self) -> set[str]:
         """Return the special tokens that replies do not show."""
         return set(self._replies.special.values()) - READ
@@ -202,8 +209,15 @@ class ChatTokenizer:
         reply_follows: bool = True,
     ) -> Tokens:
         """Return the ids of the conversation, ready for the assistant's reply, or whole. Control tokens in messages are treated as
-        text."""
-        return self.encode_marked(self._render(self.marked(messages), self.marked(tools or ()), prompt=reply_follows))
+        text. Raises MessageDropped if the chat template leaves out a message or the tools."""
+
+        def render(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> str:
+            return self._render(messages, tools, prompt=reply_follows)
+
+        marked, schemas = self.marked(messages), self.marked(tools or ())
+        text = render(marked, schemas)
+        self._messages.check(marked, schemas, text, render, ("whole", reply_follows))
+        return self.encode_marked(text)
 
     def marked(self, values: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Mark messages or tools before they are rendered, so that `encode_marked` can tell their text from the template's control tokens.
@@ -222,15 +236,25 @@ class ChatTokenizer:
     def extend(
         self, messages: Sequence[Message], history: Tokens, tools: Sequence[Mapping[str, Any]] | None = None
     ) -> Tokens:
-        """Return the ids that follow `history` (which ends in sampled tokens) when `messages` come next."""
+        """Return the ids that follow `history` (which ends in sampled tokens) when `messages` come next. Raises MessageDropped if the
+        chat template leaves one of these out."""
         before = [{"role": "user", "content": "."}, {"role": "assistant", "content": SENTINEL}]
-        text = self._render([*before, *self.marked(messages)], self.marked(tools or ()), prompt=True)
-        at = text.find(SENTINEL)
-        if at < 0:
-            raise DataError(
-                "this model's chat template rewrites earlier replies, so a rollout cannot be extended: start a new rollout."
-            )
-        tail = text[at + len(SENTINEL) :]
+        schemas = self.marked(tools or ())
+
+        def render(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> str:
+            _, found, tail = self._render([*before, *messages], tools, prompt=True).partition(SENTINEL)
+            if not found:
+                raise DataError(
+                    "this model's chat template rewrites earlier replies, so a rollout cannot be extended: start a new rollout."
+                )
+            return tail
+
+        marked = self.marked(messages)
+        tail = render(marked, schemas)
+        # The tools are in the history: what follows it need not show them.
+        self._messages.check(
+            marked, (), tail, lambda messages, _: render(messages, schemas), ("next", bool(schemas)), before="assistant"
+        )
         if (end := self._replies.end(history[-1:].tolist())) and tail.lstrip().startswith(end):
             tail = tail.lstrip().removeprefix(end)  # the policy has sampled it already
         return self.encode_marked(tail)

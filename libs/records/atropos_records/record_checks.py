@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from atropos_core.errors import MessageDropped
 from atropos_core.rollouts.replies import AS_SAMPLED
 from atropos_core.rollouts.tokenizer import ChatTokenizer
 from atropos_core.types import UNKNOWN_VERSION, Bools, Message, Tokens
@@ -211,7 +212,11 @@ def _texts(
 def _prompt(
     step: RecordedStep, one: EpisodeRecord, tokens: SequenceTokens, messages: int, end: int, tokenizer: ChatTokenizer
 ) -> Iterator[Fault]:
-    rendered = tokenizer.render(one.messages[:messages])
+    try:
+        rendered = tokenizer.render(one.messages[:messages])
+    except MessageDropped as error:  # in a run that was recorded before such a prompt became an error
+        yield Fault(step.step, Exception.__str__(error), one.task, one.sequences[0])
+        return
     if len(rendered) == end:
         for position in np.flatnonzero(rendered != tokens.ids[:end]):
             says = (

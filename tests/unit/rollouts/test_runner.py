@@ -14,8 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+import atropos_env_gsm8k
 from atropos_core.builtin.rewards import EnvironmentReward
-from atropos_core.errors import DataError, DeadlineExceeded, EventLoopBlocked, ProcessDied
+from atropos_core.conversation import Conversation
+from atropos_core.errors import DataError, DeadlineExceeded, EventLoopBlocked, MessageDropped, ProcessDied
 from atropos_core.guards.deadlines import within
 from atropos_core.interfaces import Engine, Environment
 from atropos_core.rollouts.gold_tasks import GoldTasks
@@ -342,6 +344,36 @@ async def test_a_process_that_died_is_no_rollouts_failure_but_the_runs():
 
     with pytest.raises(ProcessDied, match="the engine is gone"):
         await run_one(rollout_runner(Scripted(how)))
+
+
+@pytest.mark.parametrize("model", ["tiny", "tiny_tools"])
+@pytest.mark.parametrize("in_groups", [False, True])
+async def test_a_message_that_the_chat_template_drops_ends_the_run_with_the_names_of_environment_and_task(
+    model: str, in_groups: bool
+) -> None:
+    class Talk(Words):
+        async def rollout(self, task: Any, policy: Any, *, seed: int) -> Episode:
+            talk = Conversation(policy, seed=seed)
+            await talk.reply(*task.messages)
+            await talk.reply({"role": "usr", "content": "Sure?"})
+            return talk.episode(Score(1.0))
+
+    class Groups(Talk):
+        async def rollout_group(self, task: Any, policy: Any, n: int, *, seeds: Sequence[int]) -> Any:
+            return [await self.rollout(task, policy, seed=seed) for seed in seeds]
+
+    tokenizer = ChatTokenizer(Path(atropos_env_gsm8k.__file__).parent / model)
+    runner = RolloutRunner(
+        {"words": Groups() if in_groups else Talk()},
+        [score()],
+        SayingEngine(),
+        tokenizer,
+        deadline_s=30.0,
+        deterministic=False,
+    )
+    with pytest.raises(MessageDropped, match="environment 'words', task 'train-3': the chat template of") as refused:
+        await run_one(runner)
+    assert "of the role 'usr'" in str(refused.value) and refused.value.remedy
 
 
 # -- an environment's own rollout_group
