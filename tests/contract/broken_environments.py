@@ -322,6 +322,16 @@ class GroupOfTheWrongSize(Sums):
         return episodes[: max(n - 1, 1)]
 
 
+class MisspeltRole(Sums):
+    """Its second message has a role that no chat template knows."""
+
+    async def rollout(self, task, policy, *, seed):  # type: ignore[no-untyped-def]
+        talk = Conversation(policy, seed=seed)
+        await talk.reply(*task.messages)
+        reply = await talk.reply({"role": "usr", "content": "Are you sure?"})
+        return talk.episode(await self.score(task, reply))
+
+
 BUGS: dict[type[Environment], set[str]] = {
     DuplicateIds: {"unique ids"},
     SharedSplits: {"splits"},
@@ -356,6 +366,7 @@ BUGS: dict[type[Environment], set[str]] = {
     YieldsItsScore: {"rollouts"},
     BlocksForAMoment: {"event loop"},
     MalformedMessages: {"tasks"},
+    MisspeltRole: {"messages"},
     NoTasks: {"tasks"},
     GroupOfTheWrongSize: {"groups"},
 }

@@ -14,7 +14,7 @@ from atropos_testing.answers_in_prompts import check_leaks
 from atropos_testing.attempts import Outcome, attempt, difference
 from atropos_testing.eventloop import Blocked, Watch, watched
 from atropos_testing.lifetimes import cancel_rollout, fail_rollout
-from atropos_testing.outcomes import check_cheap, check_oracle, check_rollouts, check_tokenised_once
+from atropos_testing.outcomes import check_cheap, check_messages, check_oracle, check_rollouts, check_tokenised_once
 from atropos_testing.replies import ADVERSARIAL, EMPTY, ORACLE, RANDOM, hedges
 from atropos_testing.report import Report, of_error
 from atropos_testing.scripted import OtherIds, Script, ScriptedPolicy
@@ -22,8 +22,8 @@ from atropos_testing.splits import Looked, check_tasks, look_at, portrait, wrong
 from atropos_testing.subject import Subject
 
 CHECKS = (
-    "opens", "tasks", "stable tasks", "unique ids", "splits", "no leaks", "re-tokenisation", "rollouts", "episodes", "groups", "oracle",
-    "no hedging", "adversarial replies", "same again", "rollouts at once", "cancellation", "late engine", eventloop.EVENT_LOOP,
+    "opens", "tasks", "stable tasks", "unique ids", "splits", "no leaks", "re-tokenisation", "rollouts", "messages", "episodes", "groups",
+    "oracle", "no hedging", "adversarial replies", "same again", "rollouts at once", "cancellation", "late engine", eventloop.EVENT_LOOP,
     "closes", "made anew",
 )  # fmt: skip
 SEED = 20260131
@@ -105,7 +105,9 @@ class EnvironmentContract:
         others = await self._each(RANDOM, SEED + 1)
         hedged = [outcome for script in hedges(self._answers) for outcome in await self._each(script)]
         hostile = [outcome for script in ADVERSARIAL for outcome in await self._each(script)]
-        check_rollouts(self._report, [*noise, *empty, *oracle, *others, *hedged, *hostile], len(self._tasks))
+        tried = [*noise, *empty, *oracle, *others, *hedged, *hostile]
+        check_rollouts(self._report, tried, len(self._tasks))
+        check_messages(self._report, tried)
         if self._unended >= PATIENCE:
             self._report.note(
                 "rollouts", f"{PATIENCE} rollouts did not end; nothing that needs more of them was checked"

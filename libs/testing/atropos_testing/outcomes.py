@@ -10,7 +10,7 @@ from atropos_core.interfaces import NO_COROUTINE
 from atropos_testing.attempts import Outcome, was_given, wrong_with
 from atropos_testing.replies import is_answer_by_chance
 from atropos_testing.report import Report, brief
-from atropos_testing.scripted import END, OTHER, OtherIds
+from atropos_testing.scripted import END, OTHER, ROLES, OtherIds
 
 AWAITED = ("object async_generator", "can't be used in 'await' expression", NO_COROUTINE)
 SHORTEST = 3  # ids of a reply that stands in a prompt by no chance
@@ -38,6 +38,27 @@ def check_rollouts(report: Report, outcomes: Sequence[Outcome], tasks: int) -> N
         good=f"scores from {min(scores):g} to {max(scores):g}" if scores else "there is none",
         remedy="Return an Episode with a finite score, made by Conversation.episode(), which keeps tokens as sampled.",
     )
+
+
+def check_messages(report: Report, outcomes: Sequence[Outcome]) -> None:
+    """Check `messages`: the roles of what rollouts send. Note if the model needs a chat template that shows tools."""
+    sent = {role for outcome in outcomes for role in outcome.policy.roles}
+    unknown = {role: outcome for outcome in outcomes for role in sorted(outcome.policy.roles - set(ROLES))}
+    report.check(
+        "messages",
+        [
+            f"{outcome.label}: a message has the role {role!r}, which chat templates do not know and leave out of the prompt"
+            for role, outcome in unknown.items()
+        ],
+        good=f"of the roles {', '.join(role for role in ROLES if role in sent)}" if sent else "none was sent",
+        remedy=f"Use one of the roles {', '.join(ROLES)}.",
+    )
+    if "tool" in sent or any(outcome.policy.has_tools for outcome in outcomes):
+        report.note(
+            "messages",
+            "rollouts send tools or results of tools, so a run needs a model whose chat template shows them",
+            "tiny-tools shows them (--model tiny-tools). tiny, the default model, does not: a run with it ends with an error.",
+        )
 
 
 def check_tokenised_once(report: Report, outcomes: Sequence[Outcome]) -> None:

@@ -20,6 +20,7 @@ from atropos_core.seeds import derive, of_replies
 from atropos_core.types import Completion, Finish, Message, Sampling, Task, Tokens
 
 END = 0x110000  # one past the last code point: the end of every turn
+ROLES = ("system", "developer", "user", "assistant", "tool")  # of messages; chat templates leave others out
 OTHER = 2 * END  # what OtherIds adds to each id that it samples
 _LOGPROB = -0.5
 
@@ -35,12 +36,15 @@ class Script:
 
 
 class ScriptedPolicy(Policy):
-    """One rollout's policy. `given` has every reply's ids. With `spread_s`, each reply takes a different time, up to that long, so that
-    concurrent rollouts overtake one another."""
+    """One rollout's policy. `given` has every reply's ids, `roles` the roles of the messages that it was sent, and `has_tools` is
+    True if it was sent tools. With `spread_s`, each reply takes a different time, up to that long, so that concurrent rollouts overtake
+    one another."""
 
     def __init__(self, script: Script, task: Task, *, spread_s: float = 0.0) -> None:
         self.sampling = Sampling()
         self.given: list[Tokens] = []
+        self.roles: set[str] = set()
+        self.has_tools = False
         self._script = script
         self._task = task
         self._spread_s = spread_s
@@ -54,6 +58,8 @@ class ScriptedPolicy(Policy):
     ) -> Tokens:
         if not messages and after is None:
             raise DataError("render() was given no messages")
+        self.roles.update(str(message["role"]) for message in messages)
+        self.has_tools = self.has_tools or bool(tools)
         rendered = [f"tools {json.dumps(list(tools), default=str)}"] if tools and after is None else []
         rendered += [f"{message['role']} {render_content(message)}" for message in messages]
         return np.concatenate([*(np.append(to_ids(text), END) for text in rendered), to_ids("assistant ")]).astype(

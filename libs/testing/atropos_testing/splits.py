@@ -13,12 +13,11 @@ from atropos_core.errors import DataError
 from atropos_core.interfaces import Environment
 from atropos_core.types import Split, Task
 from atropos_testing.report import RAISED, Report, brief, of_error
-from atropos_testing.scripted import render_content
+from atropos_testing.scripted import ROLES, render_content
 
 LOOKED_AT = 2000  # tasks of a split
 PATIENCE_S = 10.0  # a split that makes its tasks slowly is looked at in part
 COMPARING_S = 1.0  # for reading the train tasks that were not looked at, to see whether test tasks are among them
-ROLES = ("system", "developer", "user", "assistant", "tool")
 SPLITS = (
     "tasks('train') is trained on; tasks('test') is only evaluated, and held-out accuracy is of tasks that were never trained on. "
     "Divide the data once, and give each task to only one of the two, with a unique id."
