@@ -42,6 +42,7 @@ class Reply:
     metrics: Mapping[str, float]
     answer: str  # of its task, if it is short
     environment: str
+    has_text: bool = True  # False: a client sent tokens without messages
 
     @property
     def header(self) -> str:
@@ -51,7 +52,7 @@ class Reply:
 
     @property
     def is_empty(self) -> bool:
-        return not self.text.strip() and not self.calls
+        return self.has_text and not self.text.strip() and not self.calls
 
     @property
     def ends_right(self) -> bool:
@@ -117,6 +118,7 @@ def _reply(
         metrics,
         wanted if len(wanted) <= LONGEST_ANSWER else "",
         environment,
+        bool(last),
     )
 
 

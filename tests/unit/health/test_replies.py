@@ -57,6 +57,12 @@ def test_shares_are_of_all_replies():
     assert (found["replies/empty"], found["replies/other_turn"]) == (0.5, 0.25)
 
 
+def test_a_reply_that_a_client_sent_as_tokens_alone_is_not_called_empty():
+    sent = of("4", "4")
+    sent = replace(sent, episodes=tuple(replace(one, messages=()) for one in sent.episodes))
+    assert measure_replies([sent])["replies/empty"] == 0.0
+
+
 def tokens_of(*ids: int, finish: str = "length") -> ScoredGroup:
     made = group(0, (0.0,))
     values = rollout(prompt=2, sampled=len(ids))
