@@ -57,7 +57,10 @@ def main() -> None:
         signal.setitimer(signal.ITIMER_PROF, cpu_s)
         kind, text = answer(call)
         signal.setitimer(signal.ITIMER_PROF, 0)
-        send(connection, bytes([kind]) + text.encode("utf-8", "surrogatepass"))
+        try:
+            send(connection, bytes([kind]) + text.encode("utf-8", "surrogatepass"))
+        except (BrokenPipeError, ConnectionResetError):
+            return  # the parent has ended, for a Ctrl-C for example
         if kind == TOO_MUCH:
             return  # the next call gets a process with all of its memory
 
