@@ -37,9 +37,8 @@ from atropos_core.turn_rewards import Placed, mixed, split_scores
 from atropos_core.types import ABSTAINED, Draw, Episode, Failed, Floats, Sampling, ScoredGroup, Split, Task
 
 FATAL = (ProcessDied, MessageDropped)  # errors that end the run instead of failing one rollout
-MOST_BLOCKED = (
-    3  # interruptions of blocking code in a row: nothing proceeds during each, which takes blocked_loop.BLOCKED_AFTER_S
-)
+FIRST_TESTED, FIRST_TRAINED = 16, 512  # tasks that are compared
+MOST_BLOCKED = 3  # interruptions of blocking code in a row; the run stands still for BLOCKED_AFTER_S before each
 
 
 @dataclass(frozen=True)
@@ -370,6 +369,21 @@ def check_named_tasks(name: str, environment: Environment, split: Split) -> None
         raise
     except Exception as error:
         raise _raised(name, split, error) from error
+
+
+def warn_of_trained_test_tasks(name: str, environment: Environment) -> None:
+    """Warn if the first held-out tasks are training tasks as well, by id and content: then accuracy shows what was memorized."""
+    try:
+        train, test = environment.tasks("train"), environment.tasks("test")
+        trained = {repr(train[index]) for index in range(min(len(train), FIRST_TRAINED))}
+        first = [repr(test[index]) for index in range(min(len(test), FIRST_TESTED))]
+    except Exception:  # noqa: BLE001 - the plugin boundary: a rollout of this task will say so
+        return
+    if first and trained.issuperset(first):
+        console.warn(
+            f"environment {name!r}: the first {len(first)} held-out tasks are training tasks as well, so that held-out accuracy shows "
+            "what was memorized. Let tasks('test') return other tasks than tasks('train')."
+        )
 
 
 def _raised(name: str, split: Split, error: Exception) -> DataError:

@@ -286,6 +286,17 @@ def test_episodes_that_all_raise_end_the_run_from_the_original_error(atropos, tm
     assert "mine.py" in ended.err, "with the line of the user's own code"
 
 
+@pytest.mark.parametrize(("split", "warned"), [("'train'", True), ("split", False)])
+def test_a_run_whose_held_out_tasks_are_trained_says_so(atropos, tmp_path, split, warned):
+    path = environment(tmp_path, "return 1.0")
+    file = tmp_path / "mine.py"
+    same = f"\n\nclass Same(Mine):\n    def tasks(self, split):\n        return super().tasks({split})\n"
+    file.write_text(file.read_text() + same)
+    ended = atropos(*TOY, "--env", path.replace("Mine", "Same"), "--steps", "1")
+    assert ended.code == 0, ended.err
+    assert ("held-out tasks are training tasks as well" in ended.err) is warned
+
+
 def test_an_episode_that_never_ends_is_cancelled_at_its_deadline(atropos, tmp_path):
     score = (
         "if hash(reply['content']) % 8 == 0:\n    await asyncio.Event().wait()\nreturn reply['content'].count('7') / 8"
