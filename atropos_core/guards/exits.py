@@ -137,6 +137,13 @@ def file_and_line(trace: TracebackType | None) -> str:
     return f" ({Path(found.filename).name}:{found.lineno})" if found else ""
 
 
+def line_of_component(trace: TracebackType | None) -> str:
+    """Return the innermost line of a component's code, as FILE:LINE, or an empty string if it is a line of this package."""
+    found = _own_line(trace)
+    ours = f"{Path(__file__).parents[1]}/"
+    return f"{Path(found.filename).name}:{found.lineno}" if found and not found.filename.startswith(ours) else ""
+
+
 _callers: list[str] = []  # folders outside core whose code calls components, and so is never the component's own line
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import random
 import subprocess
 import sys
@@ -9,13 +11,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
+from typing import ClassVar
 
 import pytest
 
+from atropos_core.conversation import Conversation
 from atropos_core.errors import ConfigError
 from atropos_core.interfaces import Environment, Finding
 from atropos_core.plugins.references import load_reference
-from atropos_core.types import Split, Task
+from atropos_core.types import Score, Split, Task
 from atropos_testing import ContractBroken, check, environment_contract
 
 HERE = Path(__file__).parent
@@ -220,3 +224,114 @@ def test_what_computes_for_long_is_noted_and_a_machine_that_is_busy_is_not(envir
     )
     assert checked.returncode == 0, checked.stdout + checked.stderr
     assert checked.stdout.count("asyncio.to_thread is for long computations") == notes, checked.stdout
+
+
+class NeverEnds(Sums):  # type: ignore[misc,valid-type]
+    policies: ClassVar[set[int]] = set()  # of the rollouts that were begun
+
+    async def rollout(self, task, policy, *, seed):
+        self.policies.add(id(policy))
+        talk = Conversation(policy, seed=seed)
+        await talk.reply(*task.messages)
+        while True:
+            await talk.reply({"role": "user", "content": "Again."})
+
+
+class CatchesItsCancellation(NeverEnds):
+    async def rollout(self, task, policy, *, seed):
+        while True:
+            try:
+                await super().rollout(task, policy, seed=seed)
+            except (Exception, asyncio.CancelledError):
+                continue
+
+
+@pytest.mark.parametrize("environment", [NeverEnds, CatchesItsCancellation])
+def test_after_one_rollout_that_does_not_end_no_other_is_begun(environment, monkeypatch) -> None:
+    monkeypatch.setattr(environment, "policies", set())
+    findings = check("environment", environment, deadline_s=0.5)
+    found = broken(findings)["rollouts"]
+    assert found.detail == "task 'train-0', policy 'random': did not end within 0.5 s"
+    assert "bound the number of its turns" in found.remedy
+    assert [one.detail for one in findings if one.subject == "rollouts" and one.ok is None] == [
+        "nothing else that needs rollouts was checked, because one did not end"
+    ]
+    assert len(environment.policies) == 1
+
+
+class LongToolMessage(Sums):  # type: ignore[misc,valid-type]
+    async def rollout(self, task, policy, *, seed):
+        talk = Conversation(policy, seed=seed)
+        await talk.reply(*task.messages)
+        await talk.reply({"role": "tool", "content": "x" * 10_000_000})
+        return talk.episode(Score(1.0))
+
+
+class ReadsAMissingKey(Sums):  # type: ignore[misc,valid-type]
+    async def score(self, task, reply):
+        return task.data["gold"]
+
+
+class RolloutWithoutSeed(Sums):  # type: ignore[misc,valid-type]
+    async def rollout(self, task, policy):  # type: ignore[override]
+        raise NotImplementedError
+
+
+class RolloutReturnsNone(Sums):  # type: ignore[misc,valid-type]
+    async def rollout(self, task, policy, *, seed):
+        await Conversation(policy, seed=seed).reply(*task.messages)
+
+
+class WithoutScore(Environment):
+    def tasks(self, split: Split) -> Sequence[Task]:
+        return Sums().tasks(split)
+
+
+class ReadsOnlyNumbers(Sums):  # type: ignore[misc,valid-type]
+    async def score(self, task, reply):
+        return float(int(reply["content"]) == int(task.answer))
+
+
+@pytest.mark.parametrize(
+    ("environment", "said", "remedy"),
+    [
+        (LongToolMessage, "the prompt has 10,000,0", "Cut what a tool or a file returns before it becomes a message."),
+        (
+            ReadsAMissingKey,
+            "KeyError: 'gold'",
+            "the reply is not the cause, because the own answer of task 'train-0' fails",
+        ),
+        (RolloutWithoutSeed, "unexpected keyword argument 'seed'", "rollout(self, task, policy, *, seed)"),
+        (RolloutReturnsNone, "rollout() returned None, not an Episode", "return talk.episode(...)"),
+        (WithoutScore, "must override either score() or rollout()", "Write `async def score(self, task, reply)`"),
+    ],
+)
+def test_rollouts_that_fail_whatever_the_reply_are_not_blamed_on_it(environment, said, remedy) -> None:
+    findings = check("environment", environment)
+    found = broken(findings)
+    assert set(found) == {"rollouts"} and said in found["rollouts"].detail and remedy in found["rollouts"].remedy, found
+    rest = " ".join(one.detail for one in findings)
+    assert "no rollout ended in an episode: nothing else that needs one was checked" in rest
+    assert "there is none" not in rest and "no task has an answer" not in rest and "repeated" not in rest
+
+
+def test_the_line_to_fix_is_named() -> None:
+    found = broken(check("environment", ReadsAMissingKey))["rollouts"]
+    line = inspect.getsourcelines(ReadsAMissingKey.score)[1] + 1
+    assert found.remedy.startswith(f"Fix {Path(__file__).name}:{line}: "), found
+
+
+def test_a_reply_is_blamed_only_if_the_answers_of_the_tasks_were_scored() -> None:
+    findings = check("environment", ReadsOnlyNumbers)
+    assert "a reply that cannot be read is a wrong reply" in broken(findings)["rollouts"].remedy
+    assert "no task has an answer" not in " ".join(one.detail for one in findings)
+
+
+class ScoresTooMuch(Sums):  # type: ignore[misc,valid-type]
+    async def score(self, task, reply):
+        return Score(1e300 if reply["content"] == task.answer else 0.0, reply["content"] == task.answer)
+
+
+def test_a_score_that_float32_cannot_hold_is_called_too_large() -> None:
+    found = broken(check("environment", ScoresTooMuch))["episodes"]
+    assert "score is 1e+300, too large for float32 (at most 3.4e+38)" in found.detail

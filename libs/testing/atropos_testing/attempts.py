@@ -8,15 +8,20 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Real
+from typing import Any
 
 import numpy as np
 
+from atropos_core.guards.exits import line_of_component
 from atropos_core.interfaces import Environment
 from atropos_core.rollouts.runner import runs_groups
 from atropos_core.types import Episode, Failed, Rollout, Task, Tokens
 from atropos_testing.eventloop import Blocked
 from atropos_testing.report import RAISED, brief, of_error
 from atropos_testing.scripted import Script, ScriptedPolicy
+
+CANCELLED_WITHIN_S = 2.0
+FLOAT32_MOST = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True)
@@ -29,6 +34,7 @@ class Outcome:
     policy: ScriptedPolicy
     episode: Episode | None = None
     error: str = ""
+    where: str = ""  # the line of the component's code that raised the error
     unended: bool = False  # it had to be ended
     given_up: bool = False  # it was never begun: too many before it did not end
 
@@ -78,18 +84,40 @@ async def attempt(
 ) -> Outcome:
     """Run a rollout and never raise, except for an interrupt."""
     policy = policy or ScriptedPolicy(script, task, spread_s=spread_s)
+    rollout = asyncio.ensure_future(run_rollout(environment, task, policy, seed))
     try:
-        async with asyncio.timeout(deadline_s):
-            episode = await run_rollout(environment, task, policy, seed)
-    except TimeoutError:
-        return Outcome(task, script, seed, policy, None, f"did not end within {deadline_s:g} s", unended=True)
+        await asyncio.wait({rollout}, timeout=deadline_s)
+        ended = rollout.done()
+        await cancel(rollout)
+        if not ended:
+            return Outcome(task, script, seed, policy, None, f"did not end within {deadline_s:g} s", unended=True)
+        if rollout.cancelled():
+            return Outcome(
+                task, script, seed, policy, None, "raised asyncio.CancelledError, though nothing cancelled it"
+            )
+        episode = rollout.result()
     except Blocked as error:
         return Outcome(task, script, seed, policy, None, str(error), unended=True)
     except RAISED as error:  # the plugin boundary: an environment's code
-        return Outcome(task, script, seed, policy, None, of_error(error))
+        where = line_of_component(error.__traceback__)
+        return Outcome(task, script, seed, policy, None, of_error(error), where)
+    finally:
+        rollout.cancel()
     if not isinstance(episode, Episode):
-        return Outcome(task, script, seed, policy, None, f"gave a {type(episode).__name__}, not an Episode")
+        gave = "returned None" if episode is None else f"returned a {type(episode).__name__}"
+        return Outcome(task, script, seed, policy, None, f"rollout() {gave}, not an Episode")
     return Outcome(task, script, seed, policy, episode)
+
+
+async def cancel(work: asyncio.Future[Any]) -> None:
+    """Cancel `work` a few times, and leave it if it does not end: code that catches every exception also catches its cancellation."""
+    for _ in range(3):
+        if work.done():
+            break
+        work.cancel()
+        await asyncio.wait({work}, timeout=CANCELLED_WITHIN_S / 4)
+    if work.done() and not work.cancelled():
+        work.exception()
 
 
 def wrong_with(outcome: Outcome) -> list[str]:
@@ -101,11 +129,13 @@ def wrong_with(outcome: Outcome) -> list[str]:
     numbers |= {f"metrics[{name!r}]": value for name, value in episode.metrics.items()}
     for name, value in numbers.items():
         try:
-            finite = not isinstance(value, str) and bool(np.isfinite(np.float32(value)))
-        except (TypeError, ValueError):
+            finite = not isinstance(value, str) and bool(np.isfinite(np.float64(value)))
+        except (TypeError, ValueError, OverflowError):
             finite = False
-        if not finite:
-            wrong.append(f"{name} is {value!r}, not a finite number")
+        if _is_too_large(value):
+            wrong.append(f"{name} is {repr(value)[:80]}, too large for float32 (at most {FLOAT32_MOST:.1e})")
+        elif not finite:
+            wrong.append(f"{name} is {repr(value)[:80]}, not a finite number")
     if episode.correct not in (True, False, None):
         wrong.append(f"correct is {episode.correct!r}, not True, False or None")
     if not episode.rollouts:
@@ -116,6 +146,11 @@ def wrong_with(outcome: Outcome) -> list[str]:
         if not was_given(rollout, outcome.policy.given):
             wrong.append("a rollout marks tokens as sampled that are not what the policy sampled")
     return [f"{outcome.label}: {each}" for each in wrong]
+
+
+def _is_too_large(value: Any) -> bool:  # a score is whatever the environment gave
+    """True for a finite number that is infinite as float32, in which scores are kept."""
+    return isinstance(value, int | float) and FLOAT32_MOST < abs(value) < float("inf")
 
 
 def difference(one: Outcome, other: Outcome) -> str:

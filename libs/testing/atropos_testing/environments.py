@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+from atropos_core.console.waits import Wait, waiting
 from atropos_core.interfaces import Environment, Finding, SelfChecked
 from atropos_core.rollouts.runner import runs_groups
 from atropos_core.types import Episode, Failed, Task
@@ -14,7 +15,14 @@ from atropos_testing.answers_in_prompts import check_leaks
 from atropos_testing.attempts import Outcome, attempt, difference
 from atropos_testing.eventloop import Blocked, Watch, watched
 from atropos_testing.lifetimes import cancel_rollout, fail_rollout
-from atropos_testing.outcomes import check_cheap, check_messages, check_oracle, check_rollouts, check_tokenised_once
+from atropos_testing.outcomes import (
+    ENDLESS,
+    check_cheap,
+    check_messages,
+    check_oracle,
+    check_rollouts,
+    check_tokenised_once,
+)
 from atropos_testing.replies import ADVERSARIAL, EMPTY, ORACLE, RANDOM, hedges
 from atropos_testing.report import Report, of_error
 from atropos_testing.scripted import OtherIds, Script, ScriptedPolicy
@@ -32,7 +40,7 @@ GROUP = 4
 OPEN_DEADLINE_S = 300.0  # a data set may have to be fetched
 STREAM = "an endless stream: each rollout takes the next item, so that none is compared with its repetition"
 TOKENISED = 2  # tasks that are run once more, for where their tokens come from
-PATIENCE = 2  # rollouts that do not end, before no more are begun
+SHOWN_AFTER_S = 5.0  # a rollout that takes longer is named while it runs
 
 
 class EnvironmentContract:
@@ -46,10 +54,13 @@ class EnvironmentContract:
         self._environment: Environment
         self._splits: list[Looked] = []
         self._tasks: list[Task] = []  # those that are run
-        self._unended = 0
+        self._unended: Outcome | None = None  # the first rollout that did not end: no other is begun after it
+        self._ended = 0
+        self._wait: Wait
 
     def findings(self) -> list[Finding]:
-        eventloop.run(self._check())
+        with waiting(f"the check of {self._subject.label}", after_s=SHOWN_AFTER_S) as self._wait:
+            eventloop.run(self._check())
         return self._report.findings
 
     async def _check(self) -> None:
@@ -61,7 +72,7 @@ class EnvironmentContract:
                 with watch.off():
                     has_tasks = self._look()
                 if has_tasks:
-                    earlier = await self._check_rollouts()
+                    earlier = await self._check_rollouts(watch)
                     watch.tell(
                         self._report,
                         "Await whatever takes long: asyncio.sleep, an async client, asyncio.to_thread for what blocks or computes.",
@@ -94,29 +105,38 @@ class EnvironmentContract:
 
     # -- rollouts
 
-    async def _check_rollouts(self) -> list[Outcome]:
+    async def _check_rollouts(self, watch: Watch) -> list[Outcome]:
         """Run all checks of rollouts. Return the rollouts that must have the same result whenever they are repeated."""
         if needed := self._environment.waits_for:
             self._report.note("rollouts", f"a rollout waits for {needed}: nothing that needs one was checked")
             return []
         portraits = [portrait(task) for task in self._tasks]
-        await self._check_tokens()
+        tokenised = await self._with_other_ids()
         noise, empty, oracle = [await self._each(script) for script in (RANDOM, EMPTY, ORACLE)]
         others = await self._each(RANDOM, SEED + 1)
         hedged = [outcome for script in hedges(self._answers) for outcome in await self._each(script)]
         hostile = [outcome for script in ADVERSARIAL for outcome in await self._each(script)]
-        tried = [*noise, *empty, *oracle, *others, *hedged, *hostile]
-        check_rollouts(self._report, tried, len(self._tasks))
-        check_messages(self._report, tried)
-        if self._unended >= PATIENCE:
-            self._report.note(
-                "rollouts", f"{PATIENCE} rollouts did not end; nothing that needs more of them was checked"
-            )
+        outcomes = [*noise, *empty, *oracle, *others, *hedged, *hostile]
+        with watch.off():  # comparing is the check's own work, however long it takes
+            if self._unended is not None:
+                self._report.check(
+                    "rollouts", [f"{self._unended.label}: {self._unended.error}"], good="", remedy=ENDLESS
+                )
+                self._report.note("rollouts", "nothing else that needs rollouts was checked, because one did not end")
+                return []
+            check_tokenised_once(self._report, tokenised)
+            check_rollouts(self._report, outcomes, oracle, len(self._tasks))
+            check_messages(self._report, outcomes)
+        ended = any(outcome.episode is not None for outcome in outcomes)
+        if ended or runs_groups(self._environment):
+            await self._check_group()
+        if not ended:
+            self._report.note("rollouts", "no rollout ended in an episode: nothing else that needs one was checked")
             return []
-        await self._check_group()
-        check_oracle(self._report, oracle, {"random": noise, "empty": empty})
-        check_cheap(self._report, "no hedging", "hedging", hedged, oracle)
-        check_cheap(self._report, "adversarial replies", "adversarial", hostile, oracle)
+        with watch.off():
+            check_oracle(self._report, oracle, {"random": noise, "empty": empty})
+            check_cheap(self._report, "no hedging", "hedging", hedged, oracle)
+            check_cheap(self._report, "adversarial replies", "adversarial", hostile, oracle)
         earlier = [*noise, *others, *oracle, *empty]
         if self._environment.repeats:
             await self._check_same_again(earlier, portraits)
@@ -129,25 +149,34 @@ class EnvironmentContract:
     async def _each(self, script: Script, seed: int = SEED) -> list[Outcome]:
         return [await self._one(task, script, seed) for task in self._tasks]
 
-    async def _one(self, task: Task, script: Script, seed: int, spread_s: float = 0.0) -> Outcome:
-        if self._unended >= PATIENCE:
+    async def _one(
+        self, task: Task, script: Script, seed: int, spread_s: float = 0.0, policy: ScriptedPolicy | None = None
+    ) -> Outcome:
+        if self._unended is not None:
             return Outcome(task, script, seed, ScriptedPolicy(script, task), given_up=True)
-        outcome = await attempt(
-            self._environment, task, script, seed=seed, deadline_s=self._deadline_s, spread_s=spread_s
-        )
-        self._unended += outcome.unended
+        with waiting(f"a rollout of task {task.id!r}, policy {script.name!r}", after_s=SHOWN_AFTER_S):
+            outcome = await attempt(
+                self._environment,
+                task,
+                script,
+                seed=seed,
+                deadline_s=self._deadline_s,
+                spread_s=spread_s,
+                policy=policy,
+            )
+        if outcome.unended:
+            self._unended = self._unended or outcome
+        self._ended += 1
+        self._wait.done = f"{self._ended} rollouts ended"
         return outcome
 
-    async def _check_tokens(self) -> None:
+    async def _with_other_ids(self) -> list[Outcome]:
         """Use a policy that samples a text as other ids than its tokenizer makes of it, as every model sometimes does."""
-        outcomes = [
-            await attempt(
-                self._environment, task, script, seed=SEED, deadline_s=self._deadline_s, policy=OtherIds(script, task)
-            )
+        return [
+            await self._one(task, script, SEED, policy=OtherIds(script, task))
             for task in self._tasks[:TOKENISED]
             for script in (RANDOM, ORACLE)
         ]
-        check_tokenised_once(self._report, outcomes)
 
     async def _check_group(self) -> None:
         task = self._tasks[0]
@@ -170,7 +199,9 @@ class EnvironmentContract:
             "groups",
             problems,
             good=f"{GROUP} rollouts of one task, by {whose} rollout_group()",
-            remedy="rollout_group() returns one Episode, Failed or exception for each of the seeds.",
+            remedy="rollout_group() returns one Episode, Failed or exception for each of the seeds."
+            if runs_groups(self._environment)
+            else "Do what `rollouts` says: these are the same rollouts, run at once.",
         )
 
     async def _check_same_again(self, earlier: Sequence[Outcome], portraits: Sequence[str]) -> None:

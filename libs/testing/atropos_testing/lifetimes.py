@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 
 from atropos_core.interfaces import Environment
-from atropos_core.types import Episode, Task
-from atropos_testing.attempts import run_rollout
+from atropos_core.types import Task
+from atropos_testing.attempts import CANCELLED_WITHIN_S, cancel, run_rollout
 from atropos_testing.eventloop import Blocked
 from atropos_testing.replies import EMPTY
 from atropos_testing.report import of_error
 from atropos_testing.scripted import FailingPolicy, SilentPolicy
 
-CANCELLED_WITHIN_S = 2.0
 SAMPLING_WITHIN_S = 10.0
 
 
@@ -24,13 +23,13 @@ async def cancel_rollout(environment: Environment, task: Task) -> str | None:
     await asyncio.wait({rollout, began}, timeout=SAMPLING_WITHIN_S, return_when=asyncio.FIRST_COMPLETED)
     began.cancel()
     if not policy.sampling_began.is_set():
-        await _end(rollout)
+        await cancel(rollout)
         return None
     rollout.cancel()
     await asyncio.wait({rollout}, timeout=CANCELLED_WITHIN_S)
     if not rollout.done():
         policy.released.set()
-        await _end(rollout)
+        await cancel(rollout)
         return f"task {task.id!r}: a cancelled rollout still ran {CANCELLED_WITHIN_S:g} s later"
     if rollout.cancelled():
         return ""
@@ -48,15 +47,5 @@ async def fail_rollout(environment: Environment, task: Task) -> str:
         if not rollout.cancelled() and isinstance(rollout.exception(), Blocked):
             return f"task {task.id!r}: calls a late engine again and again, and blocks the event loop"
         return ""
-    await _end(rollout)
+    await cancel(rollout)
     return f"task {task.id!r}: called a late engine again and again for {CANCELLED_WITHIN_S:g} s"
-
-
-async def _end(rollout: asyncio.Future[Episode]) -> None:
-    for _ in range(3):
-        if rollout.done():
-            break
-        rollout.cancel()
-        await asyncio.wait({rollout}, timeout=CANCELLED_WITHIN_S / 4)
-    if rollout.done() and not rollout.cancelled():
-        rollout.exception()

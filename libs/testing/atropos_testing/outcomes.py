@@ -12,32 +12,52 @@ from atropos_testing.replies import is_answer_by_chance
 from atropos_testing.report import Report, brief
 from atropos_testing.scripted import END, OTHER, ROLES, OtherIds
 
+ENDLESS = "End every rollout, whatever the policy replies: bound the number of its turns, and the time that it waits for anything."
 AWAITED = ("object async_generator", "can't be used in 'await' expression", NO_COROUTINE)
+REMEDIES = {  # by text of an error
+    **dict.fromkeys(AWAITED, "rollout() and score() are `async def` with `return`, never `yield`."),
+    "rollout() got an unexpected keyword argument 'seed'": "Declare it as `async def rollout(self, task, policy, *, seed)`.",
+    "rollout() returned ": "End rollout() with `return talk.episode(...)`: it returns one Episode.",
+    "must override either score() or rollout()": "Write `async def score(self, task, reply)`, which returns a number.",
+    "more than any model reads": "Cut what a tool or a file returns before it becomes a message.",
+}
 SHORTEST = 3  # ids of a reply that stands in a prompt by no chance
 
 
-def check_rollouts(report: Report, outcomes: Sequence[Outcome], tasks: int) -> None:
-    """Check `rollouts` and `episodes`."""
+def check_rollouts(report: Report, outcomes: Sequence[Outcome], oracle: Sequence[Outcome], tasks: int) -> None:
+    """Check `rollouts` and `episodes`. `oracle`: those of the outcomes whose policy replies the task's own answer."""
+    failed = [outcome for outcome in outcomes if outcome.episode is None and not outcome.given_up]
     report.check(
         "rollouts",
-        [
-            f"{outcome.label}: {outcome.error}"
-            for outcome in outcomes
-            if outcome.episode is None and not outcome.given_up
-        ],
+        [f"{outcome.label}: {outcome.error}" for outcome in failed],
         good=f"{len(outcomes)} rollouts of {tasks} tasks, each ended in an episode",
-        remedy="rollout() and score() are `async def` with `return`, never `yield`."
-        if any(text in (outcome.error or "") for text in AWAITED for outcome in outcomes)
-        else "Score whatever the policy says: a reply that cannot be read is a wrong reply, not an error.",
+        remedy=_how_to_end_in_episodes(failed, oracle),
     )
     ended = [outcome for outcome in outcomes if outcome.episode is not None]
     scores = [outcome.score for outcome in ended if np.isfinite(outcome.score)]
-    report.check(
-        "episodes",
-        [each for outcome in ended for each in wrong_with(outcome)],
-        good=f"scores from {min(scores):g} to {max(scores):g}" if scores else "there is none",
-        remedy="Return an Episode with a finite score, made by Conversation.episode(), which keeps tokens as sampled.",
-    )
+    if ended:
+        report.check(
+            "episodes",
+            [each for outcome in ended for each in wrong_with(outcome)],
+            good=f"scores from {min(scores):g} to {max(scores):g}" if scores else "no score is a finite number",
+            remedy="Return an Episode with a finite score, made by Conversation.episode(), which keeps tokens as sampled.",
+        )
+
+
+def _how_to_end_in_episodes(failed: Sequence[Outcome], oracle: Sequence[Outcome]) -> str:
+    """Return what to do about rollouts that failed. Only if the tasks' own answers ended well is it about how replies are read."""
+    for text, remedy in REMEDIES.items():
+        if any(text in outcome.error for outcome in failed):
+            return remedy
+    answered = [outcome for outcome in oracle if outcome.task.answer is not None]
+    if answered and all(outcome.episode is not None for outcome in answered):
+        return "Score whatever the policy says: a reply that cannot be read is a wrong reply, not an error."
+    right = next((outcome for outcome in answered if outcome.episode is None), None)
+    lines = list(dict.fromkeys(outcome.where for outcome in ([right] if right else failed) if outcome.where))
+    fix = f"Fix {lines[0]}" if lines else "Fix what the error says"
+    if right is None:
+        return f"{fix}: a rollout must end in an episode, whatever the policy replies."
+    return f"{fix}: the reply is not the cause, because the own answer of task {right.task.id!r} fails as well."
 
 
 def check_messages(report: Report, outcomes: Sequence[Outcome]) -> None:
@@ -99,7 +119,7 @@ def check_oracle(report: Report, oracle: Sequence[Outcome], others: Mapping[str,
     """Check `oracle`: the task's own answer is correct, and earns more than `others`, replies that ignore the task."""
     rows = [outcome for outcome in oracle if outcome.task.answer is not None and outcome.episode is not None]
     if not rows:
-        report.note("oracle", "no task has an answer to reply with")
+        report.note("oracle", _untested(oracle, "no task has an answer to reply with"))
         return
     problems = [
         f"task {outcome.task.id!r}: replying its own answer {brief(str(outcome.task.answer), 40)} is not correct"
@@ -142,7 +162,7 @@ def check_cheap(report: Report, name: str, kind: str, outcomes: Sequence[Outcome
         if earns:
             problems.append(f"{outcome.label}: {brief(reply, 50)} scores {outcome.score:g}, as the answer does")
     if not tested:
-        report.note(name, "no task has an answer to be mistaken for")
+        report.note(name, _untested(oracle, "no task has an answer to be mistaken for", outcomes))
         return
     report.check(
         name,
@@ -150,3 +170,13 @@ def check_cheap(report: Report, name: str, kind: str, outcomes: Sequence[Outcome
         good=f"none of {tested} {kind} replies counts as correct",
         remedy="Let one reply give one answer: compare the last number, or what stands in the last tag, with the answer.",
     )
+
+
+def _untested(oracle: Sequence[Outcome], otherwise: str, others: Sequence[Outcome] | None = None) -> str:
+    """Return why scores could not be compared."""
+    answered = [outcome for outcome in oracle if outcome.task.answer is not None]
+    if answered and all(outcome.episode is None for outcome in answered):
+        return "not checked: no rollout with a task's own answer ended in an episode"
+    if answered and others and all(outcome.episode is None for outcome in others):
+        return "not checked: none of its rollouts ended in an episode"
+    return otherwise

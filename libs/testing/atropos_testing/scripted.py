@@ -22,6 +22,7 @@ from atropos_core.types import Completion, Finish, Message, Sampling, Task, Toke
 END = 0x110000  # one past the last code point: the end of every turn
 ROLES = ("system", "developer", "user", "assistant", "tool")  # of messages; chat templates leave others out
 OTHER = 2 * END  # what OtherIds adds to each id that it samples
+MOST_CHARACTERS = 4_000_000  # of a prompt: about a million tokens, which no model reads
 _LOGPROB = -0.5
 
 
@@ -62,6 +63,14 @@ class ScriptedPolicy(Policy):
         self.has_tools = self.has_tools or bool(tools)
         rendered = [f"tools {json.dumps(list(tools), default=str)}"] if tools and after is None else []
         rendered += [f"{message['role']} {render_content(message)}" for message in messages]
+        size = sum(map(len, rendered)) + (0 if after is None else len(after))
+        if size > MOST_CHARACTERS:
+            longest = max(messages, key=lambda message: len(render_content(message)), default={})
+            raise DataError(
+                f"the prompt has {size:,} characters, more than any model reads (at most {MOST_CHARACTERS:,} are tried here).",
+                remedy=f"Its longest message has the role {longest.get('role')!r}: cut what a tool or a file returns before it becomes "
+                "a message.",
+            )
         return np.concatenate([*(np.append(to_ids(text), END) for text in rendered), to_ids("assistant ")]).astype(
             np.int32
         )
