@@ -52,18 +52,13 @@ def _tasks(options: DatasetOptions, path: Path | None, split: str, label: str, m
         if path
         else (_hub(options, split), f"{options.hub}, split {split}")
     )
-    tasks = tasks_of(_with_prompts(rows, options, label), source, columns)
-    for task in tasks:
+    places: list[str] = []  # of the rows, one for each task
+    tasks = tasks_of(_checked(rows, options, label, places), source, columns)
+    for where, task in zip(places, tasks, strict=True):
         if task.messages[-1]["role"] == "assistant":
             raise DataError(
-                f"{source}: the prompt of task {task.id} ends with a reply of the assistant, so that nothing is left to answer.",
+                f"{where}: the prompt ends with a reply of the assistant, so that nothing is left to answer.",
                 remedy="Leave that message out; what it says may be the column `answer`.",
-            )
-        if options.score in SCORES and task.answer is None:
-            raise DataError(
-                f"{source}: task {task.id} has no {options.answer!r}, with which its replies are to be compared. "
-                f"Its other columns: {_columns(task.data)}.",
-                remedy=f"Name the column, as --set {_option(label, 'answer')}={_likely(task.data, ANSWERS)}, or a score of your own.",
             )
     return (
         tasks if options.max_prompt_tokens is None else _short_enough(tasks, options.max_prompt_tokens, source, model)
@@ -90,14 +85,39 @@ def _option(label: str, name: str) -> str:
     return f"{label}.{name}" if label else name
 
 
-def _with_prompts(rows: Iterator[tuple[str, Row]], options: DatasetOptions, label: str) -> Iterator[tuple[str, Row]]:
+def _checked(
+    rows: Iterator[tuple[str, Row]], options: DatasetOptions, label: str, places: list[str]
+) -> Iterator[tuple[str, Row]]:
+    """Yield the rows, and add where each is to `places`. Raises DataError for a row without a prompt, or without an answer to compare
+    replies with."""
     for where, row in rows:
         if value_at(row, options.prompt) is None and row.get("messages") is None:
+            _refuse_null(row, where, (options.prompt, "messages"))
             raise DataError(
                 f"{where} has no column {options.prompt!r}. It has {_columns(row)}.",
                 remedy=f"Say which column has the prompt, as --set {_option(label, 'prompt')}={_likely(row, PROMPTS)}.",
             )
+        if options.score in SCORES and value_at(row, options.answer) is None:
+            _refuse_null(row, where, (options.answer,))
+            others = {
+                name: value for name, value in row.items() if name not in (options.prompt, "id", "system", "messages")
+            }
+            raise DataError(
+                f"{where} has no column {options.answer!r}, with which its replies are to be compared. "
+                f"Its other columns: {_columns(others)}.",
+                remedy=f"Name the column, as --set {_option(label, 'answer')}={_likely(row, ANSWERS)}, or a score of your own.",
+            )
+        places.append(where)
         yield where, row
+
+
+def _refuse_null(row: Row, where: str, names: Sequence[str]) -> None:
+    """Raises DataError if the row has one of these columns, whose value is known to be missing."""
+    if there := [name for name in names if name in columns_in(row)]:
+        raise DataError(
+            f"{where}: {there[0]} is null or NaN, which is not a value.",
+            remedy=f"Write its {there[0]}, or leave the row out.",
+        )
 
 
 def _columns(row: Row) -> str:

@@ -112,12 +112,20 @@ async def test_a_file_of_its_own_is_the_test_split_and_columns_are_named(tmp_pat
     ("rows", "options", "says"),
     [
         ([{"question": "a", "gold": "1"}], {}, "line 1 has no column 'prompt'. It has 'question', 'gold'.*mine.prompt=question"),
-        ([{"prompt": "a", "gold": "1"}], {}, "task 1 has no 'answer'.*Its other columns: 'gold'.*--set environment.mine.answer=gold"),
+        ([{"prompt": "a", "gold": "1"}], {}, "line 1 has no column 'answer'.*Its other columns: 'gold'.*environment.mine.answer=gold"),
         (
             [{"prompt": [{"role": "user", "content": "a"}], "data_source": "s", "reward_model": {"style": "rule", "ground_truth": "1"}}],
             {},
             "Its other columns: 'data_source', 'reward_model.style', 'reward_model.ground_truth'.*answer=reward_model.ground_truth",
         ),
+        (
+            [*sums(1, 2), {"prompt": None, "answer": "1"}],
+            {},
+            "line 3: prompt is null or NaN, which is not a value.\n  Write its prompt, or leave the row out.",
+        ),
+        ([{"messages": None, "answer": "1"}], {}, "line 1: messages is null or NaN"),
+        ([*sums(1, 2), {"prompt": "a", "answer": None}], {}, "line 3: answer is null or NaN, which is not a value.*Write its answer"),
+        ([*sums(1, 2), {"prompt": "a", "answer": float("nan")}], {}, "line 3: answer is null or NaN"),
         ([{"input": {"ask": "a"}, "answer": "1"}], {}, "It has 'input.ask', 'answer'.*mine.prompt=COLUMN"),
         ([{"prompt": "a", "answer": "yes"}], {"held_out": 0.5}, 'the answer of task 1 has no number in it: .yes.*score = "exact"'),
         ([{"prompt": "a", "answer": [1]}], {}, "line 1: answer must be text or a number"),
@@ -126,7 +134,7 @@ async def test_a_file_of_its_own_is_the_test_split_and_columns_are_named(tmp_pat
         (
             [{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "1"}], "answer": "1"}],
             {},
-            "rows.jsonl: the prompt of task 1 ends with a reply of the assistant",
+            "rows.jsonl, line 1: the prompt ends with a reply of the assistant",
         ),
     ],
 )  # fmt: skip
