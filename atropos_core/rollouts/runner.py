@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import traceback
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -24,7 +25,7 @@ from atropos_core.errors import (
 )
 from atropos_core.group_schema import LARGEST_REWARD, check_episode, check_failed, check_group, check_tasks
 from atropos_core.guards.deadlines import within
-from atropos_core.guards.exits import contained, file_and_line
+from atropos_core.guards.exits import contained, file_and_line, line_of_component
 from atropos_core.interfaces import Engine, Environment, Reward
 from atropos_core.observe.profile import Profile, timed
 from atropos_core.processes.reward_metrics import ReportedMetrics, reported_metrics, with_metrics
@@ -352,7 +353,7 @@ def task_count(name: str, environment: Environment, split: Split) -> int:
     """Return how many tasks a split has. Raises DataError that names the environment, whatever its code raises."""
     try:
         with contained(f"environment {name!r}: tasks({split!r})"):
-            return len(environment.tasks(split))
+            return len(_tasks_of(name, environment, split))
     except AtroposError:
         raise
     except Exception as error:
@@ -364,7 +365,7 @@ def check_named_tasks(name: str, environment: Environment, split: Split) -> None
     that the environment's code raises."""
     try:
         with contained(f"environment {name!r}: tasks({split!r})"):
-            check_tasks(name, environment.tasks(split))
+            check_tasks(name, _tasks_of(name, environment, split))
     except AtroposError:
         raise
     except Exception as error:
@@ -386,11 +387,35 @@ def warn_of_trained_test_tasks(name: str, environment: Environment) -> None:
         )
 
 
+def _tasks_of(name: str, environment: Environment, split: Split) -> Sequence[Task]:
+    """Return the tasks of a split. Raises DataError if they have no length, or cannot be read by their index."""
+    tasks: Any = environment.tasks(split)  # the plugin boundary: it may return anything
+    if hasattr(tasks, "__len__") and hasattr(tasks, "__getitem__"):
+        return cast("Sequence[Task]", tasks)
+    remedy = "Return a sequence of tasks, such as a list: a run reads any of them, in any order."
+    if tasks is None:
+        gave = "None"
+    elif inspect.iscoroutine(tasks):
+        tasks.close()
+        gave, remedy = (
+            "a coroutine",
+            "Write `def tasks(self, split)`, without `async`. What must be awaited belongs in open().",
+        )
+    elif inspect.isgenerator(tasks) or inspect.isasyncgen(tasks):
+        gave, remedy = (
+            "a generator",
+            "Return a list instead of `yield`ing its tasks: a run reads any of them, in any order.",
+        )
+    else:
+        gave = f"an object of the class {type(tasks).__name__}"
+    raise DataError(f"environment {name!r}: tasks({split!r}) returned {gave}, not a sequence of tasks.", remedy=remedy)
+
+
 def _raised(name: str, split: Split, error: Exception) -> DataError:
-    where = file_and_line(error.__traceback__)
+    line = line_of_component(error.__traceback__)
     return DataError(
-        f"environment {name!r}: tasks({split!r}) raised {type(error).__name__}: {error}{where}",
-        remedy="Fix that line or what it needs. `atropos check` tests a component without a run.",
+        f"environment {name!r}: tasks({split!r}) raised {type(error).__name__}: {error}{f' ({line})' if line else ''}",
+        remedy=f"Fix {'that line or what it needs' if line else 'its tasks()'}. `atropos check` tests a component without a run.",
     )
 
 

@@ -14,7 +14,8 @@ def with_weight(sources: Mapping[str, TaskSource]) -> dict[str, TaskSource]:
     for name, source in sources.items():
         if source.size == 0:
             raise DataError(
-                f"environment {name!r} has no training tasks.", remedy="Look at its data source in the run file."
+                f"environment {name!r} has no training tasks: its tasks('train') is empty.",
+                remedy="Return tasks there, or name data that has rows, by the environment's options.",
             )
     if not (drawn := {name: source for name, source in sources.items() if source.weight > 0}):
         raise ConfigError("no environment has a weight above 0: there is nothing to train on.")

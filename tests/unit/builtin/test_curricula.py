@@ -137,7 +137,7 @@ def test_a_draw_is_settled_once():
 
 
 def test_an_environment_without_tasks_is_named():
-    with pytest.raises(DataError, match="environment 'empty' has no training tasks"):
+    with pytest.raises(DataError, match="environment 'empty' has no training tasks: its tasks.'train'. is empty"):
         curriculum(a=(3, 1.0), empty=(0, 1.0))
 
 
