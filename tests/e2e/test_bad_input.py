@@ -376,7 +376,10 @@ class Slow(ToyEngine):
     [
         ("super().tasks(split) if split == 'test' else []", "environment 'mine' has no training tasks"),
         ("super().tasks(split) if split == 'train' else []", "no environment has held-out tasks"),
-        ("{'train': super().tasks(split)}[split]", "environment 'mine': tasks('test') raised KeyError: 'test' (mine.py:"),
+        (
+            "{'train': super().tasks(split)}[split]",
+            "environment 'mine': tasks('test') raised KeyError: 'test' (mine.py:",
+        ),
         ("None", "environment 'mine': tasks('train') returned None, not a sequence of tasks."),
         ("(one for one in super().tasks(split))", "tasks('train') returned a generator, not a sequence of tasks."),
     ],
