@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import difflib
+import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,7 @@ class Registry:
             check_core_api(offer)
             return offer
         if is_reference(name):
+            self.refuse_misspelled((kind,), name)
             offer = Offer(kind, provider_at(kind, name), name, "your own")
             check_core_api(offer)
             return offer
@@ -90,6 +92,19 @@ class Registry:
             if taking
             else ""
         )
+
+    def refuse_misspelled(self, kinds: Sequence[str], name: str) -> None:
+        """Raises UnknownComponent for NAME:ARGUMENT if NAME is not a module, but nearly the name of a provider that takes an argument."""
+        before, colon, argument = name.partition(":")
+        if not colon or not before.isidentifier() or importlib.util.find_spec(before) is not None:
+            return
+        offers = [offer for (of, _), offers in self._offers.items() if of in kinds for offer in offers]
+        taking = [offer.provider.name for offer in offers if offer.provider.argument]
+        if near := difflib.get_close_matches(before.lower(), taking, n=1, cutoff=0.5):
+            raise UnknownComponent(
+                f"there is no component and no module named {before!r}. Did you mean {f'{near[0]}:{argument}'!r}?",
+                remedy="`atropos plugins` lists what is installed.",
+            )
 
     def with_argument(self, kind: str, name: str) -> Offer | None:
         """Return the offer named before the colon of `NAME:ARGUMENT`, with ARGUMENT as the default of the option that takes it
@@ -124,6 +139,7 @@ def kind_named(name: str, registry: Registry, among: Sequence[str], purpose: str
             remedy="Name it as the run file does, and its options by --set OPTION=VALUE.",
         )
     if is_reference(name):
+        registry.refuse_misspelled(among, name)
         return _kind_of_reference(name)
     kinds = list(dict.fromkeys(offer.kind for offer in registry.offers() if offer.provider.name == name))
     fitting = [kind for kind in kinds if kind in among]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import tomllib
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ from atropos_core.config.run_file import Layer, dump, load, to_toml
 from atropos_core.errors import AtroposError, ConfigError, PluginError, UnknownComponent
 from atropos_core.launch.plan import make_plan
 from atropos_core.plugins.manager import BROUGHT_BY, PluginReport, Plugins, load_plugins
+from atropos_core.plugins.registry import kind_named
 
 GOOD = """
 from atropos_core import hookimpl
@@ -255,6 +257,11 @@ def test_a_near_miss_is_suggested_and_kinds_are_kept_apart() -> None:
         registry.find("reward", "numerc")
     with pytest.raises(UnknownComponent, match="Did you mean 'gsm8k'"):
         load_plugins().registry.find("environment", "GSM8K")
+    misspelled = "no component and no module named 'datset'. Did you mean 'dataset:units.jsonl'?"
+    with pytest.raises(UnknownComponent, match=re.escape(misspelled)):
+        load_plugins().registry.find("environment", "datset:units.jsonl")
+    with pytest.raises(UnknownComponent, match=re.escape(misspelled)):
+        kind_named("datset:units.jsonl", load_plugins().registry, ("environment", "reward"))
     with pytest.raises(UnknownComponent, match="Choose one of: local"):
         registry.find("bridge", "zzz")
 
