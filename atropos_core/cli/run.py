@@ -140,6 +140,8 @@ def execute_and_report(plan: Plan, directory: Path, *, resume: bool = False) -> 
         console.say(f"{error}. Go on with: atropos resume {console.quoted(directory)}")
         raise typer.Exit(error.exit_code) from None
     except BaseException:
+        if run.is_locked():  # by another process, which runs it
+            raise
         if run.checkpoints.steps():
             console.say(
                 f"what was saved is in {directory}; once the cause is gone: atropos resume {console.quoted(directory)}"

@@ -84,6 +84,8 @@ class RunDirectory:
 
     def refuse_used(self) -> None:
         """Raises RunDirectoryError if the directory holds a run's results, or files that are not of a run."""
+        if self.is_locked():
+            raise RunDirectoryError(self._running(), remedy="Choose another directory, or wait until that run ends.")
         if self.path.exists() and any(self.path.iterdir()) and not self.never_began():
             raise RunDirectoryError(
                 f"{self.path} is not empty.",
@@ -132,6 +134,11 @@ class RunDirectory:
         except (OSError, ValueError):
             return None
 
+    def _running(self) -> str:
+        """Say that another process runs the run."""
+        number = self.process_id()
+        return f"{self.path} is in use: its run is running now{'' if number is None else f', in process {number}'}."
+
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Lock the directory, so that a running run cannot be resumed. Raises RunDirectoryError if it is locked, and if another user
@@ -154,7 +161,9 @@ class RunDirectory:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
-                raise RunDirectoryError(f"{self.path} is in use: that run is still going.") from None
+                raise RunDirectoryError(
+                    self._running(), remedy="Wait until it ends, or stop it, before you resume it."
+                ) from None
             file.truncate(0)
             file.write(f"{os.getpid()}\n".encode())
             file.flush()

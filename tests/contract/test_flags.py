@@ -22,6 +22,8 @@ import typer
 
 from atropos_core.builtin.plugin import TOY_MODEL
 from atropos_core.cli import make_app, run_app
+from atropos_core.errors import RunDirectoryError
+from atropos_core.storage.run_directory import RunDirectory
 from tests.contract import observed
 
 ROOT = Path(__file__).parents[2]
@@ -342,6 +344,14 @@ def test_a_dry_run_says_that_the_directory_cannot_be_the_runs(tmp_path, monkeypa
     Path("used/something").touch()
     assert run_app(["run", *TOY, "--env", WATCHED, "--dry-run", "--dir", "used"]) == 1
     assert "used is not empty" in capsys.readouterr().err
+    running = RunDirectory(Path("running"))
+    running.make()
+    said = f"running is in use: its run is running now, in process {os.getpid()}."
+    with running.locked():
+        assert run_app(["run", *TOY, "--env", WATCHED, "--dry-run", "--dir", "running"]) == 1
+        assert said in " ".join(capsys.readouterr().err.split())
+        with pytest.raises(RunDirectoryError, match=re.escape(said)), RunDirectory(Path("running")).locked():
+            pass
     assert run_app(["run", *TOY, "--env", WATCHED, "--dry-run", "--dir", "new"]) == 0
     assert not Path("new").exists()
 
