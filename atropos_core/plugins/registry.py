@@ -94,7 +94,7 @@ class Registry:
         )
 
     def refuse_misspelled(self, kinds: Sequence[str], name: str) -> None:
-        """Raises UnknownComponent for NAME:ARGUMENT if NAME is not a module, but nearly the name of a provider that takes an argument."""
+        """Raises UnknownComponent if the NAME of NAME:ARGUMENT is not a module and resembles a provider that takes an argument."""
         before, colon, argument = name.partition(":")
         if not colon or not before.isidentifier() or importlib.util.find_spec(before) is not None:
             return
@@ -102,7 +102,7 @@ class Registry:
         taking = [offer.provider.name for offer in offers if offer.provider.argument]
         if near := difflib.get_close_matches(before.lower(), taking, n=1, cutoff=0.5):
             raise UnknownComponent(
-                f"there is no component and no module named {before!r}. Did you mean {f'{near[0]}:{argument}'!r}?",
+                f"no component or module is named {before!r}. Did you mean {f'{near[0]}:{argument}'!r}?",
                 remedy="`atropos plugins` lists what is installed.",
             )
 

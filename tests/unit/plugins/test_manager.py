@@ -257,7 +257,7 @@ def test_a_near_miss_is_suggested_and_kinds_are_kept_apart() -> None:
         registry.find("reward", "numerc")
     with pytest.raises(UnknownComponent, match="Did you mean 'gsm8k'"):
         load_plugins().registry.find("environment", "GSM8K")
-    misspelled = "no component and no module named 'datset'. Did you mean 'dataset:units.jsonl'?"
+    misspelled = "no component or module is named 'datset'. Did you mean 'dataset:units.jsonl'?"
     with pytest.raises(UnknownComponent, match=re.escape(misspelled)):
         load_plugins().registry.find("environment", "datset:units.jsonl")
     with pytest.raises(UnknownComponent, match=re.escape(misspelled)):
