@@ -19,6 +19,7 @@ import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 from urllib.parse import urlsplit
@@ -59,6 +60,7 @@ class MonitoredSandbox(Sandbox):
         self._folder: Path | None = None
         self._running: set[MonitoredProgram] = set()
         self._group_parents: dict[str, str] | None = None  # set when the first program starts
+        self._finding_groups = asyncio.Lock()  # programs that start at once look for them only once
 
     def folder(self) -> Path:
         if self._folder is None:
@@ -92,8 +94,9 @@ class MonitoredSandbox(Sandbox):
         directory = self.directory(program.name)
         if directory.exists():
             raise ConfigError(f"there is a program named {program.name!r} in this sandbox already.")
-        if self._group_parents is None:
-            self._group_parents = await asyncio.to_thread(found_groups)
+        async with self._finding_groups:
+            if self._group_parents is None:
+                self._group_parents = await asyncio.to_thread(found_groups)
         parents = self._group_parents.values() if kind != "container" else ()
         job = {
             "directory": str(directory),
@@ -264,8 +267,14 @@ def found_groups() -> dict[str, str]:
     looked = " and ".join({"memory": "memory", "pids": "processes"}[one] for one in CONTROLLERS if one not in found)
     by_kernel = f"{held} by the kernel (cgroups)" if held else ""
     by_looks = f"{looked} by looks ten times a second" if looked else ""
-    console.say(f"limits of programs in sandboxes: {', '.join(filter(None, (by_kernel, by_looks)))}; the disk by looks")
+    _say_once(f"limits of programs in sandboxes: {', '.join(filter(None, (by_kernel, by_looks)))}; the disk by looks")
     return found
+
+
+@cache
+def _say_once(line: str) -> None:
+    """A run may have several sandboxes in one process; the line is the same for all."""
+    console.say(line)
 
 
 def end_marked(mark: str) -> None:
