@@ -1,4 +1,5 @@
-"""Control groups of Linux that bound a program with all that it starts: memory of every kind, processes and threads.
+"""Control groups of Linux that bound a program with all that it starts: memory of every kind, processes, threads, and its share of
+the CPU.
 
 A monitor (`monitor.py`) makes one group in each hierarchy that this process may write to (version 2 if it is delegated; version 1 as root),
 has the program join them, and removes them. Without control groups, the monitor enforces the limits by looking at the processes.
@@ -15,12 +16,16 @@ from collections.abc import Callable, Sequence
 
 CONTROLLERS = ("memory", "pids")
 MEMORY_FILES = ("memory.max", "memory.limit_in_bytes")  # of version 2, of version 1
+SHARES_OF_A_PROCESS = (
+    1024  # version 1: on each CPU, a program gets as much time as one other process, however many it has
+)
 REMOVE_S = 5.0
 _TRIAL_S = 10.0
 
 
 def parents() -> dict[str, str]:
-    """Return the folders in which this process can make groups, by controller, with "kill" for cgroup.kill. Each was tried."""
+    """Return the folders in which this process can make groups, by controller, with "kill" for cgroup.kill. Each was tried.
+    "cpu" is only named with version 1. With version 2, a group has its own share of the CPU if its parent gives it one."""
     found: dict[str, str] = {}
     for version, controllers, folder in _own_groups():
         above = folder
@@ -28,7 +33,11 @@ def parents() -> dict[str, str]:
             version == 2 and not set(CONTROLLERS) <= _words(f"{above}/cgroup.subtree_control") and above.count("/") > 3
         ):
             above = os.path.dirname(above)
-        has = set(CONTROLLERS) & (_words(f"{above}/cgroup.subtree_control") if version == 2 else controllers)
+        has = (
+            set(CONTROLLERS) & _words(f"{above}/cgroup.subtree_control")
+            if version == 2
+            else {*CONTROLLERS, "cpu"} & controllers
+        )
         at = above if has else folder
         if (has - set(found) or version == 2) and _works(at, has):
             found |= dict.fromkeys(has - set(found), at) | ({"kill": at} if version == 2 else {})
@@ -67,12 +76,17 @@ class Groups:
             _write(f"{path}/memory.memsw.limit_in_bytes", memory_bytes)
             _write(f"{path}/memory.oom.group", 1)
             _write(f"{path}/pids.max", tasks)
+            _write(f"{path}/cpu.shares", SHARES_OF_A_PROCESS * (os.cpu_count() or 1))
 
     def join(self) -> None:
         """Move this process into the groups. Raises OSError."""
         for path in self._paths:
             with open(f"{path}/cgroup.procs", "w") as file:
                 file.write("0")
+
+    def processes(self) -> int:
+        """The number of processes in the groups: one read, which is fast even if there are thousands. 0 if there are no groups."""
+        return len(_words(f"{self._paths[0]}/cgroup.procs")) if self._paths else 0
 
     def limit(self) -> str | None:
         """The limit that the kernel has enforced so far, or None."""
@@ -84,10 +98,10 @@ class Groups:
         return None
 
     def end(self) -> None:
-        """Kill every process in the groups, also those with another parent."""
+        """Kill every process in the groups, also those with another parent. They cannot fork any more."""
         for path in self._paths:
-            if _write(f"{path}/cgroup.kill", 1):
-                continue
+            _write(f"{path}/pids.max", 0)
+        for path in [path for path in self._paths if not _write(f"{path}/cgroup.kill", 1)]:
             for pid in _words(f"{path}/cgroup.procs"):
                 try:
                     os.kill(int(pid), signal.SIGKILL)
@@ -135,7 +149,7 @@ def _works(folder: str, controllers: set[str]) -> bool:
     except OSError:
         return False
     try:
-        bounds = [name for name in (*MEMORY_FILES, "pids.max") if os.path.exists(f"{path}/{name}")]
+        bounds = [name for name in (*MEMORY_FILES, "pids.max", "cpu.shares") if os.path.exists(f"{path}/{name}")]
         if len(bounds) < len(controllers) or not all(os.access(f"{path}/{name}", os.W_OK) for name in bounds):
             return False
         joins = ["sh", "-c", 'echo 0 > "$1/cgroup.procs"', "sh", path]

@@ -18,6 +18,7 @@ HAS_PROC = os.path.exists("/proc/self/stat")
 HAS_CHILDREN = os.path.exists(f"/proc/self/task/{os.getpid()}/children")  # some kernels are built without it
 PAGE = os.sysconf("SC_PAGE_SIZE")
 END_DEADLINE_S = 10.0
+MOST_ENDED = 1000  # children to wait for at once: a program that forks without end may leave more all the time
 IN_MEMORY = ("/memfd:", "/dev/zero", "/SYSV", "/dev/shm/")  # names of files that are not on a disk
 
 
@@ -39,17 +40,21 @@ class Deleted(NamedTuple):
 
 def descendants(group: int | None = None) -> list[Process]:
     """All processes below this one, parents before children. `group`: on machines without /proc, also its members."""
+    return list(each_descendant(group))
+
+
+def each_descendant(group: int | None) -> Iterator[Process]:
+    """Yield what `descendants` returns. A caller can stop early if a program starts processes faster than they are found."""
     if not HAS_PROC:
-        return _below(os.getpid(), list(listed_by_ps(group)))
-    if not HAS_CHILDREN:
-        return _below(os.getpid(), [one for pid in _numbers("/proc") if (one := stat(pid)) is not None])
-    found: list[Process] = []
-    waiting = list(_children(os.getpid()))
-    for pid in waiting:  # the list grows during the loop
-        if (process := stat(pid)) is not None:
-            found.append(process)
-            waiting += _children(pid)
-    return found
+        yield from _below(os.getpid(), list(listed_by_ps(group)))
+    elif not HAS_CHILDREN:
+        yield from _below(os.getpid(), [one for pid in _numbers("/proc") if (one := stat(pid)) is not None])
+    else:
+        waiting = list(_children(os.getpid()))
+        for pid in waiting:  # the list grows during the loop
+            if (process := stat(pid)) is not None:
+                yield process
+                waiting += _children(pid)
 
 
 def end_descendants(group: int | None, statuses: dict[int, int]) -> bool:
@@ -60,6 +65,8 @@ def end_descendants(group: int | None, statuses: dict[int, int]) -> bool:
     if group is not None:
         _quietly(os.killpg, group, signal.SIGKILL)  # the kernel kills the whole group at once: a fork cannot escape
     while time.monotonic() < until:
+        if _reaped_all(statuses):
+            return True
         stopped: set[int] = set()
         while time.monotonic() < until:  # stopped processes cannot fork, so each round finds fewer
             found = [one for one in descendants(group) if one.state != "Z" and one.pid not in stopped]
@@ -71,10 +78,15 @@ def end_descendants(group: int | None, statuses: dict[int, int]) -> bool:
         for one in descendants(group):
             if one.state != "Z":
                 _send(one, signal.SIGKILL)
-        if _reaped_all(statuses):
-            return True
         time.sleep(0.002)
     return False
+
+
+def kill_descendants() -> None:
+    """Kill what is below this process, once and without waiting for it."""
+    for one in each_descendant(None):
+        if one.state != "Z":
+            _send(one, signal.SIGKILL)
 
 
 def memory_bytes(processes: list[Process], files_bytes: int, bound: int) -> int:
@@ -162,10 +174,13 @@ def _send(process: Process, number: signal.Signals) -> None:
 
 
 def _reaped_all(statuses: dict[int, int]) -> bool:
-    """Wait for every child that has ended. Returns True if none is left."""
+    """Wait for children that have ended. Returns True if none is left."""
     try:
-        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-            statuses[ended[0]] = ended[1]
+        for _ in range(MOST_ENDED):
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if not pid:
+                break
+            statuses[pid] = status
     except ChildProcessError:
         return True
     return False

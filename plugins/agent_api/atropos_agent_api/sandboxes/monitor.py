@@ -17,6 +17,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -24,9 +25,12 @@ from typing import Any, NoReturn
 from atropos_agent_api.sandboxes.cgroups import Groups
 from atropos_agent_api.sandboxes.descendants import (
     HAS_PROC,
+    MOST_ENDED,
     deleted_files,
     descendants,
+    each_descendant,
     end_descendants,
+    kill_descendants,
     memory_bytes,
 )
 from atropos_agent_api.sandboxes.forwarder import PIECE, Forwarder
@@ -36,6 +40,10 @@ CONTROL = "{control}"  # an argument that stands for the descriptor on which the
 CLOSE = b"close\n"  # the supervisor's last message
 START_S = 50.0  # for the first process inside to start the program
 COMMAND_S = 60.0  # for commands before and after a program
+COUNT_S, COUNT_SHARE = (
+    0.05,
+    5,
+)  # between two counts of its processes, and at least this many times as long as a count takes
 LOOK_S = 0.1  # between two looks at what the program uses
 LOOK_SHARE = 20  # but at least this many times as long as a look takes
 LONGEST_LOOK_S = 1.0  # and no longer than this
@@ -73,6 +81,8 @@ class Monitor:
         self._statuses: dict[int, int] = {}  # of children that were waited for
         self._groups = Groups(job["groups"])
         self._tasks = most_tasks(self._limits["processes"])
+        self._own = 2 if self._kind == "namespaces" else 0  # bwrap, and the first process inside
+        self._has_finished = threading.Event()
         self._disk = 0
         self._disk_at = 0.0  # when to measure it next
         self._free_bytes = 0  # of the disk, at the last measurement
@@ -209,6 +219,7 @@ class Monitor:
         self._selector.register(
             self._supervisor, selectors.EVENT_READ, lambda events: self.obey(self._supervisor.recv(64))
         )
+        threading.Thread(target=self._count, args=[writing], daemon=True).start()
         look_at = self._started
         while not self._has_ended() and not self._stop:
             now = time.monotonic()
@@ -235,10 +246,12 @@ class Monitor:
     def finish(self) -> dict[str, Any]:
         """End the remaining processes, and report how the program ended."""
         seconds = time.monotonic() - self._started
+        self._has_finished.set()
+        self._limit = self._limit or self._groups.limit()
         left = self._left_running()
         assert self._child is not None
+        self._groups.end()  # first, because a walk through thousands of processes takes long
         is_whole = end_descendants(self._child, self._statuses)
-        self._limit = self._limit or self._groups.limit()
         while self._files and self._take_all():
             pass
         if self._kind != "process":
@@ -269,28 +282,63 @@ class Monitor:
                 self._statuses[pid] = status
             return bool(pid)
         ended = os.WEXITED | os.WNOHANG
-        while (found := os.waitid(os.P_ALL, 0, ended | os.WNOWAIT)) is not None:
+        for _ in range(MOST_ENDED):
+            if (found := os.waitid(os.P_ALL, 0, ended | os.WNOWAIT)) is None:
+                return False
             if found.si_pid == self._child:
                 return True
             os.waitid(os.P_PID, found.si_pid, ended)
         return False
 
     def _left_running(self) -> int | None:
-        if self._kind != "process" or not HAS_PROC:
+        if self._kind != "process" or not HAS_PROC or self._limit == "processes":  # some have been killed by now
             return None
         return sum(one.state != "Z" and one.pid != self._child for one in descendants())
 
+    def _count(self, wake: int) -> None:
+        """Count the processes until the program ends, and kill them if there are too many. Runs in a separate thread because a look
+        can wait for many seconds: to read /proc/PID/maps it needs a lock, and a process that forks holds that lock while it waits for
+        the CPU among thousands of others."""
+        wait_s = 0.0
+        while not self._has_finished.wait(wait_s):
+            began = time.monotonic()
+            if self._has_too_many():
+                self._limit = self._limit or "processes"
+                os.write(wake, b"x")
+                while not self._has_finished.wait(COUNT_S):
+                    self._groups.end()
+                    kill_descendants()
+                return
+            wait_s = max(COUNT_S, min(COUNT_SHARE * (time.monotonic() - began), LONGEST_LOOK_S))
+
+    def _has_too_many(self) -> bool:
+        """Count processes only with reads that need no lock of the program."""
+        most: int = self._limits["processes"] + self._own
+        if self._job["groups"]:
+            return self._groups.processes() > most
+        alive = tasks = 0
+        for one in each_descendant(self._child) if self._kind != "container" else ():
+            alive += one.state != "Z"
+            tasks += max(one.threads, 1)  # 0: ended, and not waited for
+            if alive > most or tasks > self._tasks + self._own:
+                return True
+        return False
+
     def _look(self) -> None:
-        alive = [one for one in descendants(self._child) if one.state != "Z"] if self._kind != "container" else []
-        own = 2 if self._kind == "namespaces" else 0  # bwrap, and the first process inside
-        if len(alive) - own > self._limits["processes"] or sum(one.threads for one in alive) - own > self._tasks:
+        found = descendants(self._child) if self._kind != "container" else []
+        alive = [one for one in found if one.state != "Z"]
+        tasks = sum(max(one.threads, 1) for one in found)
+        if len(alive) - self._own > self._limits["processes"] or tasks - self._own > self._tasks:
             self._limit = "processes"
+        if self._limit:
             return
         most = self._limits["memory_bytes"]
         if memory_bytes(alive, 0, most) > most:
             self._limit = "memory"
             return
         deleted = deleted_files(alive, MOST_DESCRIPTORS)
+        if self._limit:  # by a count
+            return
         if deleted.descriptors > MOST_DESCRIPTORS:
             self._limit = "processes"
         elif deleted.memory_bytes and memory_bytes(alive, deleted.memory_bytes, most) > most:
