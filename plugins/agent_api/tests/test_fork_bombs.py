@@ -1,6 +1,6 @@
 """Programs that start processes as fast as they can are ended at their limit, before there are thousands.
 
-Each program stops by itself after some seconds, and all run below a limit of the kernel, so that a test that fails harms no machine.
+Each program stops after some seconds, and all run below a limit of the kernel, so that a test that fails harms no machine.
 """
 
 from __future__ import annotations

@@ -109,6 +109,7 @@ async def test_a_monitor_that_is_killed_leaves_nothing_of_what_was_forked(tmp_pa
         below = monitor.children(recursive=True)
         assert len(below) >= 3
         if not reads:  # its end then resets the connection
+            [monitor] = monitor.children()  # the one of its two processes that reads
             monitor.send_signal(signal.SIGSTOP)
             await until(lambda: monitor.status() == psutil.STATUS_STOPPED, "it does not stop")
             running._writer.write(b"stop\n")

@@ -16,9 +16,8 @@ from collections.abc import Callable, Sequence
 
 CONTROLLERS = ("memory", "pids")
 MEMORY_FILES = ("memory.max", "memory.limit_in_bytes")  # of version 2, of version 1
-SHARES_OF_A_PROCESS = (
-    1024  # version 1: on each CPU, a program gets as much time as one other process, however many it has
-)
+# In version 1, a program gets as much time on each CPU as one other process, however many processes it has.
+SHARES_OF_A_PROCESS = 1024
 REMOVE_S = 5.0
 _TRIAL_S = 10.0
 
@@ -85,7 +84,7 @@ class Groups:
                 file.write("0")
 
     def processes(self) -> int:
-        """The number of processes in the groups: one read, which is fast even if there are thousands. 0 if there are no groups."""
+        """The number of processes in the groups: one read, which is fast even if there are thousands. 0 without groups."""
         return len(_words(f"{self._paths[0]}/cgroup.procs")) if self._paths else 0
 
     def limit(self) -> str | None:

@@ -40,10 +40,8 @@ CONTROL = "{control}"  # an argument that stands for the descriptor on which the
 CLOSE = b"close\n"  # the supervisor's last message
 START_S = 50.0  # for the first process inside to start the program
 COMMAND_S = 60.0  # for commands before and after a program
-COUNT_S, COUNT_SHARE = (
-    0.05,
-    5,
-)  # between two counts of its processes, and at least this many times as long as a count takes
+COUNT_S = 0.05  # between two counts of its processes
+COUNT_SHARE = 5  # but at least this many times as long as a count takes
 LOOK_S = 0.1  # between two looks at what the program uses
 LOOK_SHARE = 20  # but at least this many times as long as a look takes
 LONGEST_LOOK_S = 1.0  # and no longer than this
@@ -319,7 +317,7 @@ class Monitor:
         alive = tasks = 0
         for one in each_descendant(self._child) if self._kind != "container" else ():
             alive += one.state != "Z"
-            tasks += max(one.threads, 1)  # 0: ended, and not waited for
+            tasks += max(one.threads, 1)  # 0: a zombie
             if alive > most or tasks > self._tasks + self._own:
                 return True
         return False
