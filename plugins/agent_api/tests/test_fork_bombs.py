@@ -122,7 +122,7 @@ def test_a_group_is_ended_without_cgroup_kill_while_it_forks():
 
 
 async def test_programs_that_start_at_once_in_two_sandboxes_print_how_limits_are_enforced_once(tmp_path, capsys):
-    monitored._say_once.cache_clear()
+    monitored.say_once.cache_clear()
     async with opened("process") as one, opened("process") as other:
         wanted = [program(tmp_path, ["true"], name=f"p{number}", network="host") for number in range(8)]
         await asyncio.gather(*(run(box, each) for box, each in zip([one, other] * 4, wanted, strict=True)))

@@ -144,7 +144,7 @@ def test_the_command_says_what_comes_next(atropos: Callable[..., Any]) -> None:
     ended = atropos("new", "environment", "hello")
     assert ended.code == 0, ended.err
     for line in (
-        "pip install -e env_hello",
+        "pip install -e './env_hello[test]'",
         "atropos check hello --kind environment",
         "atropos run --model toy --env hello",
     ):

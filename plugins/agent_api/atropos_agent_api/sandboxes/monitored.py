@@ -267,12 +267,12 @@ def found_groups() -> dict[str, str]:
     looked = " and ".join({"memory": "memory", "pids": "processes"}[one] for one in CONTROLLERS if one not in found)
     by_kernel = f"{held} by the kernel (cgroups)" if held else ""
     by_looks = f"{looked} by looks ten times a second" if looked else ""
-    _say_once(f"limits of programs in sandboxes: {', '.join(filter(None, (by_kernel, by_looks)))}; the disk by looks")
+    say_once(f"limits of programs in sandboxes: {', '.join(filter(None, (by_kernel, by_looks)))}; the disk by looks")
     return found
 
 
 @cache
-def _say_once(line: str) -> None:
+def say_once(line: str) -> None:
     """A run may have several sandboxes in one process; the line is the same for all."""
     console.say(line)
 
