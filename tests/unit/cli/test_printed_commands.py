@@ -55,11 +55,7 @@ def test_a_shell_reads_a_printed_path_as_it_is(folder: Path, capsys: pytest.Capt
     new("reward", "brevity", tools=False, directory=folder)
     made = str(folder / "reward_brevity")
     printed = [arguments(command) for command in commands(capsys.readouterr().out)]
-    assert (
-        ["install", "-e", made] in printed
-        and ["-m", "pytest", made] in printed
-        and ["install", f"{made}[test]"] in printed
-    )
+    assert ["install", "-e", f"{made}[test]"] in printed and ["-m", "pytest", made] in printed
 
     picture = re.findall(r"`(atropos plot .*)` draws one", where(folder))[0]
     assert arguments(picture) == ["plot", str(folder)]
