@@ -26,7 +26,7 @@ from atropos_env_gsm8k.plugin import HERE as GSM8K
 from tests.roll.driver import manager
 from tests.roll.environments import HERE, Ranked
 
-TINY = ChatTokenizer(GSM8K / "tiny")
+TOKENIZER = ChatTokenizer(GSM8K / "tiny_tools")
 STOCK = "atropos_adapter_roll.trial:Stock"
 
 
@@ -47,7 +47,7 @@ class ScriptedEngine(Engine):
     async def sample(
         self, prompt: Tokens, n: int, sampling: Sampling, seeds: Sequence[int], deadline_s: float
     ) -> list[Completion]:
-        ids = np.append(TINY.encode(next(self._replies)), TINY.encode(TINY.eos)).astype(np.int32)
+        ids = np.append(TOKENIZER.encode(next(self._replies)), TOKENIZER.encode(TOKENIZER.eos)).astype(np.int32)
         return [Completion(ids, np.zeros(len(ids), np.float32), np.zeros(len(ids), np.int32), "stop", 1.0)]
 
 
@@ -58,13 +58,17 @@ def scripts(name: str) -> tuple[Any, dict[str, Any], list[list[str]]]:
         tasks = environment.tasks("train")
         answers = [str(tasks[derive(seed, "task") % len(tasks)].answer) for seed in range(12)]
         replies = [answers[seed] if seed % 3 else "no idea, #### 3" for seed in range(12)]
-        return environment, {"environment": "gsm8k"}, [[TINY.decode(TINY.encode(reply))] for reply in replies]
+        return environment, {"environment": "gsm8k"}, [[TOKENIZER.decode(TOKENIZER.encode(reply))] for reply in replies]
     environment = Stock()
     tasks = environment.tasks("train")
     right = [right_replies(tasks[derive(seed, "task") % len(tasks)]) for seed in range(12)]
     scripted = [[*replies[:2], "0"] if seed % 3 == 0 else replies for seed, replies in enumerate(right)]
     scripted[1] = ["no tool", "none", "none"]
-    return environment, {"environment": STOCK}, [[TINY.decode(TINY.encode(one)) for one in each] for each in scripted]
+    return (
+        environment,
+        {"environment": STOCK},
+        [[TOKENIZER.decode(TOKENIZER.encode(one)) for one in each] for each in scripted],
+    )
 
 
 @pytest.mark.parametrize("name", ["gsm8k", "stock"])
@@ -77,7 +81,7 @@ async def test_our_own_loop_and_gem_see_the_same_messages_and_rewards(name):
         # our own loop
         rollout_runner = RolloutRunner(
             {"it": environment}, [WeightedReward("environment", EnvironmentReward(), 1.0, 9.0)], ScriptedEngine(replies),
-            TINY, deadline_s=9.0, deterministic=True,
+            TOKENIZER, deadline_s=9.0, deterministic=True,
         )  # fmt: skip
         draw = Draw(seed, "it", "train", derive(seed, "task") % len(environment.tasks("train")), seed)
         ran = await rollout_runner.run(draw, rollout_runner.schedule_keys(draw, 1), 1, Sampling())
@@ -118,7 +122,7 @@ async def test_a_group_that_its_environment_scores_has_our_own_loops_rewards():
     """The members' replies meet in the group filter, in another order than they were given in."""
     replies = ["a", "abcdef", "abc", "abcdef"]
     own = RolloutRunner(
-        {"it": Ranked()}, [WeightedReward("environment", EnvironmentReward(), 1.0, 9.0)], ScriptedEngine(replies), TINY,
+        {"it": Ranked()}, [WeightedReward("environment", EnvironmentReward(), 1.0, 9.0)], ScriptedEngine(replies), TOKENIZER,
         deadline_s=9.0, deterministic=True,
     )  # fmt: skip
     draw = Draw(0, "it", "train", derive(5, "task") % 500, 5)
