@@ -30,7 +30,7 @@ from atropos_core.processes.timing import TimedEngine, TimedTrainer
 from atropos_core.rollouts.engine_router import EngineRouter
 from atropos_core.rollouts.evaluation import require_test_tasks
 from atropos_core.rollouts.gold_tasks import GoldTasks
-from atropos_core.rollouts.runner import WeightedReward, check_named_tasks, task_count, warn_of_trained_test_tasks
+from atropos_core.rollouts.runner import WeightedReward, check_named_tasks, task_count, warn_if_test_tasks_are_trained
 from atropos_core.rollouts.task_weights import with_weight
 from atropos_core.training.parts import CLOSE_DEADLINE_S, Closable, EvaluationParts, Parts, ScoringParts
 from atropos_core.types import Split
@@ -222,7 +222,7 @@ class Builder:
         for name, environment in environments.items():
             check_named_tasks(name, environment, "train")
             if "test" in splits:
-                warn_of_trained_test_tasks(name, environment)
+                warn_if_test_tasks_are_trained(name, environment)
         check_first_tasks(environments, self.plan.tokenizer())
         if config.api is None and sizes:  # a run with only a warm start has none
             sources = {name: TaskSource(size["train"], config.environment[name].weight) for name, size in sizes.items()}

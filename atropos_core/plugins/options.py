@@ -1,4 +1,4 @@
-"""The base of every component's options. Nothing that lists plugins imports this: importing pydantic takes a third of their time."""
+"""The base of every component's options. Plugins are listed without importing this, since it imports pydantic."""
 
 from __future__ import annotations
 

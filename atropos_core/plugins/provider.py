@@ -1,4 +1,4 @@
-"""The description of a component: its Provider, and the context that it is built with. What lists plugins imports this, so nothing here
+"""The description of a component: its Provider, and the context that it is built with. Plugins are listed with this, so nothing here
 imports pydantic."""
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import time
 import traceback
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -23,7 +24,7 @@ from atropos_core.errors import (
     MessageDropped,
     ProcessDied,
 )
-from atropos_core.group_schema import LARGEST_REWARD, check_episode, check_failed, check_group, check_tasks
+from atropos_core.group_schema import LARGEST_REWARD, LOOK_S, check_episode, check_failed, check_group, check_tasks
 from atropos_core.guards.deadlines import within
 from atropos_core.guards.exits import contained, file_and_line, line_of_component
 from atropos_core.interfaces import Engine, Environment, Reward
@@ -80,9 +81,7 @@ class RolloutRunner:
         self._deadline_s = deadline_s
         self._turnstile = Turnstile() if deterministic else None
         self._tool_sets = ToolSets()
-        self._blocked: Counter[str] = (
-            Counter()
-        )  # component -> calls that blocked the event loop, since one that did not
+        self._blocked: Counter[str] = Counter()  # component -> calls in a row that blocked the event loop
         self._fatal: tuple[type[AtroposError], ...] = (*FATAL, ConfigError, *fatal)
 
     @classmethod
@@ -372,18 +371,25 @@ def check_named_tasks(name: str, environment: Environment, split: Split) -> None
         raise _raised(name, split, error) from error
 
 
-def warn_of_trained_test_tasks(name: str, environment: Environment) -> None:
-    """Warn if the first held-out tasks are training tasks as well, by id and content: then accuracy shows what was memorized."""
+def warn_if_test_tasks_are_trained(name: str, environment: Environment) -> None:
+    """Warn if the first held-out tasks are training tasks as well, by id and content. Of lazy tasks, compare as many as can be made in
+    LOOK_S."""
+    until = time.monotonic() + LOOK_S
     try:
-        train, test = environment.tasks("train"), environment.tasks("test")
-        trained = {repr(train[index]) for index in range(min(len(train), FIRST_TRAINED))}
-        first = [repr(test[index]) for index in range(min(len(test), FIRST_TESTED))]
-    except Exception:  # noqa: BLE001 - the plugin boundary: a rollout of this task will say so
+        with contained("tasks()"):
+            train, test = environment.tasks("train"), environment.tasks("test")
+            missing = {repr(test[index]) for index in range(min(len(test), FIRST_TESTED)) if time.monotonic() < until}
+            first = len(missing)
+            for index in range(min(len(train), FIRST_TRAINED)):
+                if not missing or time.monotonic() > until:
+                    break
+                missing.discard(repr(train[index]))
+    except Exception:  # noqa: BLE001 - the plugin boundary: a rollout of this task reports it
         return
-    if first and trained.issuperset(first):
+    if first and not missing:
         console.warn(
-            f"environment {name!r}: the first {len(first)} held-out tasks are training tasks as well, so that held-out accuracy shows "
-            "what was memorized. Let tasks('test') return other tasks than tasks('train')."
+            f"environment {name!r}: the first {first} held-out tasks are training tasks as well, so held-out accuracy shows what was "
+            "memorized. Return different tasks for tasks('test') and tasks('train')."
         )
 
 
@@ -431,7 +437,7 @@ def checked_episode(episode: Episode | Failed, vocabulary: int = 0) -> Episode |
         episode,
         rollouts=tuple(episode.rollouts),
         score=_plain(episode.score),
-        correct=_yes_or_no(episode.correct),
+        correct=_checked_correct(episode.correct),
         parts={name: _plain(value) for name, value in episode.parts.items()},
         metrics={name: _plain(value) for name, value in episode.metrics.items()},
         messages=tuple(episode.messages),
@@ -440,7 +446,7 @@ def checked_episode(episode: Episode | Failed, vocabulary: int = 0) -> Episode |
     return made
 
 
-def _yes_or_no(correct: Any) -> bool | None:
+def _checked_correct(correct: Any) -> bool | None:
     """`correct` of an episode. 0 and 1 count too, as numpy's do; any other text or number would count as right."""
     if correct is None:
         return None

@@ -287,7 +287,7 @@ def test_episodes_that_all_raise_end_the_run_from_the_original_error(atropos, tm
 
 
 @pytest.mark.parametrize(("split", "warned"), [("'train'", True), ("split", False)])
-def test_a_run_whose_held_out_tasks_are_trained_says_so(atropos, tmp_path, split, warned):
+def test_a_run_warns_if_held_out_tasks_are_training_tasks(atropos, tmp_path, split, warned):
     path = environment(tmp_path, "return 1.0")
     file = tmp_path / "mine.py"
     same = f"\n\nclass Same(Mine):\n    def tasks(self, split):\n        return super().tasks({split})\n"
