@@ -4,6 +4,7 @@ checked here: a plugin that is named in a string, and another module's private n
 from __future__ import annotations
 
 import ast
+import importlib
 import os
 import re
 import shutil
@@ -287,6 +288,23 @@ def test_core_has_what_core_or_two_plugins_need():
     offered = {name for name in modules if name.startswith("atropos_core.builtin.")}  # by name, in run files
     alone = modules - used - STARTED - TYPED - offered
     assert {name: users.get(name) for name in alone if len(users.get(name, ())) < 2} == {}
+
+
+def missing_imports(text: str) -> Iterator[str]:
+    """The names that the text of a template imports from our packages and that are not there."""
+    for module, names in re.findall(r"^.*?\bfrom (atropos_[\w.]+) import ([\w, ]+)", text, re.MULTILINE):
+        there = importlib.import_module(module)
+        yield from (f"{module}.{name}" for name in re.findall(r"(\w+)(?: as \w+)?", names) if not hasattr(there, name))
+
+
+def test_templates_import_what_there_is():
+    """No type checker reads them."""
+    templates = [path for folder in ("libs", "plugins") for path in (REPOSITORY / folder).rglob("*.tmpl")]
+    missing = {str(path.relative_to(REPOSITORY)): list(missing_imports(path.read_text())) for path in templates}
+    assert templates and {path: names for path, names in missing.items() if names} == {}
+    assert list(missing_imports("${typing}from atropos_core.types import Score, Scores")) == [
+        "atropos_core.types.Scores"
+    ]
 
 
 def test_the_root_of_core_has_thirteen_modules_at_most():
