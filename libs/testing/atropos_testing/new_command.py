@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from atropos_core.plugins.registry import Registry
 
 TEMPLATES = Path(__file__).parent / "templates"
+MAX_NAME = 36  # letters; with more, lines of the templates would be longer than their pyproject.toml allows
 
 
 @dataclass(frozen=True)
@@ -158,12 +159,12 @@ def check_name(kind: str, name: str, registry: Registry) -> None:
         near = difflib.get_close_matches(kind, KINDS, n=1, cutoff=0.4)
         hint = f"Did you mean {near[0]!r}?" if near else f"Choose one of: {', '.join(KINDS)}."
         raise ConfigError(f"`atropos new` makes no {kind!r}. {hint}")
-    if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name) or len(name) > 40 or keyword.iskeyword(name):
-        better = re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_0123456789")[:40].strip("_")
+    if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name) or len(name) > MAX_NAME or keyword.iskeyword(name):
+        better = re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_0123456789")[:MAX_NAME].strip("_")
         usable = better and better != name and not keyword.iskeyword(better)
         raise ConfigError(
             f"{name!r} cannot be a plugin's name: it wants lower-case letters, digits and single underscores, "
-            "a letter first, at most 40, and no word of Python's own.",
+            f"a letter first, at most {MAX_NAME}, and no word of Python's own.",
             remedy=f"atropos new {kind} {better}" if usable else None,
         )
     taken = [offer.distribution for offer in registry.offers(kind) if offer.provider.name == name]

@@ -36,9 +36,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 def test_options_are_its_configurations_fields_with_their_values(made: tuple[Path, str]) -> None:
     text = (made[0] / "atropos_env_sums/config.py").read_text()
     assert re.findall(r"^    (\w+: .*)$", text, re.MULTILINE) == [
-        'digits: int = Field(4, description="As SumsEnv has it.")',
-        'style: Literal["plain", "long"] = Field("long", description="How it asks.")',
-        'limit: int | None = Field(None, description="Of tasks.")',
+        'digits: int = Field(default=4, description="As SumsEnv has it.")',
+        'style: Literal["plain", "long"] = Field(default="long", description="How it asks.")',
+        'limit: int | None = Field(default=None, description="Of tasks.")',
     ]
 
 
@@ -89,13 +89,71 @@ def test_the_skeleton_keeps_its_contract_where_it_has_tasks_and_says_what_is_mis
     assert tests.returncode == 0 and "passed" in tests.stdout, tests.stdout + tests.stderr
 
 
-def test_it_is_formatted_and_linted(made: tuple[Path, str]) -> None:
-    for command in (("check", "--select", "E,F,I,UP,B"), ("format", "--check")):
+@pytest.fixture(scope="module")
+def types_read(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return the path of mypy's cache."""
+    return str(tmp_path_factory.mktemp("mypy"))
+
+
+def checked(folder: Path, types_read: str) -> str:
+    """Lint and type the folder as its own pyproject.toml says. Return the text of its options."""
+    commands = (
+        ("ruff", "check", "--no-cache", "."),
+        ("ruff", "format", "--no-cache", "--diff", "."),
+        ("mypy", "--strict", "--cache-dir", types_read, "."),
+    )
+    for command in commands:
         ended = subprocess.run(
-            [sys.executable, "-m", "ruff", *command, "--no-cache", "--isolated", "--line-length", "120", "atropos_env_sums"],
-            cwd=made[0], capture_output=True, text=True, timeout=60,
-        )  # fmt: skip
+            [sys.executable, "-m", *command], cwd=folder, capture_output=True, text=True, timeout=200
+        )
         assert ended.returncode == 0, ended.stdout + ended.stderr
+    return next(folder.glob("atropos_*/config.py")).read_text()
+
+
+LONG = "a description of so many words that it has no place on one line with the name, the type and the default "
+MANY = f"""
+from typing import Any, Dict, List, Optional
+from atroposlib.envs.base import BaseEnv, BaseEnvConfig
+from pydantic import Field
+
+class WideConfig(BaseEnvConfig):
+    path: str = None
+    bare: dict = {{}}
+    both: List = ["it's", 'say "so"', "both ' and \\" and \\\\ and \\n"]
+    pair: tuple = (1,)
+    some: Optional[List[Optional[int]]] = None
+    rate: float = 1e-6
+    words: List[str] = {["word" * 4 + str(number) for number in range(12)]}
+    table: Dict[str, Any] = {{"first": {list(range(60))}, "second": None}}
+    said: int = Field(3, description={LONG!r})
+    long: int = Field(3, description={LONG * 2!r})
+    quoted: int = Field(3, description='as "this" and "that"')
+
+class WideEnv(BaseEnv):
+    env_config_cls = WideConfig
+    async def get_next_item(self): return {"x" * 150!r}
+"""
+
+
+def test_its_folder_is_formatted_linted_and_typed(made: tuple[Path, str], types_read: str) -> None:
+    checked(made[0], types_read)
+
+
+def test_options_of_every_type_and_length_are_formatted_linted_and_typed(
+    tmp_path: Path, types_read: str, atropos: Any
+) -> None:
+    (tmp_path / "wide.py").write_text(MANY)
+    ended = atropos("import", str(tmp_path / "wide.py"), "--dir", str(tmp_path))
+    assert ended.code == 0, ended.err
+    text = checked(tmp_path / "env_wide", types_read)
+    for option in ("path: str | None", "bare: dict[str, Any]", "both: list[Any]", "some: list[int | None] | None"):
+        assert f"    {option} = Field(" in text
+    made: dict[str, Any] = {}
+    exec(compile(text, "config.py", "exec", dont_inherit=True), made)
+    made["WideOptions"].model_rebuild(_types_namespace=made)
+    options = made["WideOptions"]()
+    assert options.both == ["it's", 'say "so"', "both ' and \" and \\ and \n"] and options.pair == (1,)
+    assert options.table == {"first": list(range(60)), "second": None} and len(options.words) == 12
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pytest
 
 from atropos_core.errors import ConfigError
 from atropos_core.plugins.manager import load_plugins
-from atropos_testing.new_command import KINDS, TEMPLATES, check_name, render, write
+from atropos_testing.new_command import KINDS, MAX_NAME, TEMPLATES, check_name, render, write
 from tests import wheels
 from tests.conftest import in_front
 
@@ -44,16 +44,34 @@ def every_kind(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {kind: write(kind, "hello", folder) for kind in KINDS}
 
 
-def test_new_plugins_are_formatted_linted_and_typed(every_kind: dict[str, Path], tmp_path: Path) -> None:
-    """By one mypy, which would read core and pydantic once for each. torch it takes as it is: to read all of torch's types
-    takes a minute."""
-    folders = [*every_kind.values(), write("environment", "hello_tools", tmp_path, tools=True)]
-    for folder in folders:
-        ok(*PYTHON, "ruff", "check", "--isolated", "--line-length", "120", "--select", "E,F,I,UP,B", ".", cwd=folder)
-        ok(*PYTHON, "ruff", "format", "--isolated", "--line-length", "120", "--check", ".", cwd=folder)
-    (tmp_path / "mypy.ini").write_text("[mypy]\n[mypy-torch.*]\nfollow_imports = skip\n")
-    packages = [str(folder / f"atropos_{folder.name}") for folder in folders]
-    ok(*PYTHON, "mypy", "--strict", "--config-file", "mypy.ini", "--cache-dir", os.devnull, *packages, cwd=tmp_path)
+EVERY_KIND = [*((kind, False) for kind in KINDS), ("environment", True)]
+
+
+@pytest.fixture(scope="module")
+def types_read(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return the path of mypy's cache: it reads the types of core, pydantic and torch once for all kinds."""
+    return str(tmp_path_factory.mktemp("mypy"))
+
+
+@pytest.mark.parametrize(("kind", "tools"), EVERY_KIND)
+def test_a_new_plugin_is_formatted_linted_and_typed_by_what_its_folder_says(
+    kind: str, tools: bool, types_read: str, tmp_path: Path
+) -> None:
+    folder = write(kind, "hello_world", tmp_path, tools=tools)
+    ok(*PYTHON, "ruff", "check", "--no-cache", ".", cwd=folder)
+    ok(*PYTHON, "ruff", "check", "--no-cache", "--select", "E,F,I,UP,B", ".", cwd=folder)
+    ok(*PYTHON, "ruff", "format", "--no-cache", "--check", ".", cwd=folder)
+    ok(*PYTHON, "mypy", "--strict", "--cache-dir", types_read, ".", cwd=folder)
+
+
+@pytest.mark.parametrize(("kind", "tools"), EVERY_KIND)
+@pytest.mark.parametrize("name", ["a", "a" * MAX_NAME])
+def test_a_new_plugin_is_formatted_and_linted_with_a_short_and_with_a_long_name(
+    kind: str, tools: bool, name: str, tmp_path: Path
+) -> None:
+    folder = write(kind, name, tmp_path, tools=tools)
+    ok(*PYTHON, "ruff", "check", "--no-cache", ".", cwd=folder)
+    ok(*PYTHON, "ruff", "format", "--no-cache", "--check", ".", cwd=folder)
 
 
 def test_a_new_environment_with_tools_passes_its_own_tests_at_once(tmp_path: Path) -> None:
@@ -83,7 +101,7 @@ def test_a_new_plugin_installs_as_a_wheel_and_is_found_by_name(
     assert f"{kind} 'hello' fulfills its contract." in out
 
 
-@pytest.mark.parametrize(("kind", "tools"), [*((kind, False) for kind in KINDS), ("environment", True)])
+@pytest.mark.parametrize(("kind", "tools"), EVERY_KIND)
 def test_every_option_of_a_new_plugin_has_a_meaning_to_show(kind: str, tools: bool) -> None:
     texts = [text for path, text in render(kind, "hello", tools=tools).items() if path.name == "config.py"]
     assert len(texts) == (kind != "loss"), "which has no options"
@@ -104,7 +122,7 @@ def test_every_name_follows_from_one() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["Hello", "hello-world", "1st", "", "hello__world", "import", "_x", "x_", "a" * 41, "é"]
+    "name", ["Hello", "hello-world", "1st", "", "hello__world", "import", "_x", "x_", "a" * (MAX_NAME + 1), "é"]
 )
 def test_a_name_that_no_package_can_have_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match="cannot be a plugin's name"):

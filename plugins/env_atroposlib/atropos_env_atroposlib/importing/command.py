@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -107,11 +106,44 @@ def _words(made: Read) -> dict[str, str]:
 
 
 def _option(one: ConfigField, made: Read) -> str:
-    said = json.dumps(one.description or f"As {made.name} has it.", ensure_ascii=False)
-    line = f"    {one.name}: {one.annotation} = Field({one.default}, description={said})"
-    if len(line) <= LINE:
-        return line
-    return f"    {one.name}: {one.annotation} = Field(\n        {one.default},\n        description={said},\n    )"
+    """Return the line or lines of an option, as `ruff format` would write them."""
+    said = _quoted(one.description or f"As {made.name} has it.")
+    opening = f"    {one.name}: {one.annotation} = Field("
+    whole = f"default={_python(one.default)}, description={said}"
+    if len(opening) + len(whole) < LINE:
+        return f"{opening}{whole})"
+    if len(whole) + 8 <= LINE and "\n" not in whole:
+        return f"{opening}\n        {whole}\n    )"
+    default = f"default={_python(one.default)}"
+    if len(default) + 9 > LINE:
+        default = f"default={_python(one.default, ' ' * 8)}"
+    return f"{opening}\n        {default},\n        description={said},\n    )"
+
+
+def _python(value: object, indent: str | None = None) -> str:
+    """Return a literal as Python. With an indent, each element of a list, tuple, set or dict has a line, and longer ones several."""
+    if isinstance(value, str):
+        return _quoted(value)
+    if not isinstance(value, list | tuple | set | dict) or not value:
+        return repr(value)
+    opening, closing = ("[", "]") if isinstance(value, list) else ("(", ")") if isinstance(value, tuple) else ("{", "}")
+    pairs = value.items() if isinstance(value, dict) else [(None, one) for one in value]
+    keys = [f"{_python(key)}: " if isinstance(value, dict) else "" for key, _ in pairs]
+    flat = [key + _python(one) for key, (_, one) in zip(keys, pairs, strict=True)]
+    if indent is None:
+        return f"{opening}{', '.join(flat)}{',' if isinstance(value, tuple) and len(value) == 1 else ''}{closing}"
+    inner = f"{indent}    "
+    lines = [
+        text if len(inner) + len(text) < LINE else key + _python(one, inner)
+        for text, key, (_, one) in zip(flat, keys, pairs, strict=True)
+    ]
+    return "\n".join([opening, *(f"{inner}{line}," for line in lines), f"{indent}{closing}"])
+
+
+def _quoted(text: str) -> str:
+    """Return a string as Python, in the quotes that need fewer escapes, double ones if both need as many."""
+    quote = '"' if text.count('"') <= text.count("'") else "'"
+    return quote + f"\\{quote}".join(repr(part)[1:-1] for part in text.split(quote)) + quote
 
 
 def _comment(text: str, indent: int) -> str:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import re
 import textwrap
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from atropos_core.errors import ConfigError
 
@@ -15,6 +17,7 @@ PLAIN = frozenset(
     {"int", "float", "bool", "str", "list", "dict", "tuple", "Any", "None", "Literal", "Optional", "List", "Dict"}
 )
 MODERN = {"List": "list", "Dict": "dict"}
+BARE = {"list": "list[Any]", "dict": "dict[str, Any]", "tuple": "tuple[Any, ...]"}  # as mypy --strict wants them
 OF_THE_RUN = {  # fields of atroposlib's configuration, and what sets them in a run file
     "group_size": "training.group_size",
     "max_token_length": "sampling.max_tokens (of a reply; theirs is of the whole sequence)",
@@ -30,7 +33,7 @@ OF_THE_RUN = {  # fields of atroposlib's configuration, and what sets them in a 
 class ConfigField:
     name: str
     annotation: str
-    default: str  # as Python
+    default: Any
     description: str
 
 
@@ -128,20 +131,26 @@ def _read_field(made: Read, node: ast.AnnAssign, given: ast.expr | None) -> None
     for inner in ast.walk(node.annotation):
         if isinstance(inner, ast.Name):
             inner.id = MODERN.get(inner.id, inner.id)
-    made.fields.append(ConfigField(name, _annotation(node.annotation), _literal(value), description))
+    default = ast.literal_eval(value)
+    made.fields.append(ConfigField(name, _annotation(node.annotation, default), default, description))
 
 
-def _annotation(node: ast.expr) -> str:
-    text = ast.unparse(node).replace("'", '"')
-    if text.startswith("Optional[") and text.endswith("]"):
-        text = f"{text.removeprefix('Optional[')[:-1]} | None"
+class _Optional(ast.NodeTransformer):
+    """Writes `Optional[x]` as `x | None`."""
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.expr:
+        self.generic_visit(node)
+        if isinstance(node.value, ast.Name) and node.value.id == "Optional":
+            return ast.BinOp(node.slice, ast.BitOr(), ast.Constant(None))
+        return node
+
+
+def _annotation(node: ast.expr, default: object) -> str:
+    text = ast.unparse(_Optional().visit(node)).replace("'", '"')
+    text = re.sub(r"\b(list|dict|tuple)\b(?!\[)", lambda found: BARE[found[1]], text)
+    if default is None and not re.search(r"\b(None|Any)$", text):
+        text = f"{text} | None"  # as in `path: str = None`
     return text
-
-
-def _literal(node: ast.expr) -> str:
-    value = ast.literal_eval(node)
-    text = repr(value)
-    return text.replace("'", '"') if isinstance(value, str) and '"' not in text and "\\" not in text else text
 
 
 def _is_literal(node: ast.expr) -> bool:
