@@ -31,6 +31,7 @@ from atropos_core.guards.worker_threads import apart
 from atropos_core.types import Sampling
 from atropos_http_server.answers import header
 from atropos_trajectory_api.groups.frame_check import read_frame
+from atropos_trajectory_api.misspelt import refuse_misspelt
 from atropos_trajectory_client.client import CONTENT_TYPE, UnknownThere
 
 Handler = Callable[["Request"], Coroutine[Any, Any, Any]]
@@ -61,6 +62,8 @@ class Request:
 
     def get(self, key: str, kind: type[Any] | tuple[type[Any], ...], default: Any = ...) -> Any:
         value = self._body.get(key, default)
+        if key not in self._body:
+            refuse_misspelt(self._body, (key,))
         if value is ...:
             raise DataError(f"the body lacks {key!r}")
         if value is not default and (not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool)):

@@ -26,6 +26,7 @@ from atropos_trajectory_api.groups.frame_check import Checked
 from atropos_trajectory_api.legacy.pieces import OVERHEAD_BYTES, Piece, Pieces, joined
 from atropos_trajectory_api.legacy.retries import Retries, digest
 from atropos_trajectory_api.legacy_groups.incoming_groups import parse, read
+from atropos_trajectory_api.legacy_groups.mistakes import check_masks, check_names, warn_of_nothing_to_train
 from atropos_trajectory_api.legacy_groups.quick_json import QuickReader
 from atropos_trajectory_api.legacy_groups.stored_group import OldGroup
 from atropos_trajectory_api.legacy_groups.wire_json import has_many_parts
@@ -216,16 +217,37 @@ class Intake:
         number = data.get("env_id")
         if isinstance(number, int) and number < 0:
             raise DataError(f"{where}env_id {number} is below 0: environments are numbered from 0.")
-        environment = self._old.environments.get(number) if isinstance(number, int) else None
-        name = environment.name if environment else ANONYMOUS
         try:
-            group = read(data, name)
+            environment = self._environment(number) if isinstance(number, int) else None
+            name = environment.name if environment else ANONYMOUS
+            check_names(data, name)
+            one = Read(environment, group := read(data, name), group.frame())
+            check_masks(group, is_piece=self._is_piece(one), passed_on=self._is_passed_on)
         except DataError as error:
             if where:
                 raise DataError(where + Exception.__str__(error), remedy=error.remedy) from error
             raise
         self._refuse_other_vocabulary(group)
-        return Read(environment, group, group.frame())
+        return one
+
+    def _environment(self, number: int) -> OldEnvironment:
+        known = self._old.environments
+        if number not in known:
+            raise DataError(
+                f"env_id {number} is not known: "
+                + (
+                    f"{len(known)} have registered, from {min(known)} to {max(known)}."
+                    if known
+                    else "none has registered."
+                ),
+                remedy="Send the env_id that POST /register-env answered, or leave it out.",
+            )
+        return known[number]
+
+    @property
+    def _is_passed_on(self) -> bool:
+        """True if groups go to a trainer of the old protocol, as they came."""
+        return self._service.policy is None and self._old.registration is not None
 
     def _refuse_other_vocabulary(self, group: OldGroup) -> None:
         known = self._service.vocabulary or self._vocabulary
@@ -359,4 +381,5 @@ class Intake:
 def _one_of(pieces: Sequence[Piece]) -> tuple[OldGroup, bytes]:
     groups = [piece.group() for piece in pieces]
     group = read(joined(groups), groups[0].environment)
+    warn_of_nothing_to_train(group)
     return group, group.frame()

@@ -24,6 +24,7 @@ from atropos_trajectory_api.legacy.batches import OldTrainer
 from atropos_trajectory_api.legacy.intake import Intake
 from atropos_trajectory_api.legacy_groups.incoming_groups import parse
 from atropos_trajectory_api.legacy_groups.stored_group import as_wire
+from atropos_trajectory_api.misspelt import refuse_misspelt
 from atropos_trajectory_api.options import ServeOptions
 from atropos_trajectory_api.service.old_registrations import EnvIdentifier, RegisterEnv, Registration
 from atropos_trajectory_api.service.old_state import OldEnvironment
@@ -244,4 +245,7 @@ def _read(model: type[_M], body: bytes) -> _M:
             f"{MOST_BYTES:,} with {MOST_VALUES}.",
             remedy="Send only the fields of the route.",
         )
-    return model.model_validate(parse(body))
+    given = parse(body)
+    if isinstance(given, dict):
+        refuse_misspelt(given, model.model_fields)
+    return model.model_validate(given)

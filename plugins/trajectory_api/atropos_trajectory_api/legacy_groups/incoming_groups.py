@@ -109,7 +109,9 @@ def read(data: Any, environment: str) -> OldGroup:
         coerced = ScoredData.model_validate(without_arrays(data)).__dict__
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        raise DataError(f"{path_of(first['loc'])}: {first['msg']}") from None
+        raise DataError(
+            f"{path_of(first['loc'])}: {first['msg']}", remedy="GET /openapi.json describes each field of a group."
+        ) from None
     try:
         return _read(coerced, environment)
     except (OverflowError, struct.error):

@@ -97,7 +97,10 @@ def counted(name: str, rows: Any, sequences: int) -> list[Any]:
     if type(rows) is not list:
         raise TypeError
     if len(rows) != sequences:
-        raise DataError(f"{name}: there are {len(rows)}, for {sequences} sequences of tokens")
+        raise DataError(
+            f"{name}: there are {len(rows)}, for {sequences} sequences of tokens",
+            remedy="Send one for each sequence of the group.",
+        )
     return rows
 
 
@@ -108,7 +111,10 @@ def by_token(name: str, rows: Any, lengths: Sequence[int]) -> Any:
     counts = list(map(len, lists(counted(name, rows, len(lengths)))))
     if counts != lengths:
         number = next(number for number, count in enumerate(counts) if count != lengths[number])
-        raise DataError(f"{name}[{number}]: {counts[number]} entries, for {lengths[number]} tokens")
+        raise DataError(
+            f"{name}[{number}]: {counts[number]} entries, for {lengths[number]} tokens",
+            remedy="Send one entry for each token of the sequence, also for those of the prompt.",
+        )
     return list(rows)
 
 

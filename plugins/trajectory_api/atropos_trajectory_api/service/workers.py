@@ -9,6 +9,11 @@ from typing import Any
 
 from atropos_core.errors import DataError, TokenizerMismatch
 from atropos_core.group_schema import MOST_CHARACTERS, NUMBER_BOUND, brief
+from atropos_trajectory_api.misspelt import refuse_misspelt
+
+FIELDS = (
+    "name", "environment", "tasks", "weight", "minimum", "group_size", "tokenizer", "vocabulary", "digest", "playing",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -65,6 +70,7 @@ class Workers:
 
     def register(self, wanted: Mapping[str, Any]) -> WorkerState:
         """Add a worker. Raises DataError if this is not a registration."""
+        refuse_misspelt(wanted, FIELDS)
         worker = WorkerState(
             secrets.token_hex(8),
             name=_given(wanted, "name", str),
