@@ -170,7 +170,9 @@ def _say_memory(plan: Plan, directory: Path) -> None:
     from atropos_core.plugins.model_provider import PROMPT_TOKENS
     from atropos_core.plugins.requirements import cuda_devices
 
+    plan.check_files()
     check_model(plan, directory)
+    counted, warmup = asyncio.run(with_warmup(plan))
     made = plan_memory(plan, directory)
     rows, totals = table(made)
     console.table(("component", "what", "device", "at most", ""), rows)
@@ -189,7 +191,6 @@ def _say_memory(plan: Plan, directory: Path) -> None:
         warn_of_prompts(name, environment, tokenizer)
         warn_of_long_answers(name, environment, tokenizer, plan.config.sampling.max_tokens)
 
-    counted, warmup = asyncio.run(with_warmup(plan))
     if warmup is not None:
         console.say(f"warm start: {of_warmup(warmup)}")
         console.say(f"{counted.config.all_steps:,} steps in all, {counted.config.training.steps:,} of them by rewards")

@@ -20,6 +20,7 @@ from atropos_core.launch import fit
 from atropos_core.launchers import PlannedRun
 from atropos_core.plugins.manager import Plugins
 from atropos_core.plugins.model_provider import TeacherProvider, TrainerProvider
+from atropos_core.plugins.options import Options
 from atropos_core.plugins.provider import ResolvedModel
 from atropos_core.plugins.services import OpenSource, OpenWarmup, ServeEngine
 from atropos_core.rollouts.tokenizer import ChatTokenizer
@@ -68,6 +69,15 @@ class Plan:
     def spans_machines(self) -> bool:
         """True if engines and trainer may be on other machines."""
         return "launcher" in self.single and self.single["launcher"].has_machines
+
+    def check_files(self) -> None:
+        """Raise DataError if a file that an option names is missing or cannot be read. With an [api], workers elsewhere have the
+        files of environments."""
+        kinds = [one for kind, one in self.named.items() if kind != "environment" or self.config.api is None]
+        named = [resolved for several in kinds for resolved in several.values()]
+        for resolved in (*self.engines, *self.single.values(), *named):
+            if isinstance(resolved.options, Options):
+                resolved.options.check_files()
 
     def hosted(self) -> list[ResolvedComponent]:
         """Return the engines and the trainer that run in child processes."""

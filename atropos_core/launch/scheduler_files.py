@@ -27,6 +27,7 @@ def render(plan: Plan, directory: Path) -> SchedulerFiles | None:
     assert isinstance(provider, LauncherProvider)
     made = provider.render(launcher.options, plan.for_launcher(directory))
     if made is not None:
+        plan.check_files()
         check_model(plan, directory)
     return made
 

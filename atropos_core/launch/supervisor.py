@@ -73,6 +73,7 @@ def execute(plan: Plan, directory: Path, *, resume: bool = False) -> Summary:
     try:
         if not resume:
             refuse_hopeless_rollback(plan.config)
+        plan.check_files()
         check_model(plan, directory)
         if not plan.config.oversubscribe and not plan.spans_machines:
             check_memory(plan, directory, plan_memory(plan, directory))

@@ -40,6 +40,10 @@ class Options(NoBooleanIsANumber):
     def _written_as_text(cls, values: Any) -> Any:
         return without_folders(values, cls.model_fields)
 
+    def check_files(self) -> None:
+        """Raise DataError if a file that an option names is missing or cannot be read. Called before anything is printed or
+        started, so it reads little."""
+
     def changed(self, *names: str) -> list[str]:
         """Return those of `names` that differ from their default. (`model_fields_set` would contain all of them after a resume,
         because the saved config.toml has every option.)"""

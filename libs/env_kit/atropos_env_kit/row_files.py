@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import bz2
+import codecs
 import csv
+import difflib
 import gzip
 import io
 import json
@@ -43,6 +45,7 @@ NOT_ROWS = (  # what a file may be whose name promises rows: its first bytes, it
 )
 SPLITS = frozenset({"train", "training", "test", "testing", "validation", "valid", "val", "dev", "eval", "heldout"})
 OF_DATASETS = frozenset({"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"})
+CHECKED_FILES, CHECKED_BYTES = 100, 1 << 20  # that `check_files` reads at most, the bytes of each file
 MOST_ENTRIES = 10_000  # of a folder that are looked at
 DELIMITERS = ",;\t|"
 UTF8 = "Save it as UTF-8. For a file from Windows: iconv -f WINDOWS-1252 -t UTF-8 FILE > NEW"
@@ -77,7 +80,34 @@ def read_rows(path: Path, prompt: str = "prompt") -> Iterator[tuple[str, Row]]:
         try:
             yield from _rows(file, prompt)
         except OSError as error:
-            raise DataError(f"the tasks of {file} cannot be read: {error.strerror or error}.") from error
+            raise _unreadable(file, error) from error
+
+
+def check_files(path: Path) -> None:
+    """Raise DataError if the files that a path means are missing, cannot be read, have nothing in them, or begin with something
+    other than rows. Reads at most the beginning of each, so that it can come before anything that takes time."""
+    is_empty = True
+    for file in files_of(path)[:CHECKED_FILES]:
+        try:
+            with file.open("rb") as opened:
+                head = opened.read(CHECKED_BYTES)
+        except OSError as error:
+            raise _unreadable(file, error) from error
+        _refuse_others(file, head)
+        is_packed = head.startswith(tuple(COMPRESSED))
+        if not is_packed and not _is_columnar(file, head):
+            _text(file, head, is_whole=len(head) < CHECKED_BYTES)
+        is_empty = is_empty and not head.strip()
+    if is_empty:
+        raise DataError(f"{path} has no tasks: there is nothing in it.", remedy=BY_ROWS)
+
+
+def _unreadable(path: Path, error: Exception) -> DataError:
+    denied = isinstance(error, PermissionError)
+    return DataError(
+        f"the tasks of {path} cannot be read: {getattr(error, 'strerror', None) or error}.",
+        remedy=f"Let this user read it, and enter its folders: chmod u+r {path}" if denied else "Name another file.",
+    )
 
 
 def files_of(path: Path) -> list[Path]:
@@ -91,12 +121,25 @@ def files_of(path: Path) -> list[Path]:
             raise DataError(f"{path} is not a regular file.", remedy="Write the rows to a file, and name that.")
         found = [] if not _is_pattern(path) else sorted(Path(one) for one in glob(str(path), recursive=True))
     except (OSError, ValueError) as error:  # a name with a NUL, or one that is too long
-        raise DataError(f"the tasks of {path} cannot be read: {getattr(error, 'strerror', None) or error}.") from error
+        raise _unreadable(path, error) from error
     if files := [one for one in found if one.is_file()]:
         return files
     if _is_pattern(path):
         raise DataError(f"no file matches {path}.", remedy="Quote the pattern, so that the shell leaves it as it is.")
-    raise DataError(f"the file of tasks {path} does not exist.")
+    raise _missing(path)
+
+
+def _missing(path: Path) -> DataError:
+    start = "A relative path starts at the folder of the run file, or on the command line at the current directory."
+    absent = [folder for folder in path.parents if not folder.exists()]
+    if absent:
+        return DataError(f"the file of tasks {path} does not exist: there is no folder {absent[-1]}.", remedy=start)
+    try:
+        near = difflib.get_close_matches(path.name, [entry.name for entry in path.parent.iterdir()], n=1, cutoff=0.8)
+    except OSError:  # a folder that may be entered and not listed
+        near = []
+    found = f"Did you mean {path.parent / near[0]}? " if near else ""
+    return DataError(f"the file of tasks {path} does not exist.", remedy=f"{found}{start}")
 
 
 def _is_pattern(path: Path) -> bool:
@@ -157,10 +200,8 @@ def _rows(path: Path, prompt: str) -> Iterator[tuple[str, Row]]:
     if packed := next((by for magic, by in COMPRESSED.items() if head.startswith(magic)), None):
         data = _unpacked(path, *packed)
         head = data[:64]
-    for magic, what, remedy in NOT_ROWS:
-        if head.lower().startswith(magic.lower()):
-            raise DataError(f"{path} is {what}.", remedy=remedy)
-    if kind in (".parquet", ".arrow") or head.startswith((b"PAR1", b"ARROW1")):
+    _refuse_others(path, head)
+    if _is_columnar(path, head):
         yield from _columnar(path, data, is_parquet=kind == ".parquet" or head.startswith(b"PAR1"))
         return
     text = _text(path, path.read_bytes() if data is None else data)
@@ -168,6 +209,16 @@ def _rows(path: Path, prompt: str) -> Iterator[tuple[str, Row]]:
         yield from _csv(path, text, "\t" if kind == ".tsv" else "")
     else:
         yield from _json(path, text, prompt)
+
+
+def _refuse_others(path: Path, head: bytes) -> None:
+    for magic, what, remedy in NOT_ROWS:
+        if head.lower().startswith(magic.lower()):
+            raise DataError(f"{path} is {what}.", remedy=remedy)
+
+
+def _is_columnar(path: Path, head: bytes) -> bool:
+    return _kind(path) in (".parquet", ".arrow") or head.startswith((b"PAR1", b"ARROW1"))
 
 
 def _unpacked(path: Path, ending: str, unpack: Any) -> bytes:
@@ -180,10 +231,11 @@ def _unpacked(path: Path, ending: str, unpack: Any) -> bytes:
         ) from error
 
 
-def _text(path: Path, data: bytes) -> str:
+def _text(path: Path, data: bytes, *, is_whole: bool = True) -> str:
+    """Return the text. The beginning of a file, not `is_whole`, may end within a character. Raises DataError."""
     encoding = next((name for bom, name in BOMS if data.startswith(bom)), "utf-8-sig")
     try:
-        text = data.decode(encoding)
+        text = data.decode(encoding) if is_whole else codecs.getincrementaldecoder(encoding)().decode(data)
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise DataError(

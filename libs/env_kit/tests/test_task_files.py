@@ -16,7 +16,7 @@ import pytest
 
 from atropos_core.errors import DataError
 from atropos_core.types import Task
-from atropos_env_kit.row_files import read_rows, value_at
+from atropos_env_kit.row_files import CHECKED_BYTES, check_files, read_rows, value_at
 from atropos_env_kit.task_files import Columns, read_tasks, split_tasks
 
 ROWS = [
@@ -382,3 +382,39 @@ def test_no_task_changes_its_split_when_others_are_added() -> None:
     assert {task.id for task in few["test"]} <= {task.id for task in many["test"]}
     assert 60 < len(few["test"]) < 140
     assert len(few["train"]) + len(few["test"]) == 1000
+
+
+def test_a_check_of_files_reads_only_their_beginning(tmp_path: Path) -> None:
+    """A character that is cut at its end is not an error, and neither is what comes after it."""
+    beginning = b"\xc3\xa4" * (CHECKED_BYTES // 2 - 1) + b"a"
+    (tmp_path / "a.jsonl").write_bytes(beginning + b"\xc3\xa4\xe9")
+    check_files(tmp_path / "a.jsonl")
+    (tmp_path / "a.jsonl").write_bytes(b"\xe9" + beginning)
+    with pytest.raises(DataError, match="a.jsonl, line 1 is not text in UTF-8: .* at byte 0"):
+        check_files(tmp_path / "a.jsonl")
+    for name, content in (("b.jsonl.gz", gzip.compress(b"{}")), ("b.parquet", b"PAR1\xe9")):
+        (tmp_path / name).write_bytes(content)
+        check_files(tmp_path / name)
+
+
+def test_a_missing_file_comes_with_the_one_that_was_meant_or_the_folder_that_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").write_text("{}")
+    with pytest.raises(DataError, match=r"Did you mean .*/train\.jsonl\?"):
+        check_files(tmp_path / "tran.jsonl")
+    with pytest.raises(DataError, match=r"c\.jsonl does not exist: there is no folder .*/a\."):
+        check_files(tmp_path / "a/b/c.jsonl")
+
+
+def test_a_file_that_this_user_may_not_read_is_named_with_what_to_do(tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_text("{}")
+    file.chmod(0)
+    own = os.geteuid()
+    if own == 0:  # root reads everything
+        os.seteuid(65534)
+    try:
+        with pytest.raises(DataError, match=r"(?s)a\.jsonl cannot be read: Permission denied.*chmod u\+r") as raised:
+            check_files(file)
+    finally:
+        os.seteuid(own)
+    assert raised.value.remedy

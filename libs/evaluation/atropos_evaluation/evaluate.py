@@ -207,6 +207,7 @@ async def _evaluate(plan: Plan, remote: ChatModel | None, concurrency: int) -> E
 async def _evaluate_in(directory: Path, plan: Plan, remote: ChatModel | None, concurrency: int) -> Evaluation:
     config = plan.config
     (directory / "logs").mkdir()
+    plan.check_files()
     if remote is None:
         check_model(plan, directory, trains=False)
     parts = await build_for_evaluation(plan, directory, remote)

@@ -226,6 +226,13 @@ class AgentOptions(Options):
             check(text, where)
         return self
 
+    def check_files(self) -> None:
+        from atropos_env_kit.row_files import check_files
+
+        for path in (self.tasks, self.test_tasks):
+            if path is not None:
+                check_files(path)
+
     @property
     def is_external(self) -> bool:
         """True if programs elsewhere take the episodes, and nothing is started here."""

@@ -84,3 +84,10 @@ class DatasetOptions(Options):
         if self.score in SCORES and not self.answer:
             raise ValueError(f'score = "{self.score}" compares with an answer, and answer = "" says that there is none')
         return self
+
+    def check_files(self) -> None:
+        from atropos_env_kit.row_files import check_files
+
+        for path in (self.tasks, self.test_tasks):
+            if path is not None:
+                check_files(path)

@@ -42,3 +42,9 @@ class Gsm8kOptions(Options):
             self.source == "generated", f'{where}: it is for source = "generated"', "problems", "held_out", "seed"
         )
         return self
+
+    def check_files(self) -> None:
+        if self.path is not None:
+            from atropos_env_gsm8k.data import check_folder
+
+            check_folder(self.path)

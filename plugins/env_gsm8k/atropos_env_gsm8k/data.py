@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from atropos_env_gsm8k.config import Gsm8kOptions
 from atropos_env_gsm8k.generate import problem
 from atropos_env_gsm8k.grading import gold_number
 from atropos_env_kit.numbered_tasks import NumberedTasks
-from atropos_env_kit.row_files import Row, read_rows
+from atropos_env_kit.row_files import Row, check_files, read_rows
 
 OTHERS = 'The other sources are source = "path" (JSONL files) and source = "generated" (no data needed).'
 
@@ -71,12 +72,23 @@ def generated(options: Gsm8kOptions, split: Split) -> Sequence[Task]:
     return NumberedTasks(options.problems if split == "train" else options.held_out, make)
 
 
-def _read(path: Path) -> Iterator[Row]:
-    if not path.exists():
+def check_folder(folder: Path) -> None:
+    """Raise DataError if the folder lacks the file of a split, or one cannot be read."""
+    for split in ("train", "test"):
+        _refuse_missing(folder / f"{split}.jsonl")
+        check_files(folder / f"{split}.jsonl")
+
+
+def _refuse_missing(path: Path) -> None:
+    if not os.path.lexists(path):
         raise DataError(
             f'gsm8k: {path} does not exist. source = "path" needs a folder with train.jsonl and test.jsonl.',
             remedy='The other sources are source = "generated" (no data needed) and source = "hub".',
         )
+
+
+def _read(path: Path) -> Iterator[Row]:
+    _refuse_missing(path)
     for _, row in read_rows(path, "question"):
         yield row
 

@@ -176,6 +176,40 @@ def test_a_dry_run_refuses_what_a_run_refuses_before_its_first_step(atropos, tmp
     assert [one.name for one in tmp_path.iterdir() if one.name != "__pycache__"] == ["tasks.py"]
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "says", "remedy"),
+    [
+        ("rows.jsonl", None, "rows.jsonl does not exist", "A relative path starts at"),
+        ("rows.jsonl", b"", "rows.jsonl has no tasks", "Write one row a line"),
+        ("rows.jsonl", b'{"prompt": "\xe9"}', "rows.jsonl, line 1 is not text in UTF-8", "iconv"),
+        (".", None, "has no file of rows", "The kinds of files"),
+    ],
+)
+@pytest.mark.parametrize("dry", [True, False])
+def test_a_file_that_cannot_be_used_is_refused_before_the_plan_is_printed(
+    atropos, tmp_path, name, content, says, remedy, dry
+):
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    dry_run = ("--dry-run",) if dry else ("--model", "toy", "--dir", "run")
+    ended = atropos("run", "--env", f"dataset:{name}", *dry_run)
+    assert ended.code == 1 and not ended.out, ended.out
+    assert says in ended.err and remedy in ended.err.partition("What to do: ")[2], ended.err
+    assert not (tmp_path / "run").exists()
+
+
+def test_files_of_other_environments_are_checked_before_the_plan_is_printed(atropos, tmp_path):
+    (tmp_path / "agent.toml").write_text(
+        'model = "toy"\n[environment.agent]\nuse = "agent"\ncommand = ["true"]\ntasks = "none.jsonl"\n'
+        '[environment.agent.reward]\ncommand = ["true"]\n'
+    )
+    path = ("--set", "environment.gsm8k.source=path", "--set", "environment.gsm8k.path=none")
+    for arguments in (("agent.toml",), ("--env", "gsm8k", *path)):
+        ended = atropos("run", *arguments, "--dry-run")
+        assert ended.code == 1 and not ended.out and "does not exist" in ended.err, ended.out + ended.err
+        assert "What to do: " in ended.err
+
+
 def test_a_dry_run_finds_missing_data_and_says_which_device_is_not_here(atropos, tmp_path):
     ended = atropos("run", "--env", "dataset:rows.jsonl", "--dry-run")
     assert ended.code == 1 and "rows.jsonl" in ended.err, ended.err
