@@ -401,7 +401,7 @@ def test_a_missing_file_comes_with_the_one_that_was_meant_or_the_folder_that_is_
     (tmp_path / "train.jsonl").write_text("{}")
     with pytest.raises(DataError, match=r"Did you mean .*/train\.jsonl\?"):
         check_files(tmp_path / "tran.jsonl")
-    with pytest.raises(DataError, match=r"c\.jsonl does not exist: there is no folder .*/a\."):
+    with pytest.raises(DataError, match=r"c\.jsonl does not exist, since the folder .*/a is missing"):
         check_files(tmp_path / "a/b/c.jsonl")
 
 
