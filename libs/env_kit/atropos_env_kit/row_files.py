@@ -133,7 +133,9 @@ def _missing(path: Path) -> DataError:
     start = "A relative path starts at the folder of the run file, or on the command line at the current directory."
     absent = [folder for folder in path.parents if not folder.exists()]
     if absent:
-        return DataError(f"the file of tasks {path} does not exist, since the folder {absent[-1]} is missing.", remedy=start)
+        return DataError(
+            f"the file of tasks {path} does not exist, since the folder {absent[-1]} is missing.", remedy=start
+        )
     try:
         near = difflib.get_close_matches(path.name, [entry.name for entry in path.parent.iterdir()], n=1, cutoff=0.8)
     except OSError:  # a folder that may be entered and not listed
