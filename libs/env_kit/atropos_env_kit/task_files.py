@@ -48,13 +48,17 @@ def read_tasks(path: Path, columns: Columns = Columns()) -> list[Task]:
 def tasks_of(rows: Iterable[tuple[str, Row]], source: str, columns: Columns = Columns()) -> list[Task]:
     """Return tasks. `rows` are (position, values). A task's id is its column `id`, or its number, from 1. Raises DataError."""
     found: dict[str, Task] = {}
+    places: list[str] = []
     for number, (where, row) in enumerate(rows, 1):
         task = task_of(row, where, number, columns)
         if task.id in found:
+            earlier = places[list(found).index(task.id)]
             raise DataError(
-                f"{source}: two tasks have the id {task.id!r:.100}.", remedy="An id names one task: number them."
+                f"{source}: two tasks have the id {task.id!r:.100}. They are {earlier} and {where}.",
+                remedy="An id names one task: number them.",
             )
         found[task.id] = task
+        places.append(where)
     if not found:
         raise DataError(f"{source} has no tasks.", remedy='One a line: {"prompt": "What is 2 + 2?", "answer": "4"}')
     return list(found.values())

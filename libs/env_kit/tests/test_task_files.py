@@ -358,7 +358,10 @@ def test_tasks_are_read_with_their_own_fields(tmp_path: Path) -> None:
         ('{"messages": [{"role": "user", "content": null}]}', "line 2: a message of the role 'user' has no content"),
         ('{"messages": [{"role": "user"}]}', "line 2: a message of the role 'user' has no content"),
         ('{"messages": [{"role": "user", "content": 3}]}', "line 2: the content of a message must be text, not 3"),
-        ('{"id": "1", "prompt": "a"}', r"two tasks have the id '1'\.(.|\n)*An id names one task: number them\."),
+        (
+            '{"id": "1", "prompt": "a"}',
+            r"two tasks have the id '1'\. They are .*, line 1 and .*, line 2\.(.|\n)*An id names one task: number them\.",
+        ),
     ],
 )
 def test_a_line_that_is_no_task_is_named(tmp_path: Path, line: str, message: str) -> None:

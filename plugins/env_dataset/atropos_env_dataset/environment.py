@@ -34,12 +34,13 @@ class Dataset(Environment):
         return str(self._options.tasks or f"{self._options.hub} from the hub")
 
     async def open(self) -> None:
-        loaded = await asyncio.to_thread(load, self._options, self._label, self._model)
+        places: dict[int, str] = {}
+        loaded = await asyncio.to_thread(load, self._options, self._label, self._model, places)
         options = self._options
         files: dict[Split, Path | None] = {"train": options.tasks, "test": options.test_tasks or options.tasks}
         self._tasks = {
             split: await readable(
-                loaded[split], self._scorer, str(file or options.hub), leave_out=options.leave_out_unreadable
+                loaded[split], self._scorer, str(file or options.hub), places, leave_out=options.leave_out_unreadable
             )
             for split, file in files.items()
         }

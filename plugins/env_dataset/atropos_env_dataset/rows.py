@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 from atropos_core import console
+from atropos_core.builtin.numbers import answer_value, is_same
 from atropos_core.errors import DataError
 from atropos_core.rollouts.prompt_lengths import long_prompts
 from atropos_core.rollouts.tokenizer import ChatTokenizer
@@ -29,11 +31,16 @@ def tools_of(task: Task) -> list[Mapping[str, Any]]:
     return [one for one in given if isinstance(one, Mapping)] if isinstance(given, list) else []
 
 
-def load(options: DatasetOptions, label: str, model: Path | None = None) -> dict[Split, Sequence[Task]]:
-    """Read the tasks. Raises DataError that names file and row. The first load from the hub may take minutes."""
-    train = _tasks(options, options.tasks, options.split, label, model)
+def load(
+    options: DatasetOptions, label: str, model: Path | None = None, places: dict[int, str] | None = None
+) -> dict[Split, Sequence[Task]]:
+    """Read the tasks. `places` receives the file and line of each, by the `id()` of the task. Raises DataError that names file and
+    row. The first load from the hub may take minutes."""
+    places = {} if places is None else places
+    train = _tasks(options, options.tasks, options.split, label, model, places)
     if options.test_tasks is not None or options.test_split is not None:
-        return {"train": train, "test": _tasks(options, options.test_tasks, options.test_split or "", label, model)}
+        test = _tasks(options, options.test_tasks, options.test_split or "", label, model, places)
+        return {"train": train, "test": test}
     # rows with the same prompt are on the same side
     found = split_tasks(train, options.held_out, key=lambda task: json.dumps(task.messages, sort_keys=True))
     for split, size in (("train", len(found["train"])), ("test", len(found["test"]))):
@@ -45,16 +52,21 @@ def load(options: DatasetOptions, label: str, model: Path | None = None) -> dict
     return {"train": found["train"], "test": found["test"]}
 
 
-def _tasks(options: DatasetOptions, path: Path | None, split: str, label: str, model: Path | None) -> list[Task]:
+def _tasks(
+    options: DatasetOptions, path: Path | None, split: str, label: str, model: Path | None, places: dict[int, str]
+) -> list[Task]:
     columns = Columns(options.prompt, options.answer, options.instruction, whole_row=options.score not in SCORES)
     rows, source = (
         (read_rows(path, options.prompt), str(path))
         if path
         else (_hub(options, split), f"{options.hub}, split {split}")
     )
-    places: list[str] = []  # of the rows, one for each task
-    tasks = tasks_of(_checked(rows, options, label, places), source, columns)
-    for where, task in zip(places, tasks, strict=True):
+    own: list[str] = []  # the places of the rows, one for each task
+    tasks = tasks_of(_checked(rows, options, label, own), source, columns)
+    places |= {id(task): where for where, task in zip(own, tasks, strict=True)}
+    if options.score in SCORES:
+        _warn_of_contradictions(tasks, own, source, options.score)
+    for where, task in zip(own, tasks, strict=True):
         if task.messages[-1]["role"] == "assistant":
             raise DataError(
                 f"{where}: the prompt ends with a reply of the assistant, so that nothing is left to answer.",
@@ -63,6 +75,42 @@ def _tasks(options: DatasetOptions, path: Path | None, split: str, label: str, m
     return (
         tasks if options.max_prompt_tokens is None else _short_enough(tasks, options.max_prompt_tokens, source, model)
     )
+
+
+def _warn_of_contradictions(tasks: Sequence[Task], places: Sequence[str], source: str, score: str) -> None:
+    """Warn of rows with the same prompt and different answers: a reply that is right for one is wrong for the other."""
+    first: dict[bytes, int] = {}  # number of the first row with a prompt, by a digest of the prompt
+    found: list[tuple[int, int]] = []
+    for number, task in enumerate(tasks):
+        prompt = json.dumps([task.messages, task.data.get("tools")], sort_keys=True, default=str)
+        before = first.setdefault(blake2b(prompt.encode(), digest_size=16).digest(), number)
+        if before != number and not _agree(tasks[before].answer or "", task.answer or "", score):
+            found.append((before, number))
+    if not found:
+        return
+    one, other = found[0]
+    shown = [f"{place_in(places[at], source)} ({tasks[at].answer!r:.40})" for at in (one, other)]
+    more = f" So have {len(found) - 1:,} more rows." if len(found) > 1 else ""
+    console.warn(
+        f"{source}: {shown[0]} and {shown[1]} have the same prompt and different answers, so a reply that is right for one is wrong for "
+        f"the other.{more} Correct one of the two, or leave it out."
+    )
+
+
+def _agree(one: str, other: str, score: str) -> bool:
+    if one.strip() == other.strip():
+        return True
+    if score == "exact":
+        return False
+    try:
+        return is_same(answer_value(one), answer_value(other))
+    except ValueError:  # not one number: `readable` says so, or it is an expression
+        return True
+
+
+def place_in(place: str, source: str) -> str:
+    """Return the place of a row without the file that was named already: line 3."""
+    return place.removeprefix(source).lstrip(", ")
 
 
 def _short_enough(tasks: list[Task], most: int, source: str, model: Path | None) -> list[Task]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
@@ -19,6 +19,7 @@ from atropos_core.plugins.references import load_reference
 from atropos_core.rollouts.replies import searched, whole_reply
 from atropos_core.types import Message, Score, Task
 from atropos_env_dataset.config import DatasetOptions
+from atropos_env_dataset.rows import place_in
 from atropos_env_kit.function_worker import Worker
 from atropos_env_kit.row_files import columns_in, value_at
 
@@ -41,8 +42,8 @@ MATH = "atropos_env_dataset.math_answers:equal"
 class Scorer:
     remedy = ""  # for answers that it cannot read
 
-    async def check(self, tasks: Iterable[Task], source: str) -> None:
-        """Raises DataError if rows lack what the score needs. `source`: the file that the tasks are of."""
+    async def check(self, tasks: Iterable[Task], places: Mapping[int, str]) -> None:
+        """Raises DataError if rows lack what the score needs. `places`: the file and line of each task, by its `id()`."""
 
     async def unreadable(self, tasks: Iterable[Task]) -> list[tuple[Task, str]]:
         """The tasks whose answers cannot be compared with anything, each with the reason."""
@@ -137,13 +138,19 @@ class Math(Scorer):
         await self._worker.close()
 
 
-async def readable(tasks: Sequence[Task], scorer: Scorer, source: str, *, leave_out: bool) -> Sequence[Task]:
-    """The tasks whose answers can be compared with a reply. The others are left out with a line that counts them, or raise DataError."""
-    await scorer.check(tasks, source)
+async def readable(
+    tasks: Sequence[Task], scorer: Scorer, source: str, places: Mapping[int, str], *, leave_out: bool
+) -> Sequence[Task]:
+    """The tasks whose answers can be compared with a reply. The others are left out with a line that counts them, or raise DataError.
+    `places`: the file and line of each task, by its `id()`."""
+    await scorer.check(tasks, places)
     wrong = await scorer.unreadable(tasks)
     if not wrong:
         return tasks
-    rows = [f"  the answer of task {task.id} {what}: {task.answer!r:.80}" for task, what in wrong[:LISTED]]
+    rows = [
+        f"  {place_in(places[id(task)], source)}: the answer {what}: {task.answer!r:.80}"
+        for task, what in wrong[:LISTED]
+    ]
     if len(wrong) > LISTED:
         rows.append(f"  and {len(wrong) - LISTED:,} more")
     said = "\n".join(
@@ -203,20 +210,20 @@ class Yours(Scorer):
     def _call_error(self, why: str) -> ConfigError:
         return ConfigError(f"dataset: score = {self._name!r} cannot be called, since {why}.", remedy=FORMS)
 
-    async def check(self, tasks: Iterable[Task], source: str) -> None:
+    async def check(self, tasks: Iterable[Task], places: Mapping[int, str]) -> None:
         if self._arguments is None:
             return
         for task in tasks:
             given = self._arguments(task, NO_REPLY) | self._of_trainer({})
             if lacking := [name for name in self._needed if name not in given]:
                 raise DataError(
-                    f"{source}: task {task.id} has no column {lacking[0]!r}, which {self._name} takes. "
+                    f"{places[id(task)]} has no column {lacking[0]!r}, which {self._name} takes. "
                     f"Its columns: {', '.join(map(repr, task.data))}.",
                     remedy="Rename the column or the parameter, or give the parameter a default.",
                 )
             if self._wants_truth and task.answer is None and value_at(task.data, "reward_model.ground_truth") is None:
                 raise DataError(
-                    f"{source}: task {task.id} has no answer, which {self._name} takes as ground_truth. "
+                    f"{places[id(task)]} has no answer, which {self._name} takes as ground_truth. "
                     f"Its columns: {', '.join(map(repr, columns_in(task.data)))}.",
                     remedy='Name the column, answer = "reward_model.ground_truth" in verl\'s files; answer = "" says that there is none.',
                 )

@@ -127,7 +127,7 @@ async def test_a_file_of_its_own_is_the_test_split_and_columns_are_named(tmp_pat
         ([*sums(1, 2), {"prompt": "a", "answer": None}], {}, "line 3: answer is null or NaN, which is not a value.*Write its answer"),
         ([*sums(1, 2), {"prompt": "a", "answer": float("nan")}], {}, "line 3: answer is null or NaN"),
         ([{"input": {"ask": "a"}, "answer": "1"}], {}, "It has 'input.ask', 'answer'.*mine.prompt=COLUMN"),
-        ([{"prompt": "a", "answer": "yes"}], {"held_out": 0.5}, 'the answer of task 1 has no number in it: .yes.*score = "exact"'),
+        ([{"prompt": "a", "answer": "yes"}], {"held_out": 0.5}, 'line 1: the answer has no number in it: .yes.*score = "exact"'),
         ([{"prompt": "a", "answer": [1]}], {}, "line 1: answer must be text or a number"),
         (sums(1, 3), {"held_out": 0.001}, "held_out = 0.001 of 3 rows leaves none for the test split"),
         (sums(1, 1), {"held_out": 0.999}, "held_out = 0.999 of 1 rows leaves none for the train split"),
@@ -318,7 +318,7 @@ async def test_answers_that_math_verify_cannot_read_are_refused_by_row(tmp_path)
     file = lines(tmp_path / "rows.jsonl", *sums(0, 5), {"prompt": "?", "answer": "2^{10}"}, *rows, endless)
     made = dataset(tasks=file, score="math", held_out=0.0, math_deadline_s=3.0)
     with pytest.raises(
-        DataError, match="(?s)rows.jsonl: 9 of 15 rows have.*task odd 0 is a date.*task endless takes"
+        DataError, match="(?s)rows.jsonl: 9 of 15 rows have.*line 7: the answer is a date.*line 15: the answer takes"
     ) as raised:
         await made.open()
     await made.close()
@@ -328,19 +328,48 @@ async def test_answers_that_math_verify_cannot_read_are_refused_by_row(tmp_path)
 @pytest.mark.parametrize("answer", NOT_ONE_NUMBER)
 async def test_an_answer_that_is_not_one_number_is_refused_by_row(tmp_path, answer):
     file = lines(tmp_path / "rows.jsonl", *sums(0, 5), *({"id": n, "prompt": "?", "answer": answer} for n in "ab"))
-    with pytest.raises(DataError, match="(?s)2 of 7 rows.*task a (has|is) .*task b (has|is)") as raised:
+    with pytest.raises(
+        DataError, match="(?s)2 of 7 rows.*line 6: the answer (has|is) .*line 7: the answer (has|is)"
+    ) as raised:
         await dataset(tasks=file, held_out=0.0).open()
     assert 'score = "math"' in raised.value.remedy
+
+
+async def test_two_rows_with_one_prompt_and_two_answers_are_one_warning_that_names_both_lines(tmp_path, capsys):
+    same = [{"prompt": "1 + 1?", "answer": answer} for answer in ("2", "#### 2.0", "3", "4")]
+    await dataset(tasks=lines(tmp_path / "rows.jsonl", *sums(0, 5), *same), held_out=0.0).open()
+    said = " ".join(capsys.readouterr().err.split())
+    assert said.count("have the same prompt") == 1
+    assert "rows.jsonl: line 6 ('2') and line 8 ('3') have the same prompt and different answers" in said
+    assert "So have 1 more rows." in said
+
+
+@pytest.mark.parametrize(
+    ("rows", "options"),
+    [
+        ([{"answer": "2"}, {"answer": " 2.0"}], {}),
+        ([{"answer": "a"}, {"answer": "a "}], {"score": "exact"}),
+        ([{"answer": "x + 1"}, {"answer": "1 + x"}], {"score": "math"}),
+        ([{"answer": "2", "system": "Count."}, {"answer": "3", "system": "Add one."}], {}),
+        ([{"answer": "2", "tests": 1}, {"answer": "3", "tests": 2}], {"score": "own.py:score"}),
+    ],
+)
+async def test_rows_that_agree_or_differ_in_more_than_their_answer_give_no_warning(tmp_path, capsys, rows, options):
+    (tmp_path / "own.py").write_text("def score(task, reply):\n    return 0.0\n")
+    options = {name: f"{tmp_path}/own.py:score" if ":" in value else value for name, value in options.items()}
+    file = lines(tmp_path / "rows.jsonl", *({"prompt": "1 + 1?", **row} for row in rows))
+    await dataset(tasks=file, held_out=0.0, **options).open()
+    assert "same prompt" not in capsys.readouterr().err
 
 
 async def test_unreadable_rows_are_listed_and_left_out_if_that_is_asked_for(tmp_path, capsys):
     odd = [{"id": f"odd {n}", "prompt": f"{n}?", "answer": "3 or 4"} for n in range(30)]
     file = lines(tmp_path / "rows.jsonl", *sums(0, 50), *odd)
     with pytest.raises(
-        DataError, match=r"(?s)30 of 80 rows.*task odd 19 has more than one number in it: '3 or 4'.*and 10 more"
+        DataError, match=r"(?s)30 of 80 rows.*line 70: the answer has more than one number in it: '3 or 4'.*and 10 more"
     ) as raised:
         await dataset(tasks=file, held_out=0.0).open()
-    assert "odd 20" not in str(raised.value)
+    assert "line 71" not in str(raised.value)
     assert "leave_out_unreadable = true" in raised.value.remedy
     made = dataset(tasks=file, held_out=0.0, leave_out_unreadable=True)
     await made.open()
@@ -620,8 +649,8 @@ async def test_a_function_that_changes_what_it_is_given_leaves_the_row_as_it_is(
 @pytest.mark.parametrize(
     ("function", "options", "says"),
     [
-        ("bare", {"answer": ""}, "task 1 has no column 'answer', which .*forms.py:bare takes"),
-        ("short", {}, "task 1 has no answer, which .*forms.py:short takes as ground_truth.*'gold'"),
+        ("bare", {"answer": ""}, "line 1 has no column 'answer', which .*forms.py:bare takes"),
+        ("short", {}, "line 1 has no answer, which .*forms.py:short takes as ground_truth.*'gold'"),
         ("short", {"answer": ""}, ""),
         ("short", {"answer": "gold"}, ""),
         ("twice", {}, ""),
