@@ -74,6 +74,10 @@ class Answer:
         return sum(len(choice.tokens) for choice in self.choices)
 
 
+SESSION_ENDED = "Start another episode: it gets a session and a key of its own."
+CALLS_USED = "End the episode here, or have the run allow more: limits.calls."
+
+
 class CallRefused(Exception):
     """A request that is answered with an error. `status` is the HTTP status. `field` names the wrong part of the request's JSON,
     if any. `code` is for programs ("unsupported_parameter", "session_ended", "context_length_exceeded")."""

@@ -79,7 +79,7 @@ async def test_a_tool_that_must_be_called_is_begun_for_the_policy(tmp_path: Path
 
 
 async def test_a_tool_choice_that_the_format_cannot_keep_is_refused_by_name(tmp_path: Path):
-    template = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
+    template = "{{ tools }}{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
     formats = ModelFormats(write("qwen3", tmp_path, template).directory)
     policy = policy_of(LedgerEngine(formats.tokenizer, lambda prompt, seed: "ok"), formats.tokenizer)
     session = Session(policy, await formats.of(policy), SessionOptions(), seed=1, name="choice")

@@ -156,3 +156,35 @@ def test_a_misspelt_field_of_the_native_protocol_is_refused(
 async def test_fields_of_newer_clients_are_let_through(server: Running) -> None:
     answer = server.client.post("/v1/workers", content=encode_bytes({"name": "a", "environment": "words", "later": 1}))
     assert answer.status_code == 200
+
+
+WORKER: dict[str, Any] = {"name": "one", "environment": "words"}
+SESSION: dict[str, Any] = {"holder": "run", "group_size": 4}
+CALLS: dict[str, tuple[str, str, Any, str]] = {
+    "JSON for a frame": ("POST", "groups", b'{"groups": []}', "A body is a frame of atropos_core.codec, not JSON"),
+    "a list for a mapping": ("POST", "groups", [1], "GET /openapi.json describes each call"),
+    "a field that is missing": ("POST", "groups", {}, "GET /openapi.json describes each call"),
+    "a text for a list": ("POST", "groups", {"groups": "a"}, "Send list or tuple"),
+    "a text that is too long": ("POST", "sessions", SESSION | {"holder": "a" * 5000}, "Send a shorter text"),
+    "a count of 0": ("POST", "sessions", SESSION | {"group_size": 0}, "Send a whole number from 1 to"),
+    "a number below its bound": ("POST", "sessions", SESSION | {"deadline_s": -1.0}, "Send a number above 0 and up to"),
+    "a session of no number": ("POST", "sessions/one/renew", {}, "POST /v1/sessions answers it"),
+    "a session that is over": ("POST", "sessions/7/renew", {}, "opens a new session"),
+    "another method": ("DELETE", "groups", {}, "Use POST"),
+    "another route": ("POST", "chat/completions", {}, "Is the client of the same version"),
+    "a worker's name": ("POST", "workers", WORKER | {"name": 7}, "Send text"),
+    "a worker's tasks": ("POST", "workers", WORKER | {"tasks": "many"}, "Send a whole number"),
+    "tasks below 0": ("POST", "workers", WORKER | {"tasks": -1}, "Send a whole number from 0 on"),
+    "a worker's long name": ("POST", "workers", WORKER | {"name": "a" * 5000}, "Send a shorter text"),
+    "ids that are text": ("POST", "workers", WORKER | {"playing": ["a"]}, "Send whole numbers of 64 bits"),
+    "an engine's address": ("POST", "engines", {"url": "here", "session": 0}, "Send http://HOST:PORT"),
+}
+
+
+@pytest.mark.parametrize("what", CALLS)
+def test_a_call_of_the_native_protocol_that_is_refused_says_what_to_do(server: Running, what: str) -> None:
+    method, path, body, remedy = CALLS[what]
+    content = body if isinstance(body, bytes) else encode_bytes(body)
+    answer = server.client.request(method, f"/v1/{path}", content=content)
+    assert answer.status_code >= 400
+    assert remedy in (answer.json()["error"]["remedy"] or ""), answer.text

@@ -127,7 +127,7 @@ class Chat(OpenAIDialect):
         form = an_object(body.get("response_format") or {"type": "text"}, "response_format")
         if form.get("type") != "text":
             raise CallRefused(
-                "response_format can only be text here: the policy's replies are not constrained.",
+                "response_format can only be text here: the policy's replies are not constrained. Leave it out.",
                 field="response_format",
                 code="unsupported_parameter",
             )

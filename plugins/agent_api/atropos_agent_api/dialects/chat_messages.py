@@ -76,7 +76,9 @@ def a_message(value: Any, path: str) -> Message:
 def _a_call(value: Any, path: str) -> dict[str, Any]:
     given = an_object(value, path)
     if given.get("type", "function") != "function":
-        raise CallRefused(f"{path}.type can only be 'function' here.", field=f"{path}.type")
+        raise CallRefused(
+            f"{path}.type can only be 'function' here. Send the call of a function.", field=f"{path}.type"
+        )
     function = an_object(given.get("function"), f"{path}.function")
     return {
         "id": a_text(given.get("id"), f"{path}.id"),

@@ -67,7 +67,7 @@ class Completions(OpenAIDialect):
         with_usage = wants_usage(body)
         if an_integer(body, "logprobs", 0, 5):
             raise CallRefused(
-                "logprobs can only be 0: those of the sampled tokens, without alternatives.",
+                "logprobs can only be 0: those of the sampled tokens, without alternatives. Send 0, or leave it out.",
                 field="logprobs",
                 code="unsupported_parameter",
             )

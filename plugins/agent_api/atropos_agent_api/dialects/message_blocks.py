@@ -80,7 +80,8 @@ def _block(value: Any, path: str, kinds: tuple[str, ...]) -> Mapping[str, Any]:
     kind = block.get("type")
     if kind not in kinds:
         raise CallRefused(
-            f"{path} has the type {str(kind)[:40]!r}, but only {' and '.join(kinds)} are accepted here: the policy reads text.",
+            f"{path} has the type {str(kind)[:40]!r}, but only {' and '.join(kinds)} are accepted here: "
+            "the policy reads text. Send it as text.",
             field=path,
             code="unsupported_content",
         )

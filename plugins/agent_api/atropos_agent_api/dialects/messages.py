@@ -122,7 +122,9 @@ class Messages:
 
     def read(self, body: Mapping[str, Any], hints: Mapping[str, str]) -> MessagesRequest:
         if body.get("max_tokens") is None:
-            raise CallRefused("max_tokens is missing.", field="max_tokens")
+            raise CallRefused(
+                "max_tokens is missing. Send the most tokens that the reply may have.", field="max_tokens"
+            )
         return MessagesRequest(self.call_of(body, hints), a_flag(body, "stream", False))
 
     def call_of(self, body: Mapping[str, Any], hints: Mapping[str, str]) -> Call:
@@ -193,7 +195,9 @@ def _choice(given: Mapping[str, Any], has_tools: bool) -> str:
         return str(kind)
     if kind == "any":
         if not has_tools:
-            raise CallRefused("tool_choice is any, but the request has no tools.", field="tool_choice")
+            raise CallRefused(
+                "tool_choice is any, but the request has no tools. Send tools, or leave it out.", field="tool_choice"
+            )
         return "required"
     if kind == "tool":
         return f"tool:{a_name(given.get('name'), 'tool_choice.name')}"

@@ -93,7 +93,7 @@ def messages_of(items: list[Any]) -> list[dict[str, Any]]:
         kind = item.get("type") or "message"
         if not isinstance(kind, str) or kind not in ITEMS:
             raise CallRefused(
-                f"{path} has the type {shown(str(kind))}, but this API accepts {', '.join(ITEMS)}.",
+                f"{path} has the type {shown(str(kind))}, but this API accepts {', '.join(ITEMS)}. Send one of these.",
                 field=path,
                 code="unsupported_content",
             )
@@ -157,7 +157,7 @@ def _add(tools: Tools, namespace: str, value: Any, path: str) -> None:
         tools.namespaces[flat] = (namespace, tool["function"]["name"])
         tool["function"]["name"] = flat
     if tool["function"]["name"] in tools.names:
-        raise CallRefused(f"{path} has the name of another tool.", field=path)
+        raise CallRefused(f"{path} has the name of another tool. Rename one of the two.", field=path)
     tools.names.add(tool["function"]["name"])
     tools.seen.append(tool)
     if (strict := strictness([given])) and strict[0] not in tools.left_out:
@@ -166,7 +166,7 @@ def _add(tools: Tools, namespace: str, value: Any, path: str) -> None:
 
 def _no_such_tool(path: str, kind: Any) -> CallRefused:
     return CallRefused(
-        f"{path} has the type {shown(str(kind))}, but this API accepts functions and namespaces of them.",
+        f"{path} has the type {shown(str(kind))}, but this API accepts functions and namespaces of them. Describe the tool as a function.",
         field=path,
         code="unsupported_tool",
     )

@@ -202,7 +202,7 @@ def _echo(body: Mapping[str, Any]) -> dict[str, orjson.Fragment]:
     try:
         return {name: orjson.Fragment(orjson.dumps(value)) for name, value in given.items()}
     except TypeError:
-        raise CallRefused("this request is nested too deeply.", code="invalid_json") from None
+        raise CallRefused("this request is nested too deeply. Send a flatter one.", code="invalid_json") from None
 
 
 def _messages(body: Mapping[str, Any]) -> Any:
@@ -233,7 +233,7 @@ def _choice(value: Any, tools: Tools) -> str:
         kind = value.get("type")
         if isinstance(kind, str) and kind.startswith(HOSTED):
             raise CallRefused(
-                f"tool_choice asks for {kind[:40]!r}, which only OpenAI's servers run.",
+                f"tool_choice asks for {kind[:40]!r}, which only OpenAI's servers run. Ask for a function of yours, or leave it out.",
                 field="tool_choice",
                 code="unsupported_tool",
             )

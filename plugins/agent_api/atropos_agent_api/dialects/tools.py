@@ -17,7 +17,7 @@ def a_function(value: Any, path: str) -> dict[str, Any]:
     given = an_object(value, path)
     if given.get("type") != "function":
         raise CallRefused(
-            f"{path} has the type {shown(str(given.get('type')))}, but this API accepts functions.",
+            f"{path} has the type {shown(str(given.get('type')))}, but this API accepts functions. Describe the tool as a function.",
             field=f"{path}.type",
             code="unsupported_tool",
         )
@@ -47,12 +47,15 @@ def a_choice(value: Any, has_tools: bool) -> str:
         if value not in ("auto", "none", "required"):
             raise wrong("tool_choice", "auto, none, required or an object that names a function")
         if value == "required" and not has_tools:
-            raise CallRefused("tool_choice is required, but the request has no tools.", field="tool_choice")
+            raise CallRefused(
+                "tool_choice is required, but the request has no tools. Send tools, or leave it out.",
+                field="tool_choice",
+            )
         return value
     given = an_object(value, "tool_choice")
     if given.get("type") != "function":
         raise CallRefused(
-            f"tool_choice of the type {shown(str(given.get('type')))} is not supported.",
+            f"tool_choice of the type {shown(str(given.get('type')))} is not supported. Use auto, none, required or a function.",
             field="tool_choice",
             code="unsupported_parameter",
         )

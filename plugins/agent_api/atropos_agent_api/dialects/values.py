@@ -131,7 +131,8 @@ def text_of(content: Any, path: str, kinds: Sequence[str], between: str = "") ->
         kind = an_object(part, here).get("type")
         if kind not in kinds:
             raise CallRefused(
-                f"{here} has the type {str(kind)[:40]!r}, but this API accepts {' and '.join(kinds)}: the policy reads text.",
+                f"{here} has the type {str(kind)[:40]!r}, but this API accepts {' and '.join(kinds)}: "
+                "the policy reads text. Send it as text.",
                 field=here,
                 code="unsupported_content",
             )
@@ -156,7 +157,7 @@ def a_schema(value: Any, path: str) -> dict[str, Any]:
     if value is None:
         return {"type": "object", "properties": {}}
     if not is_shallow(an_object(value, path)):
-        raise CallRefused(f"{path} is nested more than {DEEPEST} levels deep.", field=path)
+        raise CallRefused(f"{path} is nested more than {DEEPEST} levels deep. Send a flatter value.", field=path)
     return dict(value)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from atropos_agent_api.calls import Answer, Call, CallRefused, Choice
+from atropos_agent_api.calls import CALLS_USED, SESSION_ENDED, Answer, Call, CallRefused, Choice
 from atropos_agent_api.config import BaselineOptions
 from atropos_agent_api.sessions.options import SessionOptions
 from atropos_agent_api.sessions.record import SessionRecord
@@ -67,14 +67,17 @@ class BaselineSession(Session):
 
     async def answer(self, call: Call) -> Answer:
         if self.ended:
-            raise CallRefused(f"this session has ended: {self.ended}.", status=409, code="session_ended")
+            raise CallRefused(
+                f"this session has ended: {self.ended}. {SESSION_ENDED}", status=409, code="session_ended"
+            )
         if call.n != 1 or call.logprobs:
             raise CallRefused(
-                "a baseline answers with one choice and no logprobs.", field="n" if call.n != 1 else "logprobs"
+                "a baseline answers with one choice and no logprobs. Leave n and logprobs out.",
+                field="n" if call.n != 1 else "logprobs",
             )
         if self._most_calls and self._calls >= self._most_calls:
             raise CallRefused(
-                f"this session has used all of its {self._most_calls} calls.",
+                f"this session has used all of its {self._most_calls} calls. {CALLS_USED}",
                 status=403,
                 code="call_limit",
             )
@@ -107,7 +110,11 @@ class BaselineSession(Session):
         )
 
     async def count(self, call: Call) -> int:
-        raise CallRefused("a baseline cannot count tokens before it answers.", status=404, code="unsupported")
+        raise CallRefused(
+            "a baseline cannot count tokens before it answers. Read usage in its answer.",
+            status=404,
+            code="unsupported",
+        )
 
     def not_delivered(self, answer_id: str) -> None:
         """Does nothing, since nothing is trained."""
@@ -145,7 +152,9 @@ class BaselineSession(Session):
             body["stop"] = list(call.stop)
         if call.prompt is not None:
             if not isinstance(call.prompt, str):
-                raise CallRefused("a baseline needs a prompt as text: ids belong to another tokenizer.", field="prompt")
+                raise CallRefused(
+                    "a baseline needs a prompt as text: ids belong to another tokenizer. Send its text.", field="prompt"
+                )
             return body | {"prompt": call.prompt}
         body["messages"] = openai_messages(call.messages)
         if call.tools:

@@ -116,8 +116,16 @@ class EpisodeQueue:
         if (queued := self._taken.get(id)) is not None:
             return queued
         if id in self._ended:
-            raise CallRefused(f"this episode has ended: {self._ended[id]}.", status=409, code="episode_ended")
-        raise CallRefused("this episode does not exist.", status=404, code="no_such_episode")
+            raise CallRefused(
+                f"this episode has ended: {self._ended[id]}. Take another one: POST /episodes/next.",
+                status=409,
+                code="episode_ended",
+            )
+        raise CallRefused(
+            "this episode does not exist. Use the id that POST /episodes/next answered.",
+            status=404,
+            code="no_such_episode",
+        )
 
     def reported(self, queued: QueuedEpisode, report: Report) -> Limit | None:
         """Record the end that the program reports. Returns the limit that the report exceeds."""

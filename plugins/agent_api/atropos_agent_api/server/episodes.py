@@ -50,7 +50,11 @@ class Episodes:
         """Answer one request. Raises CallRefused before anything was sent."""
         given = key_of(scope, "it is in the file that the run names when it begins")
         if not compare_digest(given.encode(), self._token):
-            raise CallRefused("the token is not this run's.", status=401, code="invalid_token")
+            raise CallRefused(
+                "the token is not this run's. Use the one in the file that the run named when it started.",
+                status=401,
+                code="invalid_token",
+            )
         what = scope["path"].removeprefix(EPISODES)
         id, slash, action = what.partition("/")
         if what == "next":
@@ -81,7 +85,11 @@ class Episodes:
         elif queued is not None:
             await send_whole(send, 200, orjson.dumps(_at(queued, header(scope, b"host") or b"")), [JSON])
         elif self._queue.is_closed:
-            raise CallRefused("the run has ended: there are no more episodes.", status=410, code="run_ended")
+            raise CallRefused(
+                "the run has ended: there are no more episodes. End this program, or start another run.",
+                status=410,
+                code="run_ended",
+            )
         else:
             await send({"type": "http.response.start", "status": 204, "headers": []})
             await send({"type": "http.response.body", "body": b""})

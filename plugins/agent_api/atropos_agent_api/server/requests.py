@@ -63,7 +63,7 @@ def object_of(body: bytes) -> dict[str, Any]:
     except orjson.JSONDecodeError as error:
         raise CallRefused(f"the body is not JSON: {error}.", code="invalid_json") from None
     if not isinstance(value, dict):
-        raise CallRefused("the body must be a JSON object.", code="invalid_json")
+        raise CallRefused("the body must be a JSON object: send one, with the fields of the call.", code="invalid_json")
     return value
 
 

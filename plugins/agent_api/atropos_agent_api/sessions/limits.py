@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from atropos_agent_api.calls import Call, CallRefused
+from atropos_agent_api.calls import CALLS_USED, Call, CallRefused
 from atropos_agent_api.sessions.options import SessionOptions
 from atropos_core.guards.worker_threads import characters
 from atropos_core.types import Sampling
@@ -20,11 +20,16 @@ def check_call(call: Call) -> None:
     """Raises CallRefused for a call that cannot be answered."""
     if not call.messages and (call.prompt is None or not len(call.prompt)):
         what = "prompt" if call.dialect == "completions" else "messages"
-        raise CallRefused(f"{what} is empty: there is nothing to answer.", field=what)
+        raise CallRefused(
+            f"{what} is empty: there is nothing to answer. Send at least one message, or a text.", field=what
+        )
     if call.n < 1:
-        raise CallRefused(f"n is {call.n}, but an answer has at least one choice.", field="n")
+        raise CallRefused(f"n is {call.n}, but an answer has at least one choice. Send 1 or more.", field="n")
     if call.max_tokens is not None and call.max_tokens < 1:
-        raise CallRefused(f"max_tokens is {call.max_tokens}, but an answer has at least one.", field="max_tokens")
+        raise CallRefused(
+            f"max_tokens is {call.max_tokens}, but an answer has at least one. Send 1 or more, or leave it out.",
+            field="max_tokens",
+        )
 
 
 def overruled(call: Call, run: Sampling) -> Mapping[str, Any]:
@@ -50,7 +55,9 @@ def check_sampling(call: Call, run: Sampling, options: SessionOptions) -> None:
 def check_calls(answered: int, options: SessionOptions) -> None:
     """Raises CallRefused if the session has no call left."""
     if options.max_calls and answered >= options.max_calls:
-        raise CallRefused(f"this session has used all of its {options.max_calls} calls.", status=403, code="call_limit")
+        raise CallRefused(
+            f"this session has used all of its {options.max_calls} calls. {CALLS_USED}", status=403, code="call_limit"
+        )
 
 
 def check_requests(arrived: int, options: SessionOptions) -> None:
@@ -58,7 +65,7 @@ def check_requests(arrived: int, options: SessionOptions) -> None:
     if options.max_calls and arrived > 2 * options.max_calls:
         raise CallRefused(
             f"this session has sent more than {2 * options.max_calls} requests: it may have {options.max_calls} calls, and as many "
-            "requests that are refused or count tokens.",
+            f"requests that are refused or count tokens. {CALLS_USED}",
             status=403,
             code="call_limit",
         )
@@ -105,7 +112,7 @@ class TokenBudget:
             if not self._calls:
                 raise CallRefused(
                     f"this session has used {self._taken} of its {self._most} sampled tokens: too few are left for {n} "
-                    f"{'reply' if n == 1 else 'replies'}.",
+                    f"{'reply' if n == 1 else 'replies'}. End the episode here, or have the run allow more: limits.tokens.",
                     status=403,
                     code="token_limit",
                 )
@@ -137,7 +144,7 @@ def bounded(call: Call, prompt_tokens: int, run: Sampling, options: SessionOptio
         bounds.append(options.context_tokens - prompt_tokens)
         if bounds[-1] < 1:
             raise CallRefused(
-                f"the prompt has {prompt_tokens} tokens, but the model's context is {options.context_tokens}.",
+                f"the prompt has {prompt_tokens} tokens, but the model's context is {options.context_tokens}. Send a shorter one.",
                 field="messages" if call.prompt is None else "prompt",
                 code="context_length_exceeded",
             )

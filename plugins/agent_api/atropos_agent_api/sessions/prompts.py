@@ -52,7 +52,7 @@ class PromptBuilder:
             return await (self._of_messages(call) if call.prompt is None else self._of_text(call.prompt))
         except UnicodeEncodeError as error:
             raise CallRefused(
-                f"{field} contains {error.object[error.start]!a}, half of a surrogate pair, which cannot be encoded.",
+                f"{field} contains {error.object[error.start]!a}, half of a surrogate pair, which cannot be encoded. Remove it.",
                 field=field,
             ) from None
         except DataError as error:
@@ -119,7 +119,10 @@ class PromptBuilder:
         name = call.tool_choice.removeprefix("tool:") if call.tool_choice != "required" else None
         names = {tool["function"]["name"] for tool in call.tools}
         if not names or (name is not None and name not in names):
-            raise CallRefused(f"tool_choice is {call.tool_choice!r}, but that tool is not given.", field="tool_choice")
+            raise CallRefused(
+                f"tool_choice is {call.tool_choice!r}, but that tool is not given. Send it in tools, or choose another.",
+                field="tool_choice",
+            )
         # the first and the last name in order share the beginning that all of them share
         opening = await opening_of(self._format, [name] if name is not None else sorted({min(names), max(names)}))
         if opening is None:

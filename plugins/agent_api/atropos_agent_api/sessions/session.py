@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from dataclasses import replace
 
-from atropos_agent_api.calls import Answer, Call, CallRefused
+from atropos_agent_api.calls import SESSION_ENDED, Answer, Call, CallRefused
 from atropos_agent_api.sessions.limits import (
     TokenBudget,
     bounded,
@@ -193,9 +193,9 @@ class Session:
             self._tree.remove(turn)
             self._failed += 1
             self.failure = self.failure or error
-            raise CallRefused(
-                f"the policy could not answer: {str(error).splitlines()[0]}", status=500, code="policy_failed"
-            ) from error
+            fact = Exception.__str__(error).splitlines()[:1] or [type(error).__name__]
+            why = " ".join([*fact, error.remedy or ""]).rstrip()
+            raise CallRefused(f"the policy could not answer: {why}", status=500, code="policy_failed") from error
         except asyncio.CancelledError:
             self._tree.remove(turn)
             raise
@@ -214,4 +214,4 @@ class Session:
         )
 
     def _refused_as_ended(self) -> CallRefused:
-        return CallRefused(f"this session has ended: {self.ended}.", status=409, code="session_ended")
+        return CallRefused(f"this session has ended: {self.ended}. {SESSION_ENDED}", status=409, code="session_ended")

@@ -5,12 +5,13 @@ from __future__ import annotations
 from hmac import compare_digest
 from typing import TypeVar
 
-from atropos_agent_api.calls import CallRefused
+from atropos_agent_api.calls import SESSION_ENDED, CallRefused
 from atropos_agent_api.sessions.options import SessionOptions
 from atropos_agent_api.sessions.session import Session
 from atropos_agent_api.tokens.formats import ChatFormat
 from atropos_core.conversation import Policy
 
+KEY = "Use the key and the URL with which this agent was started."
 MOST_ENDED = 10_000  # latest ended sessions whose calls are answered with 409; older ones get 404
 
 
@@ -39,17 +40,17 @@ class Sessions:
         409 for one that has ended."""
         known = id if id is not None else self._by_key.get(key)
         if known is None:
-            raise CallRefused("the key belongs to no session.", status=401, code="invalid_api_key")
+            raise CallRefused(f"the key belongs to no session. {KEY}", status=401, code="invalid_api_key")
         if (session := self._open.get(known)) is not None:
             if not compare_digest(session.key.encode(), key.encode()):
-                raise CallRefused("the key is not this session's.", status=401, code="invalid_api_key")
+                raise CallRefused(f"the key is not this session's. {KEY}", status=401, code="invalid_api_key")
             return session
         if known not in self._ended:
-            raise CallRefused("this session does not exist.", status=404, code="no_such_session")
+            raise CallRefused(f"this session does not exist. {KEY}", status=404, code="no_such_session")
         owner, why = self._ended[known]
         if not compare_digest(owner.encode(), key.encode()):
-            raise CallRefused("the key is not this session's.", status=401, code="invalid_api_key")
-        raise CallRefused(f"this session has ended: {why}.", status=409, code="session_ended")
+            raise CallRefused(f"the key is not this session's. {KEY}", status=401, code="invalid_api_key")
+        raise CallRefused(f"this session has ended: {why}. {SESSION_ENDED}", status=409, code="session_ended")
 
     def end(self, session: Session, reason: str) -> None:
         """May be called twice."""

@@ -154,7 +154,7 @@ class EngineRoutes:
         )
         deadline_s = _seconds(request, "deadline_s")
         if len(seeds) != n or not all(type(seed) is int for seed in seeds):
-            raise DataError(f"'seeds' must hold {n} whole numbers")
+            raise DataError("'seeds' does not fit the request", remedy=f"Send {n} whole numbers, one for each sample.")
         sampling = request.sampling()
         return await within(self._engine.sample(prompt, n, sampling, seeds, deadline_s), deadline_s, "sample()")
 
@@ -273,9 +273,9 @@ def _plain(part: str) -> str:
 
 def _tokens(values: Any) -> Tokens:
     if not isinstance(values, np.ndarray) or values.dtype != np.int32 or values.ndim != 1 or not len(values):
-        raise DataError("token ids must be an int32 array in one dimension")
+        raise DataError("token ids have another type or shape", remedy="Send an int32 array in one dimension.")
     if values.min() < 0:
-        raise DataError("a token id is below 0")
+        raise DataError("a token id is below 0", remedy="Send ids of the engine's tokenizer.")
     return values
 
 

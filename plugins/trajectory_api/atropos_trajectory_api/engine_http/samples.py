@@ -52,7 +52,7 @@ async def give_samples(sample: Sample, receive: Receive, send: Send) -> None:
 def _calls(body: Any) -> list[Request]:
     calls = Request("", body, {}).get("calls", list)
     if not 0 < len(calls) <= CALLS:
-        raise DataError(f"a request of {len(calls)} samples is refused: it must be 1 to {CALLS}.")
+        raise DataError(f"a request of {len(calls)} samples is refused.", remedy=f"Send 1 to {CALLS}.")
     return [Request("", call, {}) for call in calls]
 
 

@@ -39,7 +39,12 @@ MAX_WAIT_S = 60.0
 MAX_BODY_BYTES = 1 << 30
 MOST_CHARACTERS = 4096  # of a text in a body: a path is the longest
 LONG_BYTES = 1 << 18  # a body of this size is read outside the event loop, which has other clients to answer
+DESCRIBED = "GET /openapi.json describes each call. atropos_trajectory_client makes them all."
 _HEADERS = [(b"content-type", CONTENT_TYPE.encode())]
+
+
+def _names_of(kind: type[Any] | tuple[type[Any], ...]) -> str:
+    return " or ".join(one.__name__ for one in (kind if isinstance(kind, tuple) else (kind,)))
 
 
 class Gone(Exception):
@@ -54,7 +59,7 @@ class Request:
         self.scope = scope
         self._body = body if body is not None else {}
         if not isinstance(self._body, dict):
-            raise DataError(f"the body must be a mapping, not a {type(body).__name__}")
+            raise DataError(f"the body must be a mapping, not a {type(body).__name__}", remedy=DESCRIBED)
 
     @property
     def body(self) -> Mapping[str, Any]:
@@ -65,17 +70,21 @@ class Request:
         if key not in self._body:
             refuse_misspelt(self._body, (key,))
         if value is ...:
-            raise DataError(f"the body lacks {key!r}")
+            raise DataError(f"the body lacks {key!r}", remedy=DESCRIBED)
         if value is not default and (not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool)):
-            raise DataError(f"{key!r} cannot be a {type(value).__name__}")
+            raise DataError(f"{key!r} cannot be a {type(value).__name__}", remedy=f"Send {_names_of(kind)}.")
         if isinstance(value, str) and len(value) > MOST_CHARACTERS:
-            raise DataError(f"{key!r} has {len(value)} characters, more than {MOST_CHARACTERS}")
+            raise DataError(
+                f"{key!r} has {len(value)} characters, more than {MOST_CHARACTERS}", remedy="Send a shorter text."
+            )
         return value
 
     def count(self, key: str, default: Any = ..., *, least: int = 0) -> int:
         value = int(self.get(key, int, default))
         if not least <= value < ID_BOUND:
-            raise DataError(f"{key!r} cannot be {brief(value)}: it is a whole number from {least} to {ID_BOUND - 1}")
+            raise DataError(
+                f"{key!r} cannot be {brief(value)}", remedy=f"Send a whole number from {least} to {ID_BOUND - 1}."
+            )
         return value
 
     @overload
@@ -97,7 +106,7 @@ class Request:
             return None
         if not (least <= value <= most and above < value):
             bounds = f"from {least:g}" if math.isfinite(least) else f"above {above:g} and"
-            raise DataError(f"{key!r} cannot be {brief(value)}: it is a number {bounds} up to {most:g}")
+            raise DataError(f"{key!r} cannot be {brief(value)}", remedy=f"Send a number {bounds} up to {most:g}.")
         return float(value)
 
     def wait_s(self) -> float:
@@ -111,7 +120,9 @@ class Request:
     def session(self) -> int:
         """The number in the path."""
         if not self.named.isascii() or not self.named.isdigit() or len(self.named) > 18:
-            raise DataError(f"{self.named[:40]!r} is not the number of a session")
+            raise DataError(
+                f"{self.named[:40]!r} is not the number of a session", remedy="POST /v1/sessions answers it."
+            )
         return int(self.named)
 
 
@@ -155,7 +166,8 @@ class FrameApp:
 
     def _nothing(self, method: str, pattern: str) -> Handler:
         if pattern in self._patterns:
-            raise WrongMethod(f"/v1/{pattern} does not take {method[:20]}.")
+            known = " or ".join(sorted(one for one, own in self._table if own == pattern))
+            raise WrongMethod(f"/v1/{pattern} does not take {method[:20]}.", remedy=f"Use {known}.")
         raise NoSuchRoute(
             "this call of /v1 does not exist.", remedy="Is the client of the same version as this server?"
         )
@@ -205,7 +217,11 @@ def error_record(error: AtroposError | NotImplementedError) -> dict[str, Any]:
 
 async def read_frame_of(body: bytes) -> Any:
     """The value of a body's frame. Raises DataError."""
-    return await apart(read_frame, body) if len(body) >= LONG_BYTES else read_frame(body)
+    try:
+        return await apart(read_frame, body) if len(body) >= LONG_BYTES else read_frame(body)
+    except DataError as error:
+        error.remedy = error.remedy or f"A body is a frame of atropos_core.codec, not JSON. {DESCRIBED}"
+        raise
 
 
 async def read_body(receive: Receive) -> bytes:
@@ -218,7 +234,9 @@ async def read_body(receive: Receive) -> bytes:
         pieces.append(message.get("body", b""))
         size += len(pieces[-1])
         if size > MAX_BODY_BYTES:
-            raise DataError(f"a body of more than {MAX_BODY_BYTES / 1e6:.0f} MB is refused")
+            raise DataError(
+                f"a body of more than {MAX_BODY_BYTES / 1e6:.0f} MB is refused", remedy="Send less at once."
+            )
         if not message.get("more_body", False):
             return b"".join(pieces) if len(pieces) > 1 else pieces[0]
 

@@ -227,7 +227,9 @@ class NativeRoutes:
         for draw in draws:
             check_draw(draw)
             if draw.id < 0:
-                raise DataError(f"draw {draw.id}: an id below 0 is for groups without a draw")
+                raise DataError(
+                    f"draw {draw.id}: an id below 0 is for groups without a draw", remedy="Number draws from 0 on."
+                )
         self._service.session(request.session()).renew()
         return self._boot() | {"new": self._service.draws.offer(draws, self._service.workers.running())}
 
@@ -245,7 +247,7 @@ class NativeRoutes:
     async def add_engine(self, request: Request) -> dict[str, Any]:
         url = request.get("url", str)
         if not url.startswith(("http://", "https://")) or len(url) > 1000:
-            raise DataError(f"{url[:100]!r} is not the address of an engine")
+            raise DataError(f"{url[:100]!r} is not the address of an engine", remedy="Send http://HOST:PORT, or https.")
         self._service.add_engine(request.count("session"), url)
         return {}
 

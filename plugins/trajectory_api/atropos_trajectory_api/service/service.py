@@ -328,7 +328,9 @@ class Service:
         """The trainer's session. Raises LeaseLost if it is over."""
         session = self.hub.session(number)
         if number != self._number:
-            raise LeaseLost(f"session {number} is not one of the native protocol.")
+            raise LeaseLost(
+                f"session {number} is not one of the native protocol.", remedy="Open one: POST /v1/sessions."
+            )
         return session
 
     async def lease(

@@ -134,7 +134,7 @@ def numbers(given: Any) -> set[int]:
     if not isinstance(given, (list, tuple)) or not all(
         type(one) is int and -NUMBER_BOUND <= one < NUMBER_BOUND for one in given
     ):
-        raise DataError("a list of ids must hold only whole numbers of 64 bits")
+        raise DataError("a list of ids holds another value", remedy="Send whole numbers of 64 bits.")
     return set(given)
 
 
@@ -152,9 +152,12 @@ def _share(wanted: Mapping[str, Any], key: str, default: float, most: float) -> 
 def _given(wanted: Mapping[str, Any], key: str, kind: Any, default: Any = None) -> Any:
     value = wanted.get(key, default)
     if not isinstance(value, kind) or isinstance(value, bool):
-        raise DataError(f"{key!r} is {brief(value)}, which is not allowed")
+        wanted_type = "text" if kind is str else "a whole number" if kind is int else "a number"
+        raise DataError(f"{key!r} is {brief(value)}, which is not allowed", remedy=f"Send {wanted_type}.")
     if kind is int and not 0 <= value < 1 << 62:
-        raise DataError(f"{key!r} is {brief(value)}, which is not allowed")
+        raise DataError(f"{key!r} is {brief(value)}, which is not allowed", remedy="Send a whole number from 0 on.")
     if kind is str and len(value) > MOST_CHARACTERS:
-        raise DataError(f"{key!r} has {len(value)} characters, more than {MOST_CHARACTERS}")
+        raise DataError(
+            f"{key!r} has {len(value)} characters, more than {MOST_CHARACTERS}", remedy="Send a shorter text."
+        )
     return value
