@@ -84,6 +84,7 @@ def plan_resume(directory: Path, *, steps: int | None = None, changes: Sequence[
         changed = list(differences(known or dict(flatten(make_plan(before.config, model, plugins).resolved())), plan))
     for change in changed:
         console.say(f"changed: {change}")
+    refuse_fixed(known or {}, plan, directory)
     if checkpoint is not None and checkpoint.step >= loaded.config.all_steps:
         for warning in broken:
             console.warn(warning)
@@ -92,6 +93,25 @@ def plan_resume(directory: Path, *, steps: int | None = None, changes: Sequence[
     if checkpoint is None:
         console.say("there is no checkpoint yet: starting from the first step")
     return ResumedRun(plan, 0 if checkpoint is None else checkpoint.step, True)
+
+
+def refuse_fixed(saved: Mapping[str, Any], plan: Plan, directory: Path) -> None:
+    """Raises CheckpointError if an option has another value than the `saved` one, and the trainer's checkpoint fits only that."""
+    from atropos_core.config.run_file import flatten, toml_value
+    from atropos_core.errors import CheckpointError
+    from atropos_core.plugins.model_provider import TrainerProvider
+
+    trainer = plan.single.get("trainer")
+    if trainer is None or not isinstance(trainer.offer.provider, TrainerProvider):
+        return
+    now = dict(flatten(plan.resolved()))
+    for path in (f"{trainer.label}.{name}" for name in trainer.offer.provider.fixed):
+        if path in saved and path in now and saved[path] != now[path]:
+            raise CheckpointError(
+                f"{path} is {now[path]!r}, and the checkpoint in {directory} was saved with {saved[path]!r}.",
+                remedy=f"Resume without this change. To train with it, start a new run: atropos run {directory}/config.toml "
+                f"--set {path}={toml_value(now[path])}",
+            )
 
 
 def differences(before: Mapping[str, Any], plan: Plan) -> Iterator[str]:

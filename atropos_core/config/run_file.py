@@ -566,19 +566,21 @@ PLACES = ("use", "loss", "score")  # keys whose value may be a reference to code
 def anchored(values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Make references to code, `./file.py:Name`, and models, `./directory`, absolute, so that child processes and resumed runs
     find the same. Other strings remember their folder, for options that are paths."""
-    made: dict[str, Any] = {}
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            made[key] = anchored(value, folder)
-        elif key in PLACES and isinstance(value, str) and (place := _PLACE.fullmatch(value)):
-            made[key] = f"{place[1]}{(folder / Path(place[2]).expanduser()).resolve()}{place[3]}"
-        elif key == "model" and isinstance(value, str) and value.startswith(("./", "../")):
-            made[key] = str((folder / value).resolve())
-        elif isinstance(value, str):
-            made[key] = WrittenIn(value, folder)
-        else:
-            made[key] = value
-    return made
+    return {key: _anchored(key, value, folder) for key, value in values.items()}
+
+
+def _anchored(key: str, value: Any, folder: Path) -> Any:
+    if isinstance(value, Mapping):
+        return anchored(value, folder)
+    if key in PLACES and isinstance(value, list):
+        return [_anchored(key, one, folder) for one in value]
+    if not isinstance(value, str):
+        return value
+    if key in PLACES and (place := _PLACE.fullmatch(value)):
+        return f"{place[1]}{(folder / Path(place[2]).expanduser()).resolve()}{place[3]}"
+    if key == "model" and value.startswith(("./", "../")):
+        return str((folder / value).resolve())
+    return WrittenIn(value, folder)
 
 
 _PLACE = re.compile(r"((?:\w+:)?)(.+\.py)((?::\w+)?)")  # also NAME:./file.py, for a component that takes a file

@@ -134,6 +134,7 @@ class TrainerProvider(DeviceProvider["Trainer"]):
     supervised_rate: Callable[[Any, Sequence[Transport]], float] | None = None
     # merges the adapter saved in one directory into a whole model in another, empty directory
     merge: Callable[[Path, Path], None] | None = None
+    fixed: tuple[str, ...] = ()  # options that its checkpoints are saved for: a resumed run keeps their values
     several_machines: bool = False  # it may be `OverMachines`
     # the engine and the bridge that it works with, for a run that names none: kind -> name
     goes_with: Mapping[str, str] = field(default_factory=dict)

@@ -51,7 +51,8 @@ def provider_of(kind: str, made: Any, name: str) -> Provider[Any]:
         if kind == "reward" and "completions" in inspect.signature(made).parameters:
             raise ConfigError(
                 f"{name!r} takes `completions`, as TRL's reward functions do; a reward here takes (task, episodes).",
-                remedy=f"TRL's scores rows as it is: --env dataset:FILE, with score = \"{name}\" among that environment's options.",
+                remedy=f"TRL's scores rows as it is: --env dataset:FILE, with score = \"{name}\" among that environment's options, or "
+                f'score = ["numeric", "{name}"] for a sum.',
             )
         if not inspect.iscoroutinefunction(made):
             raise ConfigError(f"{name!r} is a function, and a {kind} is awaited.", remedy="Begin it with `async def`.")

@@ -688,6 +688,8 @@ plugins/env_dataset/tests/test_dataset.py::test_a_reply_is_compared_with_the_ans
   environment dataset: score pattern
 plugins/env_dataset/tests/test_dataset.py::test_what_is_not_compared_in_time_is_wrong_and_counted
   environment dataset: math_deadline_s
+plugins/env_dataset/tests/test_dataset.py::test_several_scores_are_added_up_by_weight
+  environment dataset: score_weights
 tests/worlds/test_openenv.py::test_openenvs_own_template_echoes
   environment openenv: url field shown max_turns
 tests/worlds/test_openenv.py::test_constant_fields_are_part_of_every_action

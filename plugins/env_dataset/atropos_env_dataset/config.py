@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from math import isfinite
 
 from pydantic import Field, field_validator, model_validator
 
@@ -38,10 +39,13 @@ class DatasetOptions(Options):
         description="leave out rows whose prompt, with the chat template, has more tokens; unset: keep all rows",
     )
     instruction: str = Field("", description="the system message of rows that do not have one")
-    score: str = Field(
+    score: str | tuple[str, ...] = Field(
         "numeric",
         description="1 for a right reply, else 0: numeric compares the reply's last number with the answer, exact the texts, math "
-        "the expressions (math-verify). Or your own function, ./grade.py:score",
+        "the expressions (math-verify). Or your own function, ./grade.py:score. Several, in a list, are added up",
+    )
+    score_weights: tuple[float, ...] = Field(
+        (), description="several scores: the weight of each, in their order; unset: 1 each"
     )
     pattern: str | None = Field(
         None,
@@ -74,15 +78,25 @@ class DatasetOptions(Options):
         self.refuse_idle(
             self.test_tasks is None and self.test_split is None, "with test_tasks or test_split", "held_out"
         )
-        if self.score not in SCORES and ":" not in self.score:
+        scores, there = set(self.scores), f"with score = {self.score!r}".replace("'", '"')
+        if wrong := [one for one in self.scores if one not in SCORES and ":" not in one]:
             raise ValueError(
-                f"score must be one of {', '.join(SCORES)}, or a function such as ./grade.py:score, not {self.score!r}"
+                f"score must be one of {', '.join(SCORES)}, or a function such as ./grade.py:score, not {wrong[0]!r}"
             )
-        self.refuse_idle(self.score in ("numeric", "exact"), f'with score = "{self.score}"', "pattern")
-        self.refuse_idle(self.score in ("numeric", "math"), f'with score = "{self.score}"', "leave_out_unreadable")
-        self.refuse_idle(self.score == "math", f'with score = "{self.score}"', "math_deadline_s")
-        if self.score in SCORES and not self.answer:
-            raise ValueError(f'score = "{self.score}" compares with an answer, and answer = "" says that there is none')
+        if not scores or len(scores) < len(self.scores):
+            raise ValueError(f"score must be a list of different scores, not {list(self.scores)}")
+        self.refuse_idle(len(scores) > 1, there, "score_weights")
+        if self.score_weights and len(self.score_weights) != len(self.scores):
+            raise ValueError(f"score_weights has {len(self.score_weights)} numbers for {len(self.scores)} scores")
+        if not all(map(isfinite, self.score_weights)):
+            raise ValueError(f"score_weights must be finite numbers, not {list(self.score_weights)}")
+        self.refuse_idle(bool(scores & {"numeric", "exact"}), there, "pattern")
+        self.refuse_idle(bool(scores & {"numeric", "math"}), there, "leave_out_unreadable")
+        self.refuse_idle("math" in scores, there, "math_deadline_s")
+        if self.compared and not self.answer:
+            raise ValueError(
+                f'score = "{self.compared[0]}" compares with an answer, and answer = "" says that there is none'
+            )
         return self
 
     def check_files(self) -> None:
@@ -91,3 +105,12 @@ class DatasetOptions(Options):
         for path in (self.tasks, self.test_tasks):
             if path is not None:
                 check_files(path)
+
+    @property
+    def scores(self) -> tuple[str, ...]:
+        return (self.score,) if isinstance(self.score, str) else self.score
+
+    @property
+    def compared(self) -> tuple[str, ...]:
+        """Its scores that compare a reply with the answer."""
+        return tuple(one for one in self.scores if one in SCORES)

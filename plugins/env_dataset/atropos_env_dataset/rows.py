@@ -14,7 +14,7 @@ from atropos_core.errors import DataError
 from atropos_core.rollouts.prompt_lengths import long_prompts
 from atropos_core.rollouts.tokenizer import ChatTokenizer
 from atropos_core.types import Split, Task
-from atropos_env_dataset.config import SCORES, DatasetOptions
+from atropos_env_dataset.config import DatasetOptions
 from atropos_env_kit.row_files import Row, columns_in, plain_row, read_rows, value_at
 from atropos_env_kit.task_files import Columns, split_tasks, tasks_of
 
@@ -55,7 +55,9 @@ def load(
 def _tasks(
     options: DatasetOptions, path: Path | None, split: str, label: str, model: Path | None, places: dict[int, str]
 ) -> list[Task]:
-    columns = Columns(options.prompt, options.answer, options.instruction, whole_row=options.score not in SCORES)
+    columns = Columns(
+        options.prompt, options.answer, options.instruction, whole_row=len(options.compared) < len(options.scores)
+    )
     rows, source = (
         (read_rows(path, options.prompt), str(path))
         if path
@@ -64,8 +66,8 @@ def _tasks(
     own: list[str] = []  # the places of the rows, one for each task
     tasks = tasks_of(_checked(rows, options, label, own), source, columns)
     places |= {id(task): where for where, task in zip(own, tasks, strict=True)}
-    if options.score in SCORES:
-        _warn_of_contradictions(tasks, own, source, options.score)
+    if options.compared:
+        _warn_of_contradictions(tasks, own, source, options.compared[0])
     for where, task in zip(own, tasks, strict=True):
         if task.messages[-1]["role"] == "assistant":
             raise DataError(
@@ -145,7 +147,7 @@ def _checked(
                 f"{where} has no column {options.prompt!r}. It has {_columns(row)}.",
                 remedy=f"Say which column has the prompt, as --set {_option(label, 'prompt')}={_likely(row, PROMPTS)}.",
             )
-        if options.score in SCORES and value_at(row, options.answer) is None:
+        if options.compared and value_at(row, options.answer) is None:
             _refuse_null(row, where, (options.answer,))
             others = {
                 name: value for name, value in row.items() if name not in (options.prompt, "id", "system", "messages")

@@ -15,6 +15,7 @@ from typing import Any
 from atropos_core import console
 from atropos_core.builtin.numbers import answer_value, is_same, last_value, stated_answer
 from atropos_core.errors import ConfigError, DataError, DeadlineExceeded
+from atropos_core.group_schema import check_part_name
 from atropos_core.plugins.references import load_reference
 from atropos_core.rollouts.replies import searched, whole_reply
 from atropos_core.types import Message, Score, Task
@@ -352,16 +353,74 @@ THEIRS: tuple[tuple[set[str], Callable[..., dict[str, Any]]], ...] = (  # known 
 )
 
 
+class Several(Scorer):
+    """The sum of several scores by weight, as TRL's `reward_funcs` and `reward_weights`. Each is a part of the score and the metric
+    score/NAME. `correct` is that of the first score that has one. A score that abstains adds nothing; if all do, the sum abstains."""
+
+    def __init__(self, scorers: Mapping[str, Scorer], weights: Sequence[float]) -> None:
+        """`scorers`: by the names of their parts. `weights`: one for each."""
+        for name in scorers:
+            check_part_name(name)
+        self._weights = dict(zip(scorers, weights, strict=True))
+        self._scorers = scorers
+        self.remedy = "".join(one.remedy for one in scorers.values())
+
+    async def check(self, tasks: Iterable[Task], places: Mapping[int, str]) -> None:
+        for one in self._scorers.values():
+            await one.check(tasks, places)
+
+    async def unreadable(self, tasks: Iterable[Task]) -> list[tuple[Task, str]]:
+        found: dict[int, tuple[Task, str]] = {}
+        for one in self._scorers.values():
+            for task, why in await one.unreadable(tasks):
+                found.setdefault(id(task), (task, why))
+        return list(found.values())
+
+    async def score(self, task: Task, reply: Message) -> Score:
+        scored = {name: await one.score(task, reply) for name, one in self._scorers.items()}
+        given = {name: one for name, one in scored.items() if not one.abstains}
+        for name, one in given.items():
+            if one.turns is not None:
+                raise DataError(
+                    f"dataset: {name} gave turn rewards, and it is one of several scores.",
+                    remedy="Give turn rewards from a single score, or from a reward in [reward.NAME].",
+                )
+        return Score(
+            sum(self._weights[name] * one.value for name, one in given.items()),
+            correct=next((one.correct for one in given.values() if one.correct is not None), None),
+            parts={part: value for one in given.values() for part, value in one.parts.items()}
+            | {name: one.value for name, one in given.items()},
+            metrics={metric: value for one in scored.values() for metric, value in one.metrics.items()}
+            | {f"score/{name}": one.value for name, one in given.items()},
+            abstains=not given,
+        )
+
+    async def close(self) -> None:
+        for one in self._scorers.values():
+            await one.close()
+
+
 def scorer(options: DatasetOptions) -> Scorer:
-    if options.score == "numeric":
+    if len(options.scores) == 1:
+        return _one(options.scores[0], options)
+    names = [one.rpartition(":")[2] for one in options.scores]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ConfigError(
+            f"dataset: two scores are called {twice[0]!r}, and each is reported as score/NAME.",
+            remedy="Rename one of the functions.",
+        )
+    scorers = {name: _one(one, options) for name, one in zip(names, options.scores, strict=True)}
+    return Several(scorers, options.score_weights or [1.0] * len(names))
+
+
+def _one(score: str, options: DatasetOptions) -> Scorer:
+    if score == "numeric":
         return Numeric(options.pattern)
-    if options.score == "exact":
+    if score == "exact":
         return Compared(same_text, options.pattern)
-    return (
-        Math(options.math_deadline_s)
-        if options.score == "math"
-        else Yours(options.score, options.prompt, has_answers=bool(options.answer))
-    )
+    if score == "math":
+        return Math(options.math_deadline_s)
+    return Yours(score, options.prompt, has_answers=bool(options.answer))
 
 
 def same_last_number(said: str, answer: str) -> bool:

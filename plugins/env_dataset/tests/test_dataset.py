@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from pydantic import ValidationError
 
 from atropos_core.builtin.plugin import TOY_MODEL
+from atropos_core.config.run_file import anchored
 from atropos_core.errors import ConfigError, DataError
 from atropos_core.plugins.manager import load_plugins
 from atropos_core.rollouts.replies import message_of
@@ -797,6 +799,61 @@ async def test_none_of_a_function_for_trl_abstains(tmp_path):
     made = dataset(tasks=lines(tmp_path / "rows.jsonl", *sums(0, 9)), score=f"{tmp_path}/theirs.py:none", held_out=0.0)
     scored = await made.score(made.tasks("train")[0], {"role": "assistant", "content": ""})
     assert (scored.value, scored.correct, scored.abstains) == (0.0, None, True)
+
+
+async def test_several_scores_are_added_up_by_weight(tmp_path):
+    (tmp_path / "theirs.py").write_text(TRL)
+    file = lines(tmp_path / "rows.jsonl", *({"level": 100, **row} for row in sums(0, 9)))
+    scores = ["numeric", *(f"{tmp_path}/theirs.py:{name}" for name in ("length", "none"))]
+    made = dataset(tasks=file, score=scores, score_weights=[2.0, -0.01, 5.0], held_out=0.0)
+    await made.open()
+    scored = await made.score(made.tasks("train")[5], {"role": "assistant", "content": "it is 12"})
+    length = 100.0 + len("5 + 7?") + len("it is 12")
+    assert scored.value == pytest.approx(2.0 - 0.01 * length, abs=1e-12) and scored.correct is True
+    assert scored.parts == {"numeric": 1.0, "length": length} and not scored.abstains
+    assert scored.metrics == {"score/numeric": 1.0, "score/length": length}
+    without = dataset(tasks=file, score=scores[1:], held_out=0.0)
+    assert (await without.score(made.tasks("train")[5], {"role": "assistant", "content": "it is 12"})).value == length
+
+
+async def test_several_scores_that_all_abstain_abstain(tmp_path):
+    (tmp_path / "theirs.py").write_text(TRL + TRL.replace("def none", "def neither"))
+    made = dataset(
+        tasks=lines(tmp_path / "rows.jsonl", *sums(0, 9)),
+        score=[f"{tmp_path}/theirs.py:none", f"{tmp_path}/theirs.py:neither"],
+        held_out=0.0,
+    )
+    assert (await made.score(made.tasks("train")[0], {"role": "assistant", "content": ""})).abstains
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"score": []}, "a list of different scores"),
+        ({"score": ["numeric", "numeric"]}, "a list of different scores"),
+        ({"score": ["numeric", "exactly"]}, "not 'exactly'"),
+        ({"score": ["numeric", "exact"], "score_weights": [1.0]}, "has 1 numbers for 2 scores"),
+        ({"score": ["numeric", "exact"], "score_weights": [1.0, math.nan]}, "finite"),
+        ({"score_weights": [2.0]}, "score_weights has no effect with score = .numeric."),
+        ({"score": ["math", "a:b"], "pattern": "x"}, "pattern has no effect with score = ..math., .a:b.."),
+        ({"score": ["a:b", "exact"], "answer": ""}, "compares with an answer"),
+    ],
+)
+def test_what_cannot_be_added_up_is_named(options, says):
+    with pytest.raises(ValueError, match=says):
+        DatasetOptions(tasks="rows.jsonl", **options)
+
+
+def test_scores_of_one_name_are_refused(tmp_path):
+    for file in ("one", "other"):
+        (tmp_path / f"{file}.py").write_text(TRL)
+    with pytest.raises(ConfigError, match="two scores are called 'length'"):
+        dataset(tasks="rows.jsonl", score=[f"{tmp_path}/one.py:length", f"{tmp_path}/other.py:length"])
+
+
+def test_a_run_file_finds_several_scores_in_its_folder(tmp_path):
+    read = anchored({"environment": {"a": {"score": ["numeric", "./grade.py:short"]}}}, tmp_path)
+    assert read["environment"]["a"]["score"] == ["numeric", f"{tmp_path.resolve()}/grade.py:short"]
 
 
 def test_a_score_that_is_not_there_or_is_no_function_is_named(tmp_path):

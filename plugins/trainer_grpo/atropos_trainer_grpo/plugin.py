@@ -166,7 +166,9 @@ def sizes(options: GrpoOptions, workload: Workload, free: Collection[str]) -> Se
 def check(options: GrpoOptions, workload: Workload) -> None:
     from atropos_core.models.model_size import read
     from atropos_trainer_grpo.layouts import check_replay, layout_of
+    from atropos_trainer_grpo.learning_rates import updates_in_all
 
+    updates_in_all(options, workload.context.steps)
     if workload.truncated:
         _refuse_truncation(options)
     directory = workload.context.model
@@ -292,6 +294,7 @@ def atropos_trainers() -> Iterable[TrainerProvider]:
         notes=notes,
         supervised_rate=supervised_rate,
         merge=merge,
+        fixed=("lora.rank", "lora.alpha", "lora.targets", "lora.layers", "optimizer"),
         several_devices=True,
         several_machines=True,
         requires=frozenset({"torch", "transformers", "safetensors"}),
