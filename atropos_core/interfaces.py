@@ -81,7 +81,10 @@ class Environment(ABC):
 
     async def score(self, task: Task, reply: Message) -> float | Score:
         """Return how good the assistant's `reply` is. Any finite range will do."""
-        raise NotImplementedError(f"{type(self).__name__} must override either score() or rollout()")
+        raise PluginError(
+            f"{type(self).__name__} must override either score() or rollout().",
+            remedy="Write `async def score(self, task, reply)`, which returns a number.",
+        )
 
     def source(self) -> str:
         """Return where the tasks come from, in a few words, for the first lines of a run."""

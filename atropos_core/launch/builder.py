@@ -20,6 +20,7 @@ from atropos_core.launch.plan import Plan
 from atropos_core.launchers import Launcher
 from atropos_core.models.model_size import cpu_threads
 from atropos_core.observe.profile import Profile
+from atropos_core.plugins.environment_methods import check_methods
 from atropos_core.plugins.model_provider import EngineProvider
 from atropos_core.plugins.provider import RunContext
 from atropos_core.processes.child import CALL_DEADLINE_S, Child
@@ -284,6 +285,7 @@ class Builder:
         for name, resolved in self.plan.named.get("environment", {}).items():
             with waiting(f"environment {name} to be made"):
                 made[name] = self._build_in_process(resolved)
+            check_methods(type(made[name]), name, made[name])
         return made
 
     def _build_in_process(self, resolved: ResolvedComponent) -> Any:

@@ -271,6 +271,10 @@ def _check_class(kind: str, cls: type, name: str, made: Any = None) -> None:
             + (f" That is for a section of kind {other!r}." if other not in (None, kind) else ""),
             remedy=f"Derive it: `class Name(atropos_core.{interface.__name__})`. `atropos new {kind} NAME` writes one that works.",
         )
+    if kind == "environment":
+        from atropos_core.plugins.environment_methods import check_methods
+
+        check_methods(cls, name, made)
     if missing:
         raise ConfigError(
             f"{name!r} lacks {_and(missing)}, which every {kind} has.",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import random
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ from atropos_core.conversation import Conversation
 from atropos_core.errors import ConfigError
 from atropos_core.interfaces import Environment, Finding
 from atropos_core.plugins.references import load_reference
-from atropos_core.types import Score, Split, Task
+from atropos_core.types import Message, Score, Split, Task
 from atropos_testing import ContractBroken, check, environment_contract
 
 HERE = Path(__file__).parent
@@ -292,6 +293,49 @@ class ReadsOnlyNumbers(Sums):  # type: ignore[misc,valid-type]
         return float(int(reply["content"]) == int(task.answer))
 
 
+class Misspelt(WithoutScore):
+    async def scores(self, task: Task, message: Message) -> float:
+        return 1.0
+
+
+class OtherName(WithoutScore):
+    async def grade(self, task: Task, reply: Message) -> float:
+        return 1.0
+
+
+class WithoutTasks(Environment):
+    def examples(self, split: Split) -> Sequence[Task]:
+        return ()
+
+    async def score(self, task: Task, reply: Message) -> float:
+        return 1.0
+
+
+@pytest.mark.parametrize(
+    ("environment", "said", "remedy"),
+    [
+        (
+            WithoutScore,
+            r"lacks score\(\), and no rollout\(\) replaces it\.$",
+            "Write `async def score(self, task, reply)`",
+        ),
+        (Misspelt, r"It has scores\(\), which is never called", "Rename scores to score."),
+        (OtherName, r"It has grade\(\), which is never called", "Rename grade to score."),
+        (
+            WithoutTasks,
+            r"lacks tasks\(\).* It has examples\(\)",
+            "Rename examples to tasks. Write `def tasks(self, split)`",
+        ),
+    ],
+)
+def test_a_class_without_a_method_that_it_needs_is_one_error_with_class_and_file(environment, said, remedy) -> None:
+    with pytest.raises(ConfigError) as raised:
+        check("environment", environment)
+    fact = str(raised.value).splitlines()[0]
+    assert f"the class {environment.__name__} in {__file__} lacks" in fact and re.search(said, fact), fact
+    assert remedy in (raised.value.remedy or "")
+
+
 @pytest.mark.parametrize(
     ("environment", "said", "remedy"),
     [
@@ -303,7 +347,6 @@ class ReadsOnlyNumbers(Sums):  # type: ignore[misc,valid-type]
         ),
         (RolloutWithoutSeed, "unexpected keyword argument 'seed'", "rollout(self, task, policy, *, seed)"),
         (RolloutReturnsNone, "rollout() returned None, not an Episode", "return talk.episode(...)"),
-        (WithoutScore, "must override either score() or rollout()", "Write `async def score(self, task, reply)`"),
     ],
 )
 def test_rollouts_that_fail_whatever_the_reply_are_not_blamed_on_it(environment, said, remedy) -> None:

@@ -13,6 +13,8 @@ from pydantic import ValidationError
 from atropos_core.builtin.plugin import TOY_MODEL
 from atropos_core.config.error_text import NAMED, explain
 from atropos_core.errors import ConfigError
+from atropos_core.interfaces import Environment
+from atropos_core.plugins.environment_methods import check_methods
 from atropos_core.plugins.offers import PROVIDERS
 from atropos_core.plugins.options import NoOptions
 from atropos_core.plugins.provider import Provider, RunContext
@@ -71,6 +73,8 @@ def _provider(kind: str, target: Target) -> Provider[Any]:
     if isinstance(target, Provider):
         return target
     name = getattr(target, "__name__", type(target).__name__)
+    if kind == "environment" and inspect.isclass(target) and issubclass(target, Environment):
+        check_methods(target, name)
     if inspect.isclass(target) or (inspect.isroutine(target) and not inspect.iscoroutinefunction(target)):
         config = getattr(target, "Options", NoOptions) if inspect.isclass(target) else NoOptions
         return PROVIDERS.get(kind, Provider)(
