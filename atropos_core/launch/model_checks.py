@@ -17,7 +17,6 @@ from atropos_core.launch.text_checks import warn_of_rewards
 from atropos_core.models.model_size import context_tokens
 from atropos_core.plugins.model_provider import DeviceProvider, TrainerProvider
 from atropos_core.rollouts.chat_template import OTHER_TEMPLATE
-from atropos_core.rollouts.dropped_messages import SYSTEM_ROLES
 from atropos_core.rollouts.prompt_lengths import long_prompts
 from atropos_core.rollouts.tokenizer import ChatTokenizer
 from atropos_core.storage.checkpoint import most_kept
@@ -222,7 +221,7 @@ def _check_template(plan: Plan, directory: Path, tokenizer: ChatTokenizer) -> No
 
 def check_first_tasks(environments: Mapping[str, Environment], tokenizer: ChatTokenizer) -> None:
     """Raises DataError if the model's chat template refuses the first task of an environment, with its tools, for every first task
-    tried. (A single refused task only fails its own rollouts.) Notes a system message that the template leaves out."""
+    tried. (A single refused task only fails its own rollouts.)"""
     for name, environment in environments.items():
         if not _is_usual(type(environment)):
             continue
@@ -236,8 +235,6 @@ def check_first_tasks(environments: Mapping[str, Environment], tokenizer: ChatTo
                 break
             try:
                 tokenizer.render(task.messages, tools)
-                if tokenizer.ignores_system and task.messages[0]["role"] in SYSTEM_ROLES:
-                    console.note("prompt", f"{name}: the model's chat template leaves out the system message")
                 break
             except DataError as error:
                 refused.append((task.id, error))

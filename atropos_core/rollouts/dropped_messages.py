@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from atropos_core import console
 from atropos_core.errors import DataError, MessageDropped
 
 Values = Sequence[Mapping[str, Any]]
 Kind = tuple[object, ...]
+Prompt = str | Sequence[int]  # a list or a tuple, which are compared by their values
 
 STAND_IN = "another text in its place"
 TOOL_ROLES = ("tool", "function", "ipython", "observation")
@@ -24,12 +26,12 @@ _WITH_TOOLS = "use a model whose chat template shows tools, such as tiny-tools (
 
 
 class DroppedMessages:
-    """The check of one model's prompts. `model`: its name in errors. A system message that begins a conversation may be left out:
-    models that were trained without one, such as tiny, have such templates, and environments send one by default. `ignores_system`
-    is then True."""
+    """The check of one model's prompts. `source`: what makes them, as errors name it. A system message that begins a conversation may
+    be left out: models that were trained without one, such as tiny, have such templates, and environments send one by default.
+    `ignores_system` is then True, and one line says so."""
 
-    def __init__(self, model: str) -> None:
-        self._model = model
+    def __init__(self, source: str) -> None:
+        self._source = source
         self.ignores_system = False
         self._shown: set[Kind] = set()  # or may be left out
 
@@ -37,13 +39,13 @@ class DroppedMessages:
         self,
         messages: Values,
         tools: Values,
-        rendered: str,
-        render: Callable[[Values, Values], str],
+        rendered: Prompt,
+        render: Callable[[Values, Values], Prompt],
         where: Kind = (),
         *,
         before: str = "",
     ) -> None:
-        """Raises MessageDropped if a message, or the tools, left no trace in `rendered`, the text that `render` makes of them. `where`:
+        """Raises MessageDropped if a message, or the tools, left no trace in `rendered`, which `render` makes of them. `where`:
         what else decides what the template shows. `before`: the role of the message before the first one."""
         where = (*where, bool(tools))
 
@@ -59,7 +61,7 @@ class DroppedMessages:
         if tools and kind not in self._shown and (other := changed(tools)) != tools:
             if not shows(messages, other):
                 raise MessageDropped(
-                    f"the chat template of {self._model} leaves the definitions of the tools out of the prompt, so the policy would "
+                    f"{self._source} leaves the definitions of the tools out of the prompt, so the policy would "
                     "not know them.",
                     remedy=f"{_WITH_TOOLS[0].upper()}{_WITH_TOOLS[1:]}; or describe the tools in a message, and pass none.",
                 )
@@ -70,8 +72,11 @@ class DroppedMessages:
                 kind = (*where, at == 0, *roles[at : at + 3], part)
                 if kind in self._shown:
                     continue
-                if not shows([*messages[:at], replaced, *messages[at + 1 :]]):
+                others = [replaced, *([_with_other_ids(message)] if part == "calls" else ())]
+                if not any(shows([*messages[:at], other, *messages[at + 1 :]]) for other in others):
                     if at == 0 and not before and roles[1] in SYSTEM_ROLES and part == "text":
+                        if not self.ignores_system:
+                            console.note("prompt", f"{self._source} leaves out the system message")
                         self.ignores_system = True
                         self._shown.add(kind)
                         continue
@@ -94,9 +99,17 @@ class DroppedMessages:
         else:
             remedy = "Give it a role that this template shows, such as 'user'."
         return MessageDropped(
-            f"the chat template of {self._model} leaves {what}, out of the prompt, so the policy would not see it.",
+            f"{self._source} leaves {what}, out of the prompt, so the policy would not see it.",
             remedy=remedy,
         )
+
+
+def _with_other_ids(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The message with other ids of its calls: some families show a call's name only as a part of its id."""
+    return {
+        **message,
+        "tool_calls": [{**call, "id": STAND_IN} if "id" in call else call for call in message["tool_calls"]],
+    }
 
 
 def changed(value: Any) -> Any:

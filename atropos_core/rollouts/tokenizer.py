@@ -83,7 +83,7 @@ class ChatTokenizer:
         self._today = today or date.today().isoformat()
         self._sources = _templates(directory, config)
         self.template = self._sources.get("default")
-        self._messages = DroppedMessages(directory.name)
+        self._messages = DroppedMessages(f"the chat template of {directory.name}")
 
     @property
     def vocabulary(self) -> int:

@@ -10,7 +10,7 @@ import pytest
 
 from atropos_agent_api.tokens.openings import opening_of
 from atropos_agent_api.tokens.renderer_format import FETCHES, RendererFormat, renderer_names
-from atropos_core.errors import ConfigError
+from atropos_core.errors import ConfigError, MessageDropped
 from atropos_core.types import Tokens
 from plugins.agent_api.tests.families import write
 
@@ -38,8 +38,9 @@ TURNS = {  # what the assistant says, and what comes after it
 }
 # Families whose template opens reasoning for the reply and then leaves it out of its history: no rendering holds a reply
 # as it is sampled, so it is written by hand.
+NO_TOOLS = {"deepseek-v3", "deepseek-r1"}  # these prompts have no place for tools
 BY_HAND = {"deepseek-r1": "Oslo, then.\n</think>\n\nI look it up.<｜end▁of▁sentence｜>"}
-NO_OPENING = {"deepseek-r1", "minimax-m2", "nemotron-3", "nemotron-3-ultra", "nemotron-3.5", "glm-5"}
+NO_OPENING = {*NO_TOOLS, "minimax-m2", "nemotron-3", "nemotron-3-ultra", "nemotron-3.5", "glm-5"}
 FAMILIES = [name for name in renderer_names() if name not in FETCHES]
 
 
@@ -48,13 +49,17 @@ def formats(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RendererForma
     return {name: RendererFormat(name, write(name, tmp_path_factory.mktemp("family"))) for name in FAMILIES}
 
 
+def tools_of(format: RendererFormat) -> list[Any]:
+    return [] if format.name.removeprefix("renderer ") in NO_TOOLS else [TOOL]
+
+
 def reply_ids(format: RendererFormat, says: dict[str, Any], after: dict[str, Any]) -> tuple[Tokens, Tokens] | None:
     """The prompt, and the reply as the policy samples it: its text, up to the token that ends the turn. None where the
     template renders this reply in no way that could follow its prompt."""
     tokenizer = format._tokenizer
-    prompt = format.rendered([ASKED], [TOOL])
+    prompt = format.rendered([ASKED], tools_of(format))
     before = tokenizer.decode(prompt, keep_special=True)
-    spoken = format._renderer.render_ids([ASKED, says], tools=[TOOL])
+    spoken = format._renderer.render_ids([ASKED, says], tools=tools_of(format))
     said = tokenizer.decode(np.array(spoken, np.int32), keep_special=True)
     if not said.startswith(before):
         return None
@@ -65,7 +70,7 @@ def reply_ids(format: RendererFormat, says: dict[str, Any], after: dict[str, Any
     if any(stop in reply for stop in stops):
         reply = min((reply.partition(stop)[0] + stop for stop in stops if stop in reply), key=len)
     else:  # the next turn's first token ends this one
-        whole = tokenizer.decode(format.rendered([ASKED, says, after], [TOOL]), keep_special=True)
+        whole = tokenizer.decode(format.rendered([ASKED, says, after], tools_of(format)), keep_special=True)
         at = whole.rindex(after["content"])
         reply += max(stops, key=lambda stop: whole.rfind(stop, 0, at))
     return prompt, tokenizer.encode(reply)
@@ -82,7 +87,7 @@ async def test_what_is_sampled_is_read_and_extended(formats: dict[str, RendererF
         return
     prompt, sampled = made
     text = format._tokenizer.decode(sampled, keep_special=True)
-    message = await format.parse(prompt, sampled, [TOOL])
+    message = await format.parse(prompt, sampled, tools_of(format))
     told = says["content"] if says["content"] in text else ""  # llama-3 has no text next to a call
     assert message["content"].strip() == told
     reasoning = says.get("reasoning_content", "")
@@ -90,10 +95,10 @@ async def test_what_is_sampled_is_read_and_extended(formats: dict[str, RendererF
     assert [call["function"] for call in message.get("tool_calls", [])] == [
         call["function"] for call in says.get("tool_calls", [])
     ]
-    added = await format.extend(prompt, sampled, [after], [TOOL])
+    added = await format.extend(prompt, sampled, [after], tools_of(format))
     assert added is not None and len(added)
     tail = format._tokenizer.decode(added, keep_special=True)
-    whole = format._tokenizer.decode(format.rendered([ASKED, says, after], [TOOL]), keep_special=True)
+    whole = format._tokenizer.decode(format.rendered([ASKED, says, after], tools_of(format)), keep_special=True)
     assert whole.endswith(tail) or (name == "gemma4" and "tool_calls" in says), "it continues as a rendering does"
     assert after["content"] in tail
 
@@ -105,19 +110,19 @@ async def test_of_a_long_prompt_only_its_last_turn_matters(formats: dict[str, Re
         made = reply_ids(format, says, after)
         if made is None:
             continue
-        added = await format.extend(*made, [after], [TOOL])
+        added = await format.extend(*made, [after], tools_of(format))
         assert added is not None
         prompt, sampled = np.concatenate([*made, added]), made[1]
         for next_message in (after, again):
             bridged = format._renderer.bridge_to_next_turn(
-                prompt.tolist(), sampled.tolist(), [next_message], tools=[TOOL]
+                prompt.tolist(), sampled.tolist(), [next_message], tools=tools_of(format)
             )
-            extended = await format.extend(prompt, sampled, [next_message], [TOOL])
+            extended = await format.extend(prompt, sampled, [next_message], tools_of(format))
             assert (bridged is None) == (extended is None)
             if bridged is not None and extended is not None:
                 assert bridged.token_ids == [*prompt, *sampled, *extended]
-        whole = format._renderer.parse_response(sampled.tolist(), tools=[TOOL], prompt_ids=prompt.tolist())
-        assert (await format.parse(prompt, sampled, [TOOL]))["content"] == whole.content
+        whole = format._renderer.parse_response(sampled.tolist(), tools=tools_of(format), prompt_ids=prompt.tolist())
+        assert (await format.parse(prompt, sampled, tools_of(format)))["content"] == whole.content
 
 
 @pytest.mark.parametrize("name", BY_HAND)
@@ -131,15 +136,15 @@ async def test_reasoning_that_the_prompt_opens_is_read(formats: dict[str, Render
 @pytest.mark.parametrize("name", FAMILIES)
 async def test_any_ids_at_all_are_read_and_never_changed(formats: dict[str, RendererFormat], name: str):
     format = formats[name]
-    prompt, random = format.rendered([ASKED], [TOOL]), np.random.default_rng(7)
+    prompt, random = format.rendered([ASKED], tools_of(format)), np.random.default_rng(7)
     special = np.array([format._tokenizer.encode(one)[0] for one in ("<|im_end|>", "a", "{")], np.int32)
     for size in (0, 1, 5, 40):
         for _ in range(10):
             ids = random.integers(0, format._tokenizer.vocabulary, size).astype(np.int32)
             ids = np.where(random.random(size) < 0.3, random.choice(special, size), ids).astype(np.int32)
-            message = await format.parse(prompt, ids, [TOOL])
+            message = await format.parse(prompt, ids, tools_of(format))
             assert message["role"] == "assistant" and isinstance(message["content"], str)
-            added = await format.extend(prompt, ids, [{"role": "user", "content": "Sure?"}], [TOOL])
+            added = await format.extend(prompt, ids, [{"role": "user", "content": "Sure?"}], tools_of(format))
             assert added is None or "Sure?" in format._tokenizer.decode(added, keep_special=True)
     assert format.unparsed == 0
 
@@ -165,3 +170,27 @@ def test_a_format_that_is_not_there_and_one_that_does_not_fit_are_refused_by_nam
         RendererFormat("llama-9", tokenizer)
     with pytest.raises(ConfigError, match=r"'qwen3' does not fit .*<\|im_start\|>"):
         RendererFormat("qwen3", tokenizer)
+
+
+DROPPED: dict[str, tuple[str, list[Any], list[Any], str]] = {
+    "a misspelt role": ("qwen3", [ASKED, {"role": "usr", "content": "Sure?"}], [], "message 2 of 2, of the role 'usr'"),
+    "a later system message": ("minimax-m2", [ASKED, {"role": "system", "content": "No."}, ASKED], [], "of the role 'system'"),
+    "tools": ("deepseek-v3", [ASKED], [TOOL], "the definitions of the tools"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", DROPPED)
+async def test_what_a_renderer_leaves_out_is_an_error(formats: dict[str, RendererFormat], what: str):
+    name, messages, tools, named = DROPPED[what]
+    with pytest.raises(MessageDropped, match=f"the format 'renderer {name}' of .* leaves .*{named}"):
+        await formats[name].render(messages, tools)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "glm-5", "glm-4.5", "minimax-m2", "hy3", "laguna-m.1"])
+async def test_a_renderer_extends_by_no_message_that_it_would_leave_out(formats: dict[str, RendererFormat], name: str):
+    """Everything is then rendered, which is checked."""
+    format, odd = formats[name], {"role": "usr", "content": "Sure?"}
+    made = reply_ids(format, *TURNS["text"]) or reply_ids(format, *TURNS["text with reasoning"])
+    assert made is not None
+    assert await format.extend(*made, [ASKED], [TOOL]) is not None
+    assert await format.extend(*made, [odd, ASKED], [TOOL]) is None

@@ -357,3 +357,17 @@ def test_a_sequence_without_a_token_to_train_says_what_its_masks_are(mask, says)
     group = {"tokens": [[5, 6]], "masks": [[mask, mask]], "scores": [0.0]}
     with pytest.raises(DataError, match=f"sequence 0 of a group has no token to train: .*{says}"):
         Matcher(str).episodes(group, Sampled())
+
+
+def test_tools_that_the_chat_template_leaves_out_are_an_error(tmp_path: Path) -> None:
+    source = (FILES / "many_turns.py").read_text()
+    tools = (
+        '[{"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": {"type": "object"}}}]'
+    )
+    (tmp_path / "with_tools.py").write_text(source.replace("messages=chat, n=1", f"messages=chat, tools={tools}, n=1"))
+
+    async def use(environment: AtroposlibEnvironment, policy: Any) -> Group:
+        return await group_of(environment, policy)
+
+    with pytest.raises(AtroposError, match="the model's chat template leaves the definitions of the tools out"):
+        within_environment(tmp_path, use, str(tmp_path / "with_tools.py:Managed"))

@@ -81,6 +81,25 @@ def test_a_first_system_message_that_is_left_out_is_remembered(role: str) -> Non
         assert tokenizer.ignores_system is ignores
 
 
+def test_a_system_message_that_is_left_out_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
+    """Whichever way the prompt was made: also an environment's own rollout renders with this tokenizer."""
+    tokenizer = ChatTokenizer(PACKAGED / "tiny")
+    for _ in range(2):
+        tokenizer.render([SYSTEM, USER])
+        tokenizer.render([SYSTEM, USER, REPLY, USER])
+    assert capsys.readouterr().out.count("the chat template of tiny leaves out the system message") == 1
+
+
+def test_a_call_without_arguments_that_is_shown_by_its_id_is_no_error(tmp_path: Path) -> None:
+    by_id = "{% for m in messages %}{{ m.role }}:{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.id }}{% endfor %}{% endfor %}"
+    call = {"id": "functions.now:0", "type": "function", "function": {"name": "now", "arguments": {}}}
+    assert len(with_template(tmp_path / "shown", by_id).render([USER, {**CALLS, "tool_calls": [call]}, USER]))
+    with pytest.raises(MessageDropped, match="the tool calls"):
+        with_template(tmp_path / "hidden", by_id.replace("{{ c.id }}", "")).render(
+            [USER, {**CALLS, "tool_calls": [call]}, USER]
+        )
+
+
 @pytest.mark.parametrize("message", [RESULT, {"role": "usr", "content": "Sure?"}, SYSTEM])
 def test_a_message_of_a_later_turn_is_checked_too(message: dict[str, Any], tiny: ChatTokenizer) -> None:
     history = np.concatenate([tiny.render([USER]), tiny.encode("3<|end|>")])

@@ -11,6 +11,7 @@ import numpy as np
 from atropos_agent_api.tokens.formats import ChatFormat, Tools, text_of
 from atropos_core.errors import ConfigError, DataError
 from atropos_core.guards.worker_threads import apart_if_long
+from atropos_core.rollouts.dropped_messages import DroppedMessages
 from atropos_core.rollouts.replies import NAME_CHARACTERS, is_shallow
 from atropos_core.rollouts.tokenizer import ChatTokenizer
 from atropos_core.types import Message, Tokens
@@ -31,6 +32,7 @@ class RendererFormat(ChatFormat):
         self.unparsed = 0  # replies that the renderer could not read; their text became the content
         self._tokenizer = tokenizer
         self._renderer = _renderer(name, tokenizer, settings)
+        self._messages = DroppedMessages(f"the format {self.name!r} of {tokenizer.directory.name}")
         self._ends = np.array(self._renderer.get_stop_token_ids(), np.int32)
 
     async def render(self, messages: Sequence[Message], tools: Tools) -> Tokens:
@@ -38,15 +40,18 @@ class RendererFormat(ChatFormat):
 
     def rendered(self, messages: Sequence[Message], tools: Tools) -> Tokens:
         """As `render`."""
+        marked, schemas = self._tokenizer.marked(messages), self._tokenizer.marked(tools)
+        ids = self._ids(marked, schemas)
+        self._messages.check(marked, schemas, ids, self._ids, ("whole",))
+        return np.asarray(ids, np.int32)
+
+    def _ids(self, marked: Sequence[Message], schemas: Tools) -> list[int]:
         try:
-            ids = self._renderer.render_ids(
-                self._tokenizer.marked(messages),
-                tools=self._tokenizer.marked(tools) or None,
-                add_generation_prompt=True,
+            return list(
+                self._renderer.render_ids(_dicts(marked), tools=_dicts(schemas) or None, add_generation_prompt=True)
             )
         except FAULTS as error:
             raise DataError(f"the format {self.name!r} cannot render these messages: {error}") from error
-        return np.asarray(ids, np.int32)
 
     async def extend(self, prompt: Tokens, sampled: Tokens, messages: Sequence[Message], tools: Tools) -> Tokens | None:
         return await apart_if_long((messages, tools), self._extended, prompt, sampled, messages, tools)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from atropos_core.errors import ConfigError
+from atropos_core.rollouts.dropped_messages import DroppedMessages
 from atropos_core.types import Completion
 
 ENDED = {"stop": "stop", "length": "length"}
@@ -42,6 +43,7 @@ class Link:
     tokenizer: Any
     sample: Callable[..., Awaitable[list[Completion]]]  # (number, prompt ids, n, settings)
     running: dict[int, Collecting] = field(default_factory=dict)
+    messages: DroppedMessages = field(default_factory=lambda: DroppedMessages("the model's chat template"))
 
     def collecting(self) -> Collecting:
         """The group that is being collected. Raises ConfigError if there is none."""

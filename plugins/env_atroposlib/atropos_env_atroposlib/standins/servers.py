@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from atropos_core.errors import ConfigError
+from atropos_core.errors import ConfigError, DataError
 from atropos_env_atroposlib.standins.answers import Answer, chat_answer, text_answer
 from atropos_env_atroposlib.standins.link import Reply, link
 
@@ -136,7 +136,7 @@ class ServerManager(APIServer):
 
 
 def rendered(messages: Sequence[Mapping[str, Any]], tools: Any = None) -> str:
-    """The prompt's text, by the policy's chat template."""
+    """The prompt's text, by the policy's chat template. Raises MessageDropped if the template leaves out a message or the tools."""
     said = [{key: value for key, value in dict(one).items() if value is not None} for one in messages]
     for one in said:
         one.setdefault("content", "")
@@ -144,9 +144,23 @@ def rendered(messages: Sequence[Mapping[str, Any]], tools: Any = None) -> str:
             one["tool_calls"] = [
                 dict(call) if isinstance(call, Mapping) else call.model_dump() for call in one["tool_calls"]
             ]
-    more = {"tools": tools} if tools else {}
     goes_on = not said or said[-1].get("role") != "assistant"
-    text: str = link().tokenizer.apply_chat_template(said, tokenize=False, add_generation_prompt=goes_on, **more)
+
+    def render(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> str:
+        more = {"tools": list(tools)} if tools else {}
+        text: str = link().tokenizer.apply_chat_template(
+            [dict(one) for one in messages], tokenize=False, add_generation_prompt=goes_on, **more
+        )
+        return text
+
+    def other(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> str:
+        try:
+            return render(messages, tools)
+        except Exception as error:  # templates are code of the model's author
+            raise DataError(f"the chat template refuses these messages: {error}") from error
+
+    text = render(said, tools or ())
+    link().messages.check(said, tools or (), text, other, (goes_on,))
     return text
 
 
