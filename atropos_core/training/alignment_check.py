@@ -46,10 +46,11 @@ class AlignmentCheck:
         await self._allow_for_rounding(step, max(difference or 0.0, excess), groups)
         if difference is not None and not difference <= self._max_diff:
             raise Misaligned(
-                f"step {step}: the engine does not sample from the weights that the trainer published. Their "
+                f"step {step}: the engine does not sample from the weights that the trainer published, or its logprobs were changed. Their "
                 f"logprobs of the same tokens differ by up to {difference:.3g} nats; the bound is {self._max_diff:g}."
                 + (f" The most is in {where}." if (where := worst.get("alignment/worst_fresh")) else ""),
-                remedy="Look at the bridge first, and with workers elsewhere at who sent it. If the difference is rounding, raise "
+                remedy="Look at the bridge first, then at the environment: one that changes the logprobs of what was sampled causes the "
+                "same difference. With workers elsewhere, look at who sent it. If the difference is rounding, raise "
                 "training.max_logprob_diff.",
             )
         if not excess <= self._max_diff:
