@@ -252,7 +252,8 @@ def test_after_one_rollout_that_does_not_end_no_other_is_begun(environment, monk
     monkeypatch.setattr(environment, "policies", set())
     findings = check("environment", environment, deadline_s=0.5)
     found = broken(findings)["rollouts"]
-    assert found.detail == "task 'train-0', policy 'random': did not end within 0.5 s"
+    caught = ", and catches asyncio.CancelledError, which would end it" if environment is not NeverEnds else ""
+    assert found.detail == f"task 'train-0', policy 'random': did not end within 0.5 s{caught}"
     assert "bound the number of its turns" in found.remedy
     assert [one.detail for one in findings if one.subject == "rollouts" and one.ok is None] == [
         "nothing else that needs rollouts was checked, because one did not end"
@@ -281,6 +282,49 @@ class RolloutWithoutSeed(Sums):  # type: ignore[misc,valid-type]
 class RolloutReturnsNone(Sums):  # type: ignore[misc,valid-type]
     async def rollout(self, task, policy, *, seed):
         await Conversation(policy, seed=seed).reply(*task.messages)
+
+
+async def for_ever() -> None:
+    while True:
+        try:
+            await asyncio.sleep(60)
+        except:  # noqa: E722 - the bug
+            pass
+
+
+class ScoresForEver(Sums):  # type: ignore[misc,valid-type]
+    async def score(self, task, reply):
+        await for_ever()
+
+
+class ClosesForEver(Sums):  # type: ignore[misc,valid-type]
+    async def close(self):
+        await for_ever()
+
+
+class GroupsForEver(Sums):  # type: ignore[misc,valid-type]
+    async def rollout_group(self, task, policy, n, *, seeds):
+        if n > 1:  # the check of groups, after that of single rollouts
+            await for_ever()
+        return await super().rollout_group(task, policy, n, seeds=seeds)
+
+
+@pytest.mark.parametrize(
+    ("environment", "subject"), [(ScoresForEver, "rollouts"), (ClosesForEver, "closes"), (GroupsForEver, "groups")]
+)
+def test_code_that_catches_its_own_cancellation_does_not_hang_the_check(environment, subject) -> None:
+    found = broken(check("environment", environment, deadline_s=0.5))[subject]
+    assert "did not end within 0.5 s, and catches asyncio.CancelledError" in found.detail, found
+    assert "Write `except Exception:`" in found.remedy
+
+
+def test_a_process_ends_that_has_checked_code_which_catches_its_own_cancellation() -> None:
+    code = (
+        "from tests.contract.test_environment_contract import ScoresForEver, check\n"
+        "check('environment', ScoresForEver, deadline_s=0.5)"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 0, ended.stderr
 
 
 class WithoutScore(Environment):

@@ -21,6 +21,7 @@ from atropos_testing.report import RAISED, brief, of_error
 from atropos_testing.scripted import Script, ScriptedPolicy
 
 CANCELLED_WITHIN_S = 2.0
+CAUGHT = ", and catches asyncio.CancelledError, which would end it"
 FLOAT32_MOST = float(np.finfo(np.float32).max)
 
 
@@ -88,9 +89,10 @@ async def attempt(
     try:
         await asyncio.wait({rollout}, timeout=deadline_s)
         ended = rollout.done()
-        await cancel(rollout)
+        caught = await cancel(rollout)
         if not ended:
-            return Outcome(task, script, seed, policy, None, f"did not end within {deadline_s:g} s", unended=True)
+            error = f"did not end within {deadline_s:g} s{CAUGHT if caught else ''}"
+            return Outcome(task, script, seed, policy, None, error, unended=True)
         if rollout.cancelled():
             return Outcome(
                 task, script, seed, policy, None, "raised asyncio.CancelledError, though nothing cancelled it"
@@ -109,8 +111,10 @@ async def attempt(
     return Outcome(task, script, seed, policy, episode)
 
 
-async def cancel(work: asyncio.Future[Any]) -> None:
-    """Cancel `work` a few times, and leave it if it does not end: code that catches every exception also catches its cancellation."""
+async def cancel(work: asyncio.Future[Any]) -> bool:
+    """Cancel `work` a few times, and leave it if it does not end: code that catches every exception also catches its cancellation.
+    Return True if it was running and did not end as cancelled."""
+    was_running = not work.done()
     for _ in range(3):
         if work.done():
             break
@@ -118,6 +122,7 @@ async def cancel(work: asyncio.Future[Any]) -> None:
         await asyncio.wait({work}, timeout=CANCELLED_WITHIN_S / 4)
     if work.done() and not work.cancelled():
         work.exception()
+    return was_running and not work.cancelled()
 
 
 def wrong_with(outcome: Outcome) -> list[str]:

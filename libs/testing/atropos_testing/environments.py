@@ -12,10 +12,11 @@ from atropos_core.rollouts.runner import runs_groups
 from atropos_core.types import Episode, Failed, Task
 from atropos_testing import eventloop
 from atropos_testing.answers_in_prompts import check_leaks
-from atropos_testing.attempts import Outcome, attempt, difference
+from atropos_testing.attempts import CAUGHT, Outcome, attempt, cancel, difference
 from atropos_testing.eventloop import Blocked, Watch, watched
 from atropos_testing.lifetimes import cancel_rollout, fail_rollout
 from atropos_testing.outcomes import (
+    CATCHES_ALL,
     ENDLESS,
     check_cheap,
     check_messages,
@@ -86,7 +87,11 @@ class EnvironmentContract:
     async def _opens(self) -> bool:
         problems = await self._trouble(self._open(), OPEN_DEADLINE_S)
         return self._report.check(
-            "opens", problems, good="built and opened", remedy="Everything else is checked once the environment opens."
+            "opens",
+            problems,
+            good="built and opened",
+            remedy=(f"{CATCHES_ALL} " if any(CAUGHT in one for one in problems) else "")
+            + "Everything else is checked once the environment opens.",
         )
 
     async def _open(self) -> None:
@@ -119,8 +124,9 @@ class EnvironmentContract:
         outcomes = [*noise, *empty, *oracle, *others, *hedged, *hostile]
         with watch.off():  # comparing is the check's own work, however long it takes
             if self._unended is not None:
+                remedy = f"{CATCHES_ALL} {ENDLESS}" if CAUGHT in self._unended.error else ENDLESS
                 self._report.check(
-                    "rollouts", [f"{self._unended.label}: {self._unended.error}"], good="", remedy=ENDLESS
+                    "rollouts", [f"{self._unended.label}: {self._unended.error}"], good="", remedy=remedy
                 )
                 self._report.note("rollouts", "nothing else that needs rollouts was checked, because one did not end")
                 return []
@@ -199,7 +205,9 @@ class EnvironmentContract:
             "groups",
             problems,
             good=f"{GROUP} rollouts of one task, by {whose} rollout_group()",
-            remedy="rollout_group() returns one Episode, Failed or exception for each of the seeds."
+            remedy=CATCHES_ALL
+            if any(CAUGHT in one for one in problems)
+            else "rollout_group() returns one Episode, Failed or exception for each of the seeds."
             if runs_groups(self._environment)
             else "Do what `rollouts` says: these are the same rollouts, run at once.",
         )
@@ -280,7 +288,8 @@ class EnvironmentContract:
             "closes",
             problems,
             good="closed twice, nothing left running",
-            remedy="close() may be called twice, and ends whatever open() and the rollouts started.",
+            remedy=(f"{CATCHES_ALL} " if any(CAUGHT in one for one in problems) else "")
+            + "close() may be called twice, and ends whatever open() and the rollouts started.",
         )
 
     async def _made_anew(self, earlier: Sequence[Outcome], watch: Watch) -> None:
@@ -308,14 +317,26 @@ class EnvironmentContract:
         )
 
     async def _trouble(self, work: Any, deadline_s: float) -> list[str]:
-        """Await `work`, and describe what it raised."""
+        """Await `work`, and describe what it raised. Work that catches its own cancellation is left behind."""
+
+        async def awaited() -> None:
+            await work
+
+        task = asyncio.ensure_future(awaited())
         try:
-            async with asyncio.timeout(deadline_s):
-                await work
-        except TimeoutError:
-            return [f"{getattr(work, '__qualname__', 'it')}() did not end within {deadline_s:g} s"]
+            await asyncio.wait({task}, timeout=deadline_s)
+            if not task.done():
+                caught = await cancel(task)
+                return [
+                    f"{getattr(work, '__qualname__', 'it')}() did not end within {deadline_s:g} s{CAUGHT if caught else ''}"
+                ]
+            if task.cancelled():
+                return ["raised asyncio.CancelledError, though nothing cancelled it"]
+            task.result()
         except (Exception, Blocked) as error:  # noqa: BLE001 - the plugin boundary: an environment's code
             return [of_error(error)]
+        finally:
+            task.cancel()
         return []
 
 

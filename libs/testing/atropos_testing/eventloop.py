@@ -7,6 +7,7 @@ threads, but does check for signals.
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import inspect
 import signal
 import sysconfig
@@ -124,6 +125,10 @@ def run(main: Coroutine[Any, Any, T]) -> T:
             task.cancel()
         if left:
             loop.run_until_complete(asyncio.wait(left, timeout=_END_S))
+        for task in left:
+            if not task.done():
+                # Freeing it would throw GeneratorExit into a coroutine that catches everything, and never return.
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(task))
         loop.run_until_complete(loop.shutdown_asyncgens())
         loop.close()
 

@@ -13,6 +13,10 @@ from atropos_testing.report import Report, brief
 from atropos_testing.scripted import END, OTHER, ROLES, OtherIds
 
 ENDLESS = "End every rollout, whatever the policy replies: bound the number of its turns, and the time that it waits for anything."
+CATCHES_ALL = (
+    "Write `except Exception:` around what is awaited: a bare `except:` and `except BaseException:` also catch "
+    "asyncio.CancelledError, so that the code cannot be ended."
+)
 AWAITED = ("object async_generator", "can't be used in 'await' expression", NO_COROUTINE)
 REMEDIES = {  # by text of an error
     **dict.fromkeys(AWAITED, "rollout() and score() are `async def` with `return`, never `yield`."),
