@@ -48,7 +48,7 @@ NAVIGATION: Mapping[str, tuple[str, ...]] = {
         )
     ),
     "A run": (
-        "run-file.md", "models.md", "defaults.md", "warm-start.md", "my-rewards-are-all-0.md", "credit.md", "health.md",
+        "run-file.md", "models.md", "defaults.md", "sweeps.md", "warm-start.md", "my-rewards-are-all-0.md", "credit.md", "health.md",
         "reward-hacking.md", "records.md",
         "debugging.md",
         "export.md",

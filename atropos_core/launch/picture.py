@@ -6,7 +6,7 @@ Drawn by matplotlib, which is optional (`pip install 'atropos-core[plot]'`) and 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from atropos_core import console
 from atropos_core.console.terminal import put_escapes
-from atropos_core.errors import DataError, FitError
+from atropos_core.errors import ConfigError, DataError, FitError
 from atropos_core.launch.terminal_pictures import escapes
 from atropos_core.storage.atomic import unwritable
 from atropos_core.storage.run_records import HealthChange, MetricTable, RunRecords
@@ -29,6 +29,7 @@ WIDTH, HEIGHT, DPI = 8.0, 5.0, 100  # inches: 800 x 500 pixels
 LONGEST = 100  # characters of a name: a damaged file may hold one of any length
 NAMED = 4  # findings whose names are written; all are marked
 INSTALL = "pip install 'atropos-core[plot]'"
+LINES = ("-", "--", ":", "-.")  # of the first ten of several runs, the next ten and so on
 REWARD, HELD_OUT, SUSPECT, ILL = "#2f5fd0", "#0b7a4b", "#c77700", "#c02626"
 
 
@@ -65,10 +66,23 @@ def draw_at_end(directory: Path, seconds: float, wanted: str) -> None:
 def draw(directory: Path, out: Path | None = None) -> Path:
     """Draw the run in this directory, even while it runs, as a PNG of 800 x 500 pixels. Raises FitError if matplotlib is not
     installed, DataError if no step was recorded, and RunDirectoryError if the file cannot be written."""
+    return _write(lambda: figure_of(directory), directory / NAME if out is None else out)
+
+
+def draw_several(directories: Sequence[Path], out: Path | None) -> Path:
+    """Draw several runs in one PNG. Raises ConfigError without `out`, and what `draw` raises."""
+    if out is None:
+        raise ConfigError(
+            f"a picture of {len(directories)} runs belongs to none of their directories.",
+            remedy="Say where: --out FILE",
+        )
+    return _write(lambda: figure_of_several(directories), out)
+
+
+def _write(make: Callable[[], Figure], path: Path) -> Path:
     if not is_possible():
         raise FitError("a plot is drawn by matplotlib, which is not installed.", remedy=INSTALL)
-    path = directory / NAME if out is None else out
-    figure = figure_of(directory)
+    figure = make()
     try:
         figure.savefig(path, format="png")
     except OSError as error:
@@ -78,33 +92,73 @@ def draw(directory: Path, out: Path | None = None) -> Path:
 
 def figure_of(directory: Path) -> Figure:
     """Return the figure that `draw` writes. Raises DataError, and ImportError if matplotlib is not installed."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     records = RunRecords(directory)
-    metrics = records.metrics()
-    if not len(metrics.steps):
-        raise DataError(
-            f"{directory} has no metrics to draw.", remedy="They are recorded by the sink `jsonl`, step by step."
-        )
-    figure = Figure(figsize=(WIDTH, HEIGHT), dpi=DPI, layout="constrained", facecolor="white")
-    FigureCanvasAgg(figure)
+    metrics = _metrics(records)
     held_out = _held_out(metrics)
-    if held_out is None:
-        axes = [figure.subplots()]
-    else:
-        axes = list(figure.subplots(2, 1, sharex=True, gridspec_kw={"height_ratios": (3, 2)}))
+    figure, axes = _empty(2 if held_out else 1, int(metrics.steps[-1]))
+    if held_out is not None:
         _draw_held_out(axes[1], *held_out)
     _draw_rewards(axes[0], metrics)
     _draw_health(axes, records.health())
     axes[0].set_title(_title(directory, records.config), fontsize=10, loc="left")
+    return figure
+
+
+def figure_of_several(directories: Sequence[Path]) -> Figure:
+    """Return the figure that `draw_several` writes: of each run the mean reward, and the held-out evaluations. Raises as `figure_of`."""
+    every = [_metrics(RunRecords(directory)) for directory in directories]
+    held_out = [_held_out(metrics) for metrics in every]
+    names = [directory.resolve().name for directory in directories]
+    names = names if len({*names}) == len(names) else [str(directory) for directory in directories]
+    kinds = list(
+        dict.fromkeys(found[0] for found in held_out if found)
+    )  # some runs may have an accuracy, and others not
+    figure, axes = _empty(1 + len(kinds), max(int(metrics.steps[-1]) for metrics in every))
+    axes[0].set_ylabel("mean reward of a step")
+    for below, kind in zip(axes[1:], kinds, strict=True):
+        below.set_ylabel(f"held-out {kind}")
+    for number, (name, metrics, found) in enumerate(zip(names, every, held_out, strict=True)):
+        style: dict[str, Any] = {
+            "color": f"C{number % 10}",
+            "linestyle": LINES[number // 10 % len(LINES)],
+            "linewidth": 1.4,
+        }
+        mean = metrics.columns.get("reward/mean", np.full(len(metrics.steps), np.nan))
+        there = np.isfinite(mean) & (metrics.steps > 0)
+        marker = "o" if there.sum() == 1 else None
+        axes[0].plot(metrics.steps[there], mean[there], marker=marker, label=_plain(name), **style)
+        if found is not None:
+            axes[1 + kinds.index(found[0])].plot(*found[1:], marker="o", markersize=4, clip_on=False, **style)
+    axes[0].legend(loc="best", fontsize=8, frameon=False)
+    return figure
+
+
+def _metrics(records: RunRecords) -> MetricTable:
+    metrics = records.metrics()
+    if not len(metrics.steps):
+        raise DataError(
+            f"{records.directory} has no metrics to draw.",
+            remedy="They are recorded by the sink `jsonl`, step by step.",
+        )
+    return metrics
+
+
+def _empty(count: int, last_step: int) -> tuple[Figure, list[Axes]]:
+    """Return a figure, and `count` axes in it, one above the other."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(WIDTH, HEIGHT), dpi=DPI, layout="constrained", facecolor="white")
+    FigureCanvasAgg(figure)
+    heights = {"height_ratios": (3, *[2] * (count - 1))}
+    axes = list(figure.subplots(count, 1, sharex=True, squeeze=False, gridspec_kw=heights)[:, 0])
     axes[-1].set_xlabel("step")
     for one in axes:
         one.grid(color="#e5e5e5", linewidth=0.6)
         one.set_axisbelow(True)
         one.spines[["top", "right"]].set_visible(False)
-        one.set_xlim(left=0, right=max(int(metrics.steps[-1]), 1))
-    return figure
+        one.set_xlim(left=0, right=max(last_step, 1))
+    return figure, axes
 
 
 def _held_out(metrics: MetricTable) -> tuple[str, np.ndarray, np.ndarray] | None:
@@ -164,6 +218,10 @@ def _draw_health(axes: Sequence[Axes], changes: Sequence[HealthChange]) -> None:
 
 
 def _title(directory: Path, config: Mapping[str, Any]) -> str:
-    """Escape names, so that a dollar sign does not begin a formula."""
     text = f"{directory.resolve().name}   {', '.join(config.get('environment', {}))} · {Path(str(config.get('model', ''))).name}"
-    return text[:LONGEST].replace("$", r"\$")
+    return _plain(text)
+
+
+def _plain(name: str) -> str:
+    """Return a name of which a dollar sign begins no formula."""
+    return name[:LONGEST].replace("$", r"\$")

@@ -96,10 +96,10 @@ class Checkpoints:
             await write(partial / POLICY)
             await asyncio.to_thread(self._seal, partial, final, step, state)  # gigabytes to read and to sync
         except (OSError, RemoteError) as error:
-            full = " (the disk is full)" if shutil.disk_usage(self.directory).free < FULL_BYTES else ""
+            is_full = shutil.disk_usage(self.directory).free < FULL_BYTES  # libraries raise errors of their own then
             _remove(partial)
             raise CheckpointError(
-                f"checkpoint {final} cannot be written{full}: {error}",
+                f"checkpoint {final} cannot be written: {'the disk is full.' if is_full else error}",
                 remedy=f"{WRITABLE} Then `atropos resume` this run: what was saved before is intact.",
             ) from error
         except BaseException:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
 from collections.abc import Iterator
 
 import pytest
@@ -71,6 +72,22 @@ def test_the_commands_of_the_page_about_rewards_run(a_run):
     assert (typed.folder / "mine.html").is_file()
     shorter = evaluation.replace("problems=64", "problems=4").replace("max_tokens=256", "max_tokens=64")
     assert "accuracy" in typed.type(shorter.replace("runs/mine", "runs/gsm8k-20260131-120000"))
+
+
+def test_the_runs_of_the_page_about_settings_are_compared(typed):
+    page = "docs/sweeps.md"
+    rates = "3e-4 1e-3 3e-3"
+    shell = the_block(page, "for rate in").text
+    assert rates in shell and "--steps 40" in shell
+    typed.type(shell.replace(rates, "3e-4 1e-3").replace("--steps 40", f"--steps 2 {SMALL}"))
+    assert (typed.folder / "rates.png").is_file()
+    of = {rate: tomllib.loads((typed.folder / f"runs/rate-{rate}/config.toml").read_text()) for rate in ("3e-4", "1e-3")}
+    assert [one["trainer"]["learning_rate"] for one in of.values()] == [3e-4, 1e-3]
+    script = the_block(page, "import atropos_core").text
+    small = 'set={"training.groups_per_step": 2, "training.group_size": 2, "evaluation.problems": 4, '
+    short = script.replace("(3e-4, 1e-3, 3e-3)", "(1e-3,)").replace("steps=40", "steps=2").replace("set={", small)
+    (typed.folder / "sweep.py").write_text(short)
+    assert "0.001: held-out accuracy " in typed.type("python sweep.py")
 
 
 def test_the_commands_beside_the_readme_example_run(typed):

@@ -170,6 +170,8 @@ EXECUTED = (
     ("plugins/trajectory_api/README.md", "atropos serve", HERE + "test_a_server_for_others_answers_who_has_the_token"),
     ("plugins/viewer/README.md", "atropos view", "plugins/viewer/tests/test_command.py::test_it_serves_until_ctrl_c_and_ends_with_0"),
     ("docs/my-rewards-are-all-0.md", "atropos", HERE + "test_the_commands_of_the_page_about_rewards_run"),
+    ("docs/sweeps.md", "for rate in", HERE + "test_the_runs_of_the_page_about_settings_are_compared"),
+    ("docs/sweeps.md", "import atropos_core", HERE + "test_the_runs_of_the_page_about_settings_are_compared"),
     ("docs/view.md", "atropos view", "plugins/viewer/tests/test_command.py::test_"),
     ("plugins/trajectory_api/README.md", "(umask 077", HERE + "test_a_server_for_others_answers_who_has_the_token"),
 )  # fmt: skip

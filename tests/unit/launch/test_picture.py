@@ -15,8 +15,19 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from atropos_core.errors import DataError, RunDirectoryError
-from atropos_core.launch.picture import HELD_OUT, ILL, REWARD, SUSPECT, draw, draw_at_end, figure_of, where
+from atropos_core.errors import ConfigError, DataError, RunDirectoryError
+from atropos_core.launch.picture import (
+    HELD_OUT,
+    ILL,
+    REWARD,
+    SUSPECT,
+    draw,
+    draw_at_end,
+    draw_several,
+    figure_of,
+    figure_of_several,
+    where,
+)
 from atropos_core.launch.terminal_pictures import escapes
 from atropos_core.scripting.results import RunResult
 
@@ -87,6 +98,30 @@ def test_a_run_without_metrics_and_a_place_that_cannot_be_written_are_named(tmp_
         draw(run)
     with pytest.raises(RunDirectoryError, match="not a run directory"):
         draw(tmp_path)
+
+
+def test_several_runs_are_lines_of_one_picture_at_the_values_that_were_recorded(tmp_path: Path) -> None:
+    runs = [run_of(tmp_path / "a", health=CHANGES), run_of(tmp_path / "b$1$"), run_of(tmp_path / "c", evaluated=False)]
+    assert draw_several(runs, tmp_path / "all.png") == tmp_path / "all.png"
+    assert Image.open(tmp_path / "all.png").size == (800, 500)
+    rewards, held_out = figure_of_several(runs).axes
+    assert [line.get_label() for line in rewards.lines] == ["a", r"b\$1\$", "c"]
+    for line in rewards.lines:
+        np.testing.assert_allclose(line.get_ydata(), np.arange(1, 21) / 10)
+    assert len({line.get_color() for line in rewards.lines}) == 3
+    assert [line.get_color() for line in held_out.lines] == [line.get_color() for line in rewards.lines[:2]]
+    for line in held_out.lines:
+        assert [*line.get_xdata()] == [0, 20] and [*line.get_ydata()] == [0.25, 0.75]
+
+
+def test_several_runs_of_one_name_are_labelled_by_their_paths_and_need_a_file(tmp_path: Path) -> None:
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+    runs = [run_of(tmp_path / "one/run"), run_of(tmp_path / "two/run")]
+    assert [line.get_label() for line in figure_of_several(runs).axes[0].lines] == [str(run) for run in runs]
+    with pytest.raises(ConfigError, match="a picture of 2 runs") as refused:
+        draw_several(runs, None)
+    assert refused.value.remedy == "Say where: --out FILE"
 
 
 def test_at_the_end_it_is_drawn_as_the_run_file_says_and_never_ends_a_run(

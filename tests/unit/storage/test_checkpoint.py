@@ -15,6 +15,7 @@ import pytest
 
 from atropos_core.errors import CheckpointError, ProcessDied, RemoteError
 from atropos_core.storage.checkpoint import OLDEST_AGE, Checkpoints, kept_steps, most_kept, seconds_between
+from tests.disks import mounted
 from tests.unit.disk import watch_disk
 
 Write = Callable[[Path], Awaitable[None]]
@@ -217,6 +218,15 @@ async def test_a_save_that_fails_leaves_what_was_there_and_nothing_else(tmp_path
     if raised is CheckpointError:
         assert "step-000002 cannot be written" in str(caught.value)
         assert "atropos resume" in str(caught.value)
+
+
+async def test_a_full_disk_is_said_without_the_trace_of_a_library(tmp_path):
+    with (
+        mounted(tmp_path / "disk", "512k") as disk,
+        pytest.raises(CheckpointError, match=r"step-000001 cannot be written: the disk is full\.\n") as caught,
+    ):
+        await Checkpoints(disk).save(1, {}, breaks(RemoteError("RuntimeError: [enforce fail]\nTraceback")))
+    assert "Traceback" not in str(caught.value)
 
 
 async def test_a_state_that_is_not_json_leaves_nothing_behind(tmp_path):
