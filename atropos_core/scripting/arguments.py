@@ -126,6 +126,13 @@ def _plain(path: str, value: Any) -> Any:
         return {str(key): _plain(path, one) for key, one in value.items()}
     if hasattr(value, "item") and getattr(value, "shape", None) == ():  # a number of numpy's
         return value.item()
+    if inspect.isroutine(value):  # an option that names code, such as score
+        if (place := place_of(value)) is None:
+            raise ConfigError(
+                f"{path} was given {value!r}, which other processes cannot import.",
+                remedy=f"Put the function into a file, and give its place: './{path.rpartition('.')[2]}.py:{value.__name__}'.",
+            )
+        return place
     if not isinstance(value, (str, bool, int, float)):
         what = "an object" if not inspect.isclass(value) else "a class"
         raise ConfigError(

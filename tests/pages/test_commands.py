@@ -81,7 +81,9 @@ def test_the_runs_of_the_page_about_settings_are_compared(typed):
     assert rates in shell and "--steps 40" in shell
     typed.type(shell.replace(rates, "3e-4 1e-3").replace("--steps 40", f"--steps 2 {SMALL}"))
     assert (typed.folder / "rates.png").is_file()
-    of = {rate: tomllib.loads((typed.folder / f"runs/rate-{rate}/config.toml").read_text()) for rate in ("3e-4", "1e-3")}
+    of = {
+        rate: tomllib.loads((typed.folder / f"runs/rate-{rate}/config.toml").read_text()) for rate in ("3e-4", "1e-3")
+    }
     assert [one["trainer"]["learning_rate"] for one in of.values()] == [3e-4, 1e-3]
     script = the_block(page, "import atropos_core").text
     small = 'set={"training.groups_per_step": 2, "training.group_size": 2, "evaluation.problems": 4, '
