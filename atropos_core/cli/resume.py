@@ -97,6 +97,7 @@ def plan_resume(directory: Path, *, steps: int | None = None, changes: Sequence[
 
 def refuse_fixed(saved: Mapping[str, Any], plan: Plan, directory: Path) -> None:
     """Raises CheckpointError if an option has another value than the `saved` one, and the trainer's checkpoint fits only that."""
+    from atropos_core import console
     from atropos_core.config.run_file import flatten, toml_value
     from atropos_core.errors import CheckpointError
     from atropos_core.plugins.model_provider import TrainerProvider
@@ -109,8 +110,8 @@ def refuse_fixed(saved: Mapping[str, Any], plan: Plan, directory: Path) -> None:
         if path in saved and path in now and saved[path] != now[path]:
             raise CheckpointError(
                 f"{path} is {now[path]!r}, and the checkpoint in {directory} was saved with {saved[path]!r}.",
-                remedy=f"Resume without this change. To train with it, start a new run: atropos run {directory}/config.toml "
-                f"--set {path}={toml_value(now[path])}",
+                remedy="Resume without this change. To train with it, start a new run: atropos run "
+                f"{console.quoted(directory / 'config.toml')} --set {console.quoted(f'{path}={toml_value(now[path])}')}",
             )
 
 

@@ -96,7 +96,9 @@ class Checkpoints:
             await write(partial / POLICY)
             await asyncio.to_thread(self._seal, partial, final, step, state)  # gigabytes to read and to sync
         except (OSError, RemoteError) as error:
-            is_full = shutil.disk_usage(self.directory).free < FULL_BYTES  # libraries raise errors of their own then
+            is_full = (
+                shutil.disk_usage(self.directory).free < FULL_BYTES
+            )  # then the error is often a library's, with a long trace
             _remove(partial)
             raise CheckpointError(
                 f"checkpoint {final} cannot be written: {'the disk is full.' if is_full else error}",

@@ -76,7 +76,7 @@ def test_the_commands_of_the_page_about_rewards_run(a_run):
 
 def test_the_runs_of_the_page_about_settings_are_compared(typed):
     page = "docs/sweeps.md"
-    rates = "3e-4 1e-3 3e-3"
+    rates = "1e-4 3e-4 1e-3"
     shell = the_block(page, "for rate in").text
     assert rates in shell and "--steps 40" in shell
     typed.type(shell.replace(rates, "3e-4 1e-3").replace("--steps 40", f"--steps 2 {SMALL}"))
@@ -87,7 +87,7 @@ def test_the_runs_of_the_page_about_settings_are_compared(typed):
     assert [one["trainer"]["learning_rate"] for one in of.values()] == [3e-4, 1e-3]
     script = the_block(page, "import atropos_core").text
     small = 'set={"training.groups_per_step": 2, "training.group_size": 2, "evaluation.problems": 4, '
-    short = script.replace("(3e-4, 1e-3, 3e-3)", "(1e-3,)").replace("steps=40", "steps=2").replace("set={", small)
+    short = script.replace("(1e-4, 3e-4, 1e-3)", "(1e-3,)").replace("steps=40", "steps=2").replace("set={", small)
     (typed.folder / "sweep.py").write_text(short)
     assert "0.001: held-out accuracy " in typed.type("python sweep.py")
 

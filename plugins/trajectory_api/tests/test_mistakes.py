@@ -162,8 +162,8 @@ WORKER: dict[str, Any] = {"name": "one", "environment": "words"}
 SESSION: dict[str, Any] = {"holder": "run", "group_size": 4}
 CALLS: dict[str, tuple[str, str, Any, str]] = {
     "JSON for a frame": ("POST", "groups", b'{"groups": []}', "A body is a frame of atropos_core.codec, not JSON"),
-    "a list for a mapping": ("POST", "groups", [1], "GET /openapi.json describes each call"),
-    "a field that is missing": ("POST", "groups", {}, "GET /openapi.json describes each call"),
+    "a list for a mapping": ("POST", "groups", [1], "/openapi.json describes each call"),
+    "a field that is missing": ("POST", "groups", {}, "/openapi.json describes each call"),
     "a text for a list": ("POST", "groups", {"groups": "a"}, "Send list or tuple"),
     "a text that is too long": ("POST", "sessions", SESSION | {"holder": "a" * 5000}, "Send a shorter text"),
     "a count of 0": ("POST", "sessions", SESSION | {"group_size": 0}, "Send a whole number from 1 to"),

@@ -39,7 +39,7 @@ MAX_WAIT_S = 60.0
 MAX_BODY_BYTES = 1 << 30
 MOST_CHARACTERS = 4096  # of a text in a body: a path is the longest
 LONG_BYTES = 1 << 18  # a body of this size is read outside the event loop, which has other clients to answer
-DESCRIBED = "GET /openapi.json describes each call. atropos_trajectory_client makes them all."
+DESCRIBED = "The server's /openapi.json describes each call. atropos_trajectory_client makes them all."
 _HEADERS = [(b"content-type", CONTENT_TYPE.encode())]
 
 

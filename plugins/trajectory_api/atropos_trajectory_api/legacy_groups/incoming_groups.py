@@ -110,7 +110,8 @@ def read(data: Any, environment: str) -> OldGroup:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         raise DataError(
-            f"{path_of(first['loc'])}: {first['msg']}", remedy="GET /openapi.json describes each field of a group."
+            f"{path_of(first['loc'])}: {first['msg']}",
+            remedy="The server's /openapi.json describes each field of a group.",
         ) from None
     try:
         return _read(coerced, environment)
