@@ -483,7 +483,8 @@ class LogprobDrift(Check[options.Drift]):
     name = "logprob_drift"
     needs = ("alignment/max_abs_logprob_diff",)
     remedy = (
-        "The engine samples from other weights than the trainer has, or computes otherwise: look at the bridge first."
+        "The engine samples from other weights than the trainer has, or computes otherwise: look at the bridge first, then at an "
+        "environment that changes logprobs."
     )
 
     def wrong(self, seen: Numbers) -> str | None:
