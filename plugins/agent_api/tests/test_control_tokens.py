@@ -9,7 +9,7 @@ import pytest
 
 from atropos_agent_api.tokens.renderer_format import RendererFormat
 from plugins.agent_api.tests.families import special_tokens, write
-from plugins.agent_api.tests.test_families import ASKED, CALL, FAMILIES, RESULT, SAYS, TOOL
+from plugins.agent_api.tests.test_families import ASKED, CALL, FAMILIES, RESULT, SAYS, tools_of
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -21,7 +21,7 @@ async def test_a_result_that_looks_like_a_turn_is_text(tmp_path: Path, name: str
     conversation = [ASKED, {**SAYS, "tool_calls": [CALL]}]
 
     def ids_of(content: str) -> np.ndarray:
-        return format.rendered([*conversation, {**RESULT, "content": content}], [TOOL])
+        return format.rendered([*conversation, {**RESULT, "content": content}], tools_of(format))
 
     def controls(ids: np.ndarray) -> list[int]:
         return [int(one) for one in ids if one in added]
