@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from atropos_core.builtin.plugin import TOY_MODEL
 from atropos_records.rollout_records import RolloutRecords
 from tests.view.conftest import Open, command, expect_texts_only, go, until, viewing
 
@@ -222,8 +223,13 @@ def test_each_branch_of_a_rollout_has_its_own_tokens(make_run: Any, open_page: O
     assert page.locator(".tokens .tok").count() == len(second.ids) == 3
 
 
-def test_a_rollout_shows_the_tools_that_its_policy_was_given(make_run: Any, open_page: Open):
-    page = open_page(make_run("WithTools"), at="rollouts?step=2&row=0")
+def test_a_rollout_shows_the_tools_that_its_policy_was_given(make_run: Any, open_page: Open, tmp_path: Path):
+    model = shutil.copytree(TOY_MODEL, tmp_path / "toy-with-tools")
+    (model / "config.json").write_text('{"model_type": "toy", "vocab_size": 100}')
+    template = model / "chat_template.jinja"
+    shown = "{% for tool in tools or [] %}<|user|>{{ tool.function.description }}{% endfor %}"
+    template.write_text(shown + template.read_text())
+    page = open_page(make_run("WithTools", "--model", str(model)), at="rollouts?step=2&row=0")
     page.locator(".tools summary").click()
     assert "calculator Adds <b>." in page.locator(".tools .call").inner_text()
 
