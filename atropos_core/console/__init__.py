@@ -48,8 +48,8 @@ def broken(text: str) -> None:
     put(rich_console(), f"[bold red]broken[/]  {_safe(text)}")
 
 
-def note(label: str, text: str) -> None:
-    put(rich_console(), f"[yellow]{_safe(label)}[/]  {_safe(text)}")
+def note(label: str, text: str, *, stderr: bool = False) -> None:
+    put(rich_console(stderr=stderr), f"[yellow]{_safe(label)}[/]  {_safe(text)}")
 
 
 def facts(rows: Iterable[tuple[str, str]]) -> None:

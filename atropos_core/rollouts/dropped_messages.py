@@ -76,7 +76,7 @@ class DroppedMessages:
                 if not any(shows([*messages[:at], other, *messages[at + 1 :]]) for other in others):
                     if at == 0 and not before and roles[1] in SYSTEM_ROLES and part == "text":
                         if not self.ignores_system:
-                            console.note("prompt", f"{self._source} leaves out the system message")
+                            console.note("prompt", f"{self._source} leaves out the system message", stderr=True)
                         self.ignores_system = True
                         self._shown.add(kind)
                         continue

@@ -192,6 +192,7 @@ def test_an_empty_data_set_is_named(atropos, tmp_path):
     (tmp_path / "empty.py").write_text(
         "from atropos_core.interfaces import Environment\n"
         "class Empty(Environment):\n    def tasks(self, split):\n        return []\n"
+        "    async def score(self, task, reply):\n        return 0.0\n"
     )
     ended = atropos(*TOY, "--env", "./empty.py:Empty")
     assert ended.code == 1

@@ -54,6 +54,7 @@ def test_one_line_a_group_with_every_field_of_the_record(atropos, sevens, tmp_pa
 def test_a_split_without_tasks_is_refused_with_the_flag_that_chooses_the_other(atropos, tmp_path):
     (tmp_path / "half.py").write_text(
         "from atropos_core import Environment\n\n\nclass Half(Environment):\n    def tasks(self, split):\n        return []\n"
+        "    async def score(self, task, reply):\n        return 0.0\n"
     )
     for flags, remedy in (((), "--test"), (("--test",), "Leave --test out")):
         ended = atropos(*TOY, "--env", "./half.py", *flags, "--out", "new.jsonl")

@@ -139,6 +139,7 @@ def test_an_environment_in_a_file_is_named_wherever_ray_starts_its_workers(tmp_p
     (tmp_path / "mine.py").write_text(
         "from atropos_core import Environment, Task\n\nclass Mine(Environment):\n"
         "    def tasks(self, split):\n        return [Task('a', ({'role': 'user', 'content': 'x'},))]\n"
+        "    async def score(self, task, reply):\n        return 0.0\n"
     )
     monkeypatch.chdir(tmp_path)
     made = made_of(run_file(environment={"mine": {"use": "./mine.py:Mine"}}))

@@ -87,7 +87,7 @@ def test_a_system_message_that_is_left_out_is_said_once(capsys: pytest.CaptureFi
     for _ in range(2):
         tokenizer.render([SYSTEM, USER])
         tokenizer.render([SYSTEM, USER, REPLY, USER])
-    assert capsys.readouterr().out.count("the chat template of tiny leaves out the system message") == 1
+    assert capsys.readouterr().err.count("the chat template of tiny leaves out the system message") == 1
 
 
 def test_a_call_without_arguments_that_is_shown_by_its_id_is_no_error(tmp_path: Path) -> None:
