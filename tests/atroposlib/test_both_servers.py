@@ -224,6 +224,8 @@ def test_long_answers_are_compressed_where_the_client_wants_that(
 ) -> None:
     server = our_server()
     httpx.post(f"{server.url}/register", json=REGISTER)
+    httpx.get(f"{server.url}/batch")  # environments may register once a batch was requested
+    httpx.post(f"{server.url}/register-env", json=ENVIRONMENT)
     httpx.post(f"{server.url}/scored_data", json={**FULL, "images": ["aGk=" * 300]})
     httpx.post(f"{server.url}/disconnect-env", json={"env_id": 0})
     answer = httpx.get(f"{server.url}/batch", headers={"accept-encoding": accepts})
