@@ -110,9 +110,8 @@ def figure_of_several(directories: Sequence[Path]) -> Figure:
     held_out = [_held_out(metrics) for metrics in every]
     names = [directory.resolve().name for directory in directories]
     names = names if len({*names}) == len(names) else [str(directory) for directory in directories]
-    kinds = list(
-        dict.fromkeys(found[0] for found in held_out if found)
-    )  # some runs may have an accuracy, and others not
+    # some runs may have an accuracy, and others not
+    kinds = list(dict.fromkeys(found[0] for found in held_out if found))
     figure, axes = _empty(1 + len(kinds), max(int(metrics.steps[-1]) for metrics in every))
     axes[0].set_ylabel("mean reward of a step")
     for below, kind in zip(axes[1:], kinds, strict=True):

@@ -27,12 +27,12 @@ _WITH_TOOLS = "use a model whose chat template shows tools, such as tiny-tools (
 
 class DroppedMessages:
     """The check of one model's prompts. `source`: what makes them, as errors name it. A system message that begins a conversation may
-    be left out: models that were trained without one, such as tiny, have such templates, and environments send one by default.
-    `ignores_system` is then True, and one line says so."""
+    be left out: models that were trained without one, such as tiny, have such templates, and environments send one by default. One line
+    on stderr then says so."""
 
     def __init__(self, source: str) -> None:
         self._source = source
-        self.ignores_system = False
+        self._ignores_system = False
         self._shown: set[Kind] = set()  # or may be left out
 
     def check(
@@ -75,9 +75,9 @@ class DroppedMessages:
                 others = [replaced, *([_with_other_ids(message)] if part == "calls" else ())]
                 if not any(shows([*messages[:at], other, *messages[at + 1 :]]) for other in others):
                     if at == 0 and not before and roles[1] in SYSTEM_ROLES and part == "text":
-                        if not self.ignores_system:
+                        if not self._ignores_system:
                             console.note("prompt", f"{self._source} leaves out the system message", stderr=True)
-                        self.ignores_system = True
+                        self._ignores_system = True
                         self._shown.add(kind)
                         continue
                     as_text = part != "text" and shows(

@@ -150,11 +150,6 @@ class ChatTokenizer:
         return self._control_tokens.found(list(messages))
 
     @property
-    def ignores_system(self) -> bool:
-        """True if the chat template left a system message out of a prompt that was rendered."""
-        return self._messages.ignores_system
-
-    @property
     def dropped(self) -> set[str]:
         """Return the special tokens that replies do not show."""
         return set(self._replies.special.values()) - READ

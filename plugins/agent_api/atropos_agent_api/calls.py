@@ -74,7 +74,7 @@ class Answer:
         return sum(len(choice.tokens) for choice in self.choices)
 
 
-SESSION_ENDED = "Start another episode: it gets a session and a key of its own."
+SESSION_ENDED = "Start another episode: it gets a new session and a new key."
 CALLS_USED = "End the episode here, or have the run allow more: limits.calls."
 
 

@@ -1,4 +1,4 @@
-"""What is refused when a run is planned or continued, before a model is loaded."""
+"""Options that the plan of a new or resumed run refuses, before a model is loaded."""
 
 from __future__ import annotations
 
